@@ -1,0 +1,26 @@
+"""Reinforcement learning of language models as an algebra of pure JAX functions.
+
+The two pytrees that travel are in `trajectory`, the glue in `transform`; read these first. What a script needs is
+`load_policy`, `sample`, `algorithms.get` and `training.update`; see the README.
+"""
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import load_policy, save_policy
+from jaxrl_llm.sampling import sample
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Objective, Transform, chain
+
+__version__ = "0.1.0"
+__all__ = [
+    "InputError",
+    "Objective",
+    "PolicyOutputs",
+    "Trajectories",
+    "Transform",
+    "algorithms",
+    "chain",
+    "load_policy",
+    "sample",
+    "save_policy",
+]

@@ -1,0 +1,26 @@
+"""Shapes come from a short list, so that programs compile few times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def bucket(length: int, least: int = 8) -> int:
+    """The smallest size of the list that holds `length`: four sizes an octave, at most a quarter of it is waste.
+
+    >>> [bucket(n) for n in (1, 9, 17, 33, 65, 1000)]
+    [8, 10, 20, 40, 80, 1024]
+    """
+    size = least
+    while size < length:
+        octave = 1 << (size.bit_length() - 1)
+        size += max(octave // 4, 1)
+    return size
+
+
+def pad_rows(rows: list[list[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """int32[N, length] right-padded with zeros, and bool[N, length] true on what is not padding."""
+    tokens, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)], mask[i, : len(row)] = row, True
+    return tokens, mask

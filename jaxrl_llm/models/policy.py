@@ -1,0 +1,94 @@
+"""A policy: pure functions over a pytree of weights, bound to the configuration that they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.models import decoder
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.huggingface import parameter_shapes
+
+Params = decoder.Params
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A language model as functions: `forward` to hidden states, and the unembedding that turns them into logits.
+
+    Hashable (a static argument of `jit`); the weights are always an argument, never inside.
+    """
+
+    config: ModelConfig
+    dtype: Any = jnp.float32  # of the computation; parameters may be kept in another
+    remat: bool = True  # recompute layers in the backward pass instead of keeping their activations
+    tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
+
+    def forward(
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segments: jax.Array,
+        cache: decoder.Cache | None = None,
+        *,
+        remat: bool = False,
+    ) -> tuple[jax.Array, Any]:
+        """Hidden states [N, L, D] and the cache; see `decoder.forward`."""
+        return decoder.forward(params, self.config, tokens, positions, segments, cache, dtype=self.dtype, remat=remat)
+
+    def unembedding(self, params: Params) -> jax.Array:
+        """The matrix [V, D] whose product with a hidden state gives its logits."""
+        return params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)
+
+    def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
+        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=jnp.float32)
+        cap = self.config.logit_softcap
+        return cap * jnp.tanh(out / cap) if cap else out
+
+    def logits(self, params: Params, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Logits f32[N, L, V] of whole sequences, for tests and small inputs only: it builds N x L x V numbers.
+
+        tokens int32[N, L]; mask bool[N, L] is true on real tokens; padding may stand on either side.
+        """
+        tokens = jnp.asarray(tokens, jnp.int32)
+        real = jnp.ones_like(tokens) if mask is None else jnp.asarray(mask).astype(jnp.int32)
+        return _logits(self, params, tokens, real)
+
+
+@jax.jit(static_argnums=0)
+def _logits(policy: Policy, params: Params, tokens: jax.Array, real: jax.Array) -> jax.Array:
+    hidden, _ = policy.forward(params, tokens, positions_of(real), real)
+    return policy.logits_of(params, hidden)
+
+
+def positions_of(mask: jax.Array) -> jax.Array:
+    """int32[N, L]: the number of real tokens before each one (padding counts none, on whichever side it is)."""
+    return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=1) - 1, 0)
+
+
+def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, scale: float = 0.02) -> Params:
+    """Random parameters: normal with standard deviation `scale`; norms are the identity and biases zero."""
+
+    def fill(path: tuple[str, ...], shape: tuple[int, ...], number: int) -> jax.Array:
+        if path[-1].endswith("norm"):
+            return jnp.full(shape, 1.0 - config.norm_offset, dtype)
+        if path[-1].endswith("bias"):
+            return jnp.zeros(shape, dtype)
+        return (scale * jax.random.normal(jax.random.fold_in(key, number), shape)).astype(dtype)
+
+    out: Params = {"layers": {}}
+    for number, (path, shape) in enumerate(parameter_shapes(config).items()):
+        target = out["layers"] if path[0] == "layers" else out
+        target[path[-1]] = fill(path, shape, number)
+    return out
+
+
+def parameter_count(params: Params) -> int:
+    """How many numbers the parameters are."""
+    return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))

@@ -1,0 +1,32 @@
+"""The policy-gradient objective: four independent choices, each a small function."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.ratios import Ratio
+from jaxrl_llm.objectives.surrogates import Surrogate
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Metrics, Objective
+
+
+def policy_gradient(ratio: Ratio, surrogate: Surrogate, average: Average) -> Objective:
+    """-average(surrogate(ratio, advantages)): minimising it raises the probability of what was better than expected.
+
+    Metrics are token means over the batch: "ratio/mean", and those of the surrogate.
+    """
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        if batch.advantages is None:
+            raise InputError("the batch has no advantages: apply the algorithm's transform before its objective")
+        value = ratio(outputs, batch)
+        # Tokens that do not count may hold anything: a product with NaN would leak into the gradient.
+        gain, statistics = surrogate(value, jnp.where(batch.loss_weights != 0, batch.advantages, 0.0))
+        per_token = token_mean()
+        metrics = {name: per_token(x, batch) for name, x in {"ratio/mean": value, **statistics}.items()}
+        return -average(gain, batch), metrics
+
+    return Objective(objective, ratio.needs)

@@ -1,0 +1,181 @@
+"""From the arguments of a command and configuration files to settings, all checked alike. Needs the package tyro."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import io
+import re
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.optimizer import OptimizerConfig
+
+
+def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
+    """Command line, and the file that --config names, to a configuration; where both set something, the former wins.
+
+    The algorithm's hyper-parameters are options of their own: --algorithm grpo --algorithm.clip-high 0.28.
+    InputError, in one line, for whatever is wrong with them.
+    """
+    file, arguments = take(arguments, "--config")
+    values = _read_config(Path(file)) if file is not None else {}
+    chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
+    build = algorithms.constructor(chosen)
+    hints, parameters = typing.get_type_hints(build), inspect.signature(build).parameters
+    _check_names(values, chosen, parameters)
+    knobs = [(p.name, hints[p.name], dataclasses.field(default=p.default)) for p in parameters.values()]
+    options = dataclasses.make_dataclass(f"{chosen}_options", knobs, frozen=True)
+    as_algorithm = _tyro().conf.arg(name="algorithm", help=f"Hyper-parameters of {chosen}.")
+    command = dataclasses.make_dataclass(
+        "train",
+        [("hyperparameters", typing.Annotated[options, as_algorithm], dataclasses.field(default_factory=options))],
+        bases=(TrainConfig,),
+        frozen=True,
+    )
+    parsed = parse(command, _as_arguments(values) + arguments, "jaxrl train", description)
+    settings = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(TrainConfig)}
+    return TrainConfig(**{**settings, "hyperparameters": dataclasses.asdict(parsed.hyperparameters)})
+
+
+def parse(kind: Any, arguments: list[str], program: str, description: str | None) -> Any:
+    """Arguments to an instance of a dataclass.
+
+    InputError with what is wrong in one line; SystemExit after --help, which is printed.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return _tyro().cli(kind, args=arguments, prog=program, description=description)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise InputError(_in_one_line(said.getvalue(), program)) from None
+
+
+def positional() -> Any:
+    """The mark of an argument that is given without its name: Annotated[str, positional()]."""
+    return _tyro().conf.Positional
+
+
+def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The value of an option (--x V or --x=V), None without it, and the other arguments."""
+    for i, argument in enumerate(arguments):
+        if argument == option:
+            if i + 1 == len(arguments):
+                raise InputError(f"{option} needs a value")
+            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
+        if argument.startswith(option + "="):
+            return argument.split("=", 1)[1], arguments[:i] + arguments[i + 1 :]
+    return None, arguments
+
+
+def _last(arguments: list[str], option: str) -> str | None:
+    value, rest = take(arguments, option)
+    while value is not None:
+        later, rest = take(rest, option)
+        if later is None:
+            break
+        value = later
+    return value
+
+
+def _tyro() -> Any:
+    try:
+        import tyro
+    except ImportError:
+        raise need("tyro", "run", "the command line") from None
+    return tyro
+
+
+def _in_one_line(box: str, program: str) -> str:
+    """What tyro's box of text says between its title and the first rule, and the nearest option that it names."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    rows = [line.strip("│ ") for line in plain.splitlines()[1:] if not line.startswith("╰")]
+    parts: list[list[str]] = [[]]
+    for row in rows:
+        if row and set(row) <= {"─", "-"}:
+            parts.append([])
+        elif row:
+            parts[-1].append(row)
+    parts = [part for part in parts if part] or [["these arguments cannot be read"]]
+    said = re.sub(r"^Error parsing \w+: ", "", " ".join(parts[0]))
+    near = [row.split()[0] for part in parts[1:] for row in part if row.startswith("--")]
+    if near and (wrong := re.search(r"Unrecognized options: ([^\s,]+)", said)):
+        said += f"; did you mean {(difflib.get_close_matches(wrong[1], near, 1, 0.0) or near)[0]}?"
+    return f"{said.rstrip('.')} ({program} --help lists the options)"
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The settings of a .toml file, or of a YAML file of any other name."""
+    import tomllib
+
+    if not path.is_file():
+        raise InputError(f"there is no configuration file {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InputError(f"{path} must hold settings by name")
+    return {name.replace("-", "_"): value for name, value in values.items()}
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise need("pyyaml", "run", "reading a YAML file") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_names(values: dict[str, Any], algorithm: str, parameters: Iterable[str]) -> None:
+    """InputError for a setting of a file, also one inside a section, that is not there to set."""
+
+    def names(kind: Any) -> list[str]:
+        return [field.name for field in dataclasses.fields(kind)]
+
+    for name in values:
+        if name not in names(TrainConfig):
+            raise unknown("setting", name, names(TrainConfig))
+    sections = {
+        "optimizer": ("optimizer setting", names(OptimizerConfig)),
+        "hyperparameters": (f"hyper-parameter of {algorithm}", list(parameters)),
+    }
+    for section, (kind, known) in sections.items():
+        inner = values.get(section) or {}
+        if not isinstance(inner, dict):
+            raise InputError(f"{section} must hold settings by name, found {inner!r}")
+        for name in inner:
+            if str(name).replace("-", "_") not in known:
+                raise unknown(kind, str(name), known)
+
+
+def _as_arguments(values: dict[str, Any], prefix: str = "--") -> list[str]:
+    """Settings of a file as the command line would give them, so that both are checked alike."""
+    out: list[str] = []
+    for name, value in values.items():
+        name = ("algorithm" if name == "hyperparameters" else name).replace("_", "-")
+        flag = prefix + name
+        if isinstance(value, dict) and name == "task-options":
+            out += [flag, *(str(x) for pair in value.items() for x in pair)]
+        elif isinstance(value, dict):
+            out += _as_arguments(value, flag + ".")
+        elif isinstance(value, bool):
+            out.append(flag if value else f"{prefix}no-{name}")
+        elif isinstance(value, list):
+            out += [flag, *map(str, value)]
+        elif value is not None:
+            out.append(f"{flag}={value}")  # with "=", a text may begin with a dash
+    return out

@@ -1,0 +1,34 @@
+"""What a run tells its user: live progress, metric writers, interval statistics and the HTML report.
+
+Importing this package needs no optional package; rich, matplotlib, jinja2, tensorboardX and wandb are imported
+by the functions that use them.
+"""
+
+from jaxrl_llm.reporting.progress import Progress
+from jaxrl_llm.reporting.report import shade, write_report
+from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
+from jaxrl_llm.reporting.writers import (
+    JsonlWriter,
+    MetricWriter,
+    TensorBoardWriter,
+    WandbWriter,
+    all_of,
+    read_jsonl,
+    truncate_jsonl,
+)
+
+__all__ = [
+    "JsonlWriter",
+    "MetricWriter",
+    "Progress",
+    "TensorBoardWriter",
+    "WandbWriter",
+    "all_of",
+    "bootstrap_interval",
+    "pass_at_k",
+    "read_jsonl",
+    "shade",
+    "truncate_jsonl",
+    "wilson_interval",
+    "write_report",
+]

@@ -1,0 +1,299 @@
+"""The report of a run: one HTML file that opens offline, with curves, evaluations and completions shaded by token."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import math
+import re
+import unicodedata
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.reporting.statistics import as_number, thin, typical_size
+from jaxrl_llm.reporting.writers import iterate_jsonl, read_json, read_jsonl
+
+KINDS = {  # what tokens are shaded by: the colour (red, green, blue) below zero, and above
+    "advantage": ("214,64,52", "38,110,214"),
+    "logp": ("224,122,0", "224,122,0"),
+    "entropy": ("138,74,204", "138,74,204"),
+}
+_LEVELS = 6  # of shade on each side of zero
+_POINTS = 300  # of a curve: a chart is about as many pixels wide
+_TOKENS = 25_000  # shown in all, about 2.5 MB of the page
+_STEPS, _PROMPTS, _SAMPLES, _PAIRS = 6, 2, 8, 2  # shown: steps, prompts a step, samples a prompt, eval prompts a change
+_OTHER_CHARTS = 60
+_CHARTS = {  # the metrics with a chart of their own: title, and the keys that it takes
+    "Reward": r"reward/mean",
+    "KL to the reference": r"(?!.*mismatch)(.*/)?kl(/mean)?",
+    "Entropy": r"entropy(/mean)?",
+    "Completion length (tokens)": r"completion/length(/mean)?",
+    "Clip fraction": r".*clip.*frac.*|clip/(low|high)",
+    "Gradient norm": r".*grad(ient)?s?[_/]norm.*",
+    "Learning rate": r"(.*/)?learning_rate|lr",
+    "Mismatch of sampler and trainer": r".*mismatch.*",
+}
+# Colours that stand in for those of the page's light or dark theme.
+_INK, _LINE, _LATE = "#010203", "#010204", "#010205"
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` in a run folder from what is there, and return its path.
+
+    Reads config.json, metrics.jsonl, summary.json and completions.jsonl; any of them may be missing or empty, not all.
+    The page asks nothing of the network and stays below 5 MB: curves are thinned out (mean, and range as a band), and
+    a few steps' completions are shown. Needs the packages jinja2 and matplotlib.
+    Raises InputError where there is no run, or a file is damaged before its last line.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise need("jinja2", "run", "writing the report") from error
+    folder = Path(run_folder)
+    files = [folder / name for name in ("config.json", "summary.json", "metrics.jsonl", "completions.jsonl")]
+    if not any(file.exists() for file in files):
+        raise InputError(f"no run in {folder}: it has neither config.json nor metrics.jsonl")
+    config, summary = map(read_json, files[:2])
+    metrics = read_jsonl(files[2]) if files[2].exists() else []
+    index = _index(files[3]) if files[3].exists() else []
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["number"] = _show
+    source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
+    text = environment.from_string(source).render(
+        title=folder.resolve().name,
+        config=config,
+        summary=summary,
+        palette="".join(map(_palette, KINDS)),
+        histograms=_histograms([row for row in index if row.phase == "train"]),
+        **_curves(metrics),
+        **_completions(files[3], index),
+    )
+    path = folder / "report.html"
+    path.write_bytes(text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
+    return path
+
+
+def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limit: float | None = None) -> str:
+    """HTML of one completion with each token shaded by its value, for notebooks (`IPython.display.HTML(shade(...))`).
+
+    `values`: one for each token; None or NaN leaves it plain. `kind`: "advantage" (red below zero, blue above), "logp"
+    (the deeper, the less likely) or "entropy" (nats). `limit` > 0: the absolute value with the full shade, by default
+    the 98th percentile. Newlines and other invisible characters are made visible.
+    Raises InputError for another kind, another number of values than tokens, or another limit.
+    """
+    if kind not in KINDS:
+        raise unknown("kind of shade", kind, KINDS)
+    if limit is not None and not limit > 0:
+        raise InputError(f"limit {limit}: the value with the full shade must be above 0")
+    body = _tokens_html(tokens, {kind: values}, {kind: limit or typical_size(values)})
+    block = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
+    style = f"<style>{_palette(kind)}.jaxrl-tokens i{{font-style:normal}}</style>"
+    return f'<div class="jaxrl-tokens show-{kind}" style="{block}">{style}{body}</div>'
+
+
+def _palette(kind: str) -> str:
+    """The style rules of one kind: classes a-6 to a6 for the advantage, in force below an element `show-advantage`."""
+    return "".join(
+        f".show-{kind} .{kind[0]}{n}{{background:rgba({KINDS[kind][n > 0]},{0.6 * abs(n) / _LEVELS:.1f})}}"
+        for n in range(-_LEVELS, _LEVELS + 1)
+    )
+
+
+def _tokens_html(
+    tokens: Sequence[str], values: Mapping[str, Sequence[Any]], limits: Mapping[str, float], most: int | None = None
+) -> str:
+    """An element a token: the classes shade it, the title has the numbers. Beyond `most`, the middle is left out."""
+    for kind, column in values.items():
+        if len(column) != len(tokens):
+            raise InputError(f"{len(column)} values of {kind} for {len(tokens)} tokens: pass one value for each token")
+    left_out = max(0, len(tokens) - (len(tokens) if most is None else most))
+    head = (len(tokens) - left_out) * 3 // 4
+    parts = []
+    for i in chain(range(head), range(head + left_out, len(tokens))):
+        if i == head + left_out and left_out:
+            parts.append(f"<em>[{left_out:,} tokens left out]</em>")
+        here = {kind: value for kind in values if math.isfinite(value := as_number(values[kind][i]))}
+        levels = {kind: round(_LEVELS * min(1.0, max(-1.0, value / limits[kind]))) for kind, value in here.items()}
+        classes = " ".join(f"{kind[0]}{level}" for kind, level in levels.items() if level)
+        title = ", ".join(f"{kind} {value:.3f}" for kind, value in here.items())
+        parts.append(f'<i class="{classes}" title="{title}">{_visible(tokens[i])}</i>')
+    return "".join(parts)
+
+
+def _visible(token: str) -> str:
+    """A token as escaped HTML in which every character can be seen; a newline is a sign and then breaks the line."""
+
+    def show(char: str) -> str:
+        if ord(char) < 32:
+            return {"\n": "↵\n", "\t": "⇥\t"}.get(char, chr(0x2400 + ord(char)))
+        # Format characters can hide or reorder the text around them, but the zero-width joiner belongs to emoji.
+        if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char != "\u200d":
+            return f"⟨U+{ord(char):04X}⟩"
+        return "⍽" if char == "\u00a0" else char
+
+    return html.escape("".join(map(show, token))) or "∅"
+
+
+class _Row(NamedTuple):  # what is kept in memory of a line of completions.jsonl
+    step: int
+    phase: str
+    prompt_id: int
+    reward: float
+    length: int  # in tokens
+    offset: int  # in bytes, to find the rest again
+
+
+def _index(path: Path) -> list[_Row]:
+    return [
+        _Row(row["step"], row["phase"], row["prompt_id"], as_number(row.get("reward")), len(row["tokens"]), offset)
+        for offset, row in iterate_jsonl(path)
+        if {"step", "phase", "prompt_id", "tokens"} <= row.keys()
+    ]
+
+
+def _completions(path: Path, index: list[_Row]) -> dict[str, Any]:
+    """The completions to show, read and shaded: some steps of training, and pairs of before and after.
+
+    Of a step, the prompts whose samples differ in reward come first: the others have no advantage to see.
+    Of the evaluation, each kind of change has its examples, and `changes` counts them all.
+    """
+    by_step: dict[int, dict[int, list[_Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in index:
+        if row.phase == "train":
+            by_step[row.step][row.prompt_id].append(row)
+    steps = sorted(by_step)
+    steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _STEPS)).astype(int))]
+    groups = {s: sorted(by_step[s].values(), key=lambda rows: len({r.reward for r in rows}) == 1) for s in steps}
+    train = {step: [(rows[:_SAMPLES], len(rows)) for rows in groups[step][:_PROMPTS]] for step in steps}
+    before, after = (
+        {row.prompt_id: row for row in reversed(index) if row.phase == phase} for phase in ("eval_before", "eval_after")
+    )
+    changes: dict[str, list[list[_Row | None]]] = {"rose": [], "fell": [], "stayed": [], "is known once": []}
+    for prompt in sorted(before.keys() | after.keys()):
+        pair = [before.get(prompt), after.get(prompt)]
+        first, last = (math.nan if row is None else row.reward for row in pair)
+        change = "rose" if last > first else "fell" if last < first else "stayed" if last == first else "is known once"
+        changes[change].append(pair)
+    pairs = [pair for examples in changes.values() for pair in examples[:_PAIRS]]
+    shown = [row for items in train.values() for rows, _ in items for row in rows]
+    shown += [row for pair in pairs for row in pair if row]
+    samples: dict[int, dict[str, Any]] = {}
+    if shown:
+        with open(path, "rb") as file:
+            for row in shown:
+                file.seek(row.offset)
+                samples[row.offset] = json.loads(file.readline())
+    kinds = [kind for kind in KINDS if any(sample.get(kind) for sample in samples.values())]
+    limits = {kind: typical_size(chain.from_iterable(s.get(kind) or () for s in samples.values())) for kind in kinds}
+    for sample in samples.values():
+        values = {kind: sample[kind] for kind in kinds if sample.get(kind)}
+        sample["html"] = _tokens_html(sample["tokens"], values, limits, most=max(60, _TOKENS // len(samples)))
+    return {
+        "train": {s: [([samples[r.offset] for r in rows], n) for rows, n in items] for s, items in train.items()},
+        "pairs": [[row and samples[row.offset] for row in pair] for pair in pairs],
+        "changes": {change: len(examples) for change, examples in changes.items() if examples},
+        "limits": limits,
+        "levels": _LEVELS,
+    }
+
+
+def _curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Charts (title, key, SVG, last value) of the known metrics and of the others, and the keys that got none.
+
+    A curve has at most `_POINTS` points, each the mean of the steps around it; the band is their range, or min to max,
+    or one standard deviation, where the metrics have those.
+    """
+    rows = sorted({row["step"]: row for row in metrics if isinstance(row.get("step"), int)}.items())
+    steps = np.array([step for step, _ in rows], dtype=np.float64)
+    keys = sorted(set().union(*(row for _, row in rows)) - {"step"})
+    columns = {key: np.array([as_number(row.get(key)) for _, row in rows]) for key in keys}
+    drawn = {key: values for key, values in columns.items() if np.isfinite(values).any()}
+    charts: list[tuple[str, str, str, float]] = []
+    used: set[str] = set()
+
+    def add(title: str, key: str) -> None:
+        base, values = key.removesuffix("/mean"), drawn[key]
+        low, high = (drawn.get(f"{base}/{end}", values) for end in ("min", "max"))
+        if (spread := drawn.get(f"{base}/std")) is not None and low is high:
+            low, high = values - spread, values + spread
+
+        def draw(axes: Any) -> None:
+            x, y = thin(steps, _POINTS), thin(values, _POINTS)
+            band = thin(low, _POINTS, np.min), thin(high, _POINTS, np.max)
+            axes.fill_between(x, *band, color=_LINE, alpha=0.18, linewidth=0)
+            axes.plot(x, y, color=_LINE, linewidth=1.4, marker="." if np.isfinite(y).sum() < 30 else "")
+
+        charts.append((title, key, _svg(key, draw), float(values[np.isfinite(values)][-1])))
+        used.update([key, *(f"{base}/{name}" for name in ("min", "max", "std"))])
+
+    for title, pattern in _CHARTS.items():
+        for key in drawn:
+            if key not in used and re.fullmatch(pattern, key):
+                add(title, key)
+    main = len(charts)
+    rest = [key for key in drawn if key not in used]
+    for key in rest[:_OTHER_CHARTS]:
+        add("", key)
+    missing = rest[_OTHER_CHARTS:] + sorted(columns.keys() - drawn.keys())
+    return {"steps": len(rows), "charts": charts[:main], "others": charts[main:], "missing": missing}
+
+
+def _histograms(train: Sequence[_Row]) -> list[tuple[str, str, list[str]]]:
+    """Title, SVG and the steps compared of the rewards and lengths: first against last quarter of the steps."""
+    steps = sorted({row.step for row in train})
+    quarter = max(1, len(steps) // 4)
+    spans = [(part[0], part[-1]) for part in (steps[:quarter], steps[quarter:][-quarter:]) if part]
+    charts = []
+    for title, field in (("Rewards", "reward"), ("Completion lengths (tokens)", "length")):
+        parts = [[getattr(row, field) for row in train if first <= row.step <= last] for first, last in spans]
+        parts = [[value for value in part if math.isfinite(value)] for part in parts]
+        if not any(parts):
+            continue
+        edges = np.histogram_bin_edges(list(chain.from_iterable(parts)), bins=20)
+
+        def draw(axes: Any, parts: list[list[float]] = parts, edges: np.ndarray = edges) -> None:
+            for part, colour in zip(parts, (_LINE, _LATE), strict=False):
+                shares = np.histogram(part, edges)[0] / max(1, len(part))
+                axes.stairs(shares, edges, color=colour, alpha=0.3, fill=True)
+                axes.stairs(shares, edges, color=colour, linewidth=1.4)
+            axes.set_ylabel("share of samples")
+
+        charts.append((title, _svg(title, draw), [f"steps {first} to {last}" for first, last in spans]))
+    return charts
+
+
+def _svg(name: str, draw: Callable[[Any], None]) -> str:
+    """The drawing as an SVG element that takes its colours from the page, its ids made unique by `name`."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise need("matplotlib", "run", "drawing the report's curves") from error
+    inks = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
+    style: Any = dict.fromkeys(inks, _INK) | dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
+    style |= {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 8, "axes.grid": True, "grid.alpha": 0.15}
+    with matplotlib.rc_context(style | {"axes.formatter.useoffset": False, "axes.formatter.limits": (-3, 4)}):
+        figure = Figure(figsize=(3.8, 2.1), layout="constrained")
+        draw(figure.add_subplot())
+        buffer = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>s{zlib.crc32(name.encode())}-", buffer.getvalue())
+    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{html.escape(name)}">', text)
+    for stand_in, colour in ((_INK, "currentColor"), (_LINE, "var(--line)"), (_LATE, "var(--late)")):
+        text = text.replace(stand_in, colour)
+    return text[text.index("<svg") :]
+
+
+def _show(value: Any) -> str:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return "-" if value is None else str(value)
+    return (f"{value:,}" if isinstance(value, int) else f"{value:.4g}") if math.isfinite(value) else "-"

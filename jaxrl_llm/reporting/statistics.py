@@ -1,0 +1,125 @@
+"""Honest numbers for evaluations: intervals of a success rate and of a mean, and pass@k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_llm.errors import InputError
+
+# Beyond this many values the bias-corrected bootstrap agrees with the percentile one, but its jackknife is quadratic.
+_JACKKNIFE_MOST = 5_000
+
+
+def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a success rate, for one yes-or-no answer per prompt.
+
+    `level` in (0, 1) is the confidence. No trials tell nothing: (0, 1). Raises InputError for impossible counts.
+    Source: Wilson 1927, Journal of the American Statistical Association 22:209.
+
+    >>> low, high = wilson_interval(8, 10)
+    >>> round(low, 4), round(high, 4)
+    (0.4902, 0.9433)
+    """
+    from scipy import stats
+
+    _check_level(level)
+    if not 0 <= successes <= trials:
+        raise InputError(f"{successes} successes of {trials} trials: the successes must lie between 0 and the trials")
+    if trials == 0:
+        return 0.0, 1.0
+    interval = stats.binomtest(int(successes), int(trials)).proportion_ci(confidence_level=level, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def pass_at_k(correct: npt.ArrayLike, samples: int, k: int) -> npt.NDArray[np.float64]:
+    """Unbiased estimate, for each prompt, of the chance that at least one of k samples is right.
+
+    `correct`: int[n_prompts], how many of the prompt's `samples` (n) are right (c); 1 <= k <= n.
+    Returns f64[n_prompts].
+
+        1 - C(n - c, k) / C(n, k)  =  1 - prod_{j < k} (n - c - j) / (n - j)
+
+    The product is of the chances that each further draw without replacement is wrong too, so nothing overflows.
+    Raises InputError for counts out of range. Source: Chen et al. 2021, arXiv 2107.03374, equation 1.
+
+    >>> pass_at_k([0, 1, 4], samples=4, k=2).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    counts = np.asarray(correct)
+    if not 1 <= k <= samples:
+        raise InputError(f"pass@{k} of {samples} samples: k must lie between 1 and the number of samples")
+    if counts.ndim != 1:
+        raise InputError(f"correct has shape {counts.shape}: pass one count for each prompt")
+    if counts.size and (counts.min() < 0 or counts.max() > samples):
+        raise InputError(f"correct has counts {counts.min()} to {counts.max()}: they must lie in 0 to {samples}")
+    drawn = np.arange(k)
+    wrong_left = np.maximum(samples - counts[:, None].astype(np.float64) - drawn, 0.0)
+    return 1.0 - np.prod(wrong_left / (samples - drawn), axis=1)
+
+
+def bootstrap_interval(values: npt.ArrayLike, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Bias-corrected and accelerated bootstrap interval of the mean of `values` f[n_prompts], one value per prompt.
+
+    Average the samples of a prompt first: samples of one prompt are not independent. `level` in (0, 1); the same
+    `seed` gives the same interval. Equal values v, or a single one, give (v, v). Raises InputError for no values, or
+    values that are not finite. Source: Efron 1987, Journal of the American Statistical Association 82:171.
+    """
+    from scipy import stats
+
+    _check_level(level)
+    data = np.asarray(values, dtype=np.float64)
+    if data.ndim != 1 or data.size == 0 or not np.isfinite(data).all():
+        raise InputError(f"values of shape {data.shape}: pass at least one value, all finite, in one dimension")
+    if np.all(data == data[0]):
+        return float(data[0]), float(data[0])
+    result: Any = stats.bootstrap(
+        (data,),
+        np.mean,
+        confidence_level=level,
+        method="BCa" if data.size <= _JACKKNIFE_MOST else "percentile",
+        batch=max(1, 2**22 // data.size),  # bounds the memory of resampling at about 32 MB
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"confidence level {level}: it must lie between 0 and 1, such as 0.95")
+
+
+def thin(
+    values: npt.ArrayLike, points: int, how: Callable[[npt.NDArray[Any]], Any] = np.mean
+) -> npt.NDArray[np.float64]:
+    """A series f[n] in at most `points` numbers: `how` (mean, minimum ...) of each run of neighbours.
+
+    Values that are not finite do not count; a run without any other gives NaN.
+
+    >>> thin([1.0, 3.0, float("nan"), 5.0], points=2).tolist()
+    [2.0, 5.0]
+    """
+    series = np.asarray(values, dtype=np.float64)
+    parts = [part[np.isfinite(part)] for part in np.array_split(series, max(1, min(series.size, points)))]
+    return np.array([how(part) if part.size else np.nan for part in parts], dtype=np.float64)
+
+
+def typical_size(values: Iterable[Any], percentile: float = 98.0) -> float:
+    """That percentile (0 to 100) of the absolute values, a range that a few extremes do not stretch; 1 without any.
+
+    Zeros and what is no finite number do not count.
+
+    >>> typical_size([0.0, -3.0, None, 1.0], percentile=50)
+    2.0
+    """
+    sizes = [size for value in values if (size := abs(as_number(value))) > 0]
+    return float(np.percentile(sizes, percentile)) if sizes else 1.0
+
+
+def as_number(value: Any) -> float:
+    """A value from a JSON file as a number to draw; NaN for null, text, and beyond 1e30, which no axis shows."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e30 else math.nan

@@ -1,0 +1,35 @@
+"""Rewards shaped by what the trajectory looks like rather than by what it says."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, stateless
+
+
+def overlong_penalty(lengths: jax.Array, max_tokens: int, buffer: int) -> jax.Array:
+    """0 up to max_tokens - buffer, then falling linearly to -1 at max_tokens (DAPO, arXiv 2503.14476, eq. 13).
+
+    lengths: tokens of each completion, any shape.
+
+    >>> overlong_penalty(jnp.array([70, 80, 90, 100]), max_tokens=100, buffer=20).tolist()
+    [0.0, 0.0, -0.5, -1.0]
+    """
+    return jnp.clip((max_tokens - buffer - lengths) / buffer, -1.0, 0.0)
+
+
+def soft_overlong_penalty(max_tokens: int, buffer: int) -> Transform:
+    """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens."""
+    if not 0 < buffer <= max_tokens:
+        raise InputError(f"soft_overlong_penalty: buffer is {buffer}, but must be from 1 to max_tokens ({max_tokens})")
+
+    def add(batch: Trajectories) -> Trajectories:
+        if batch.reward is None:
+            raise InputError("the batch has no rewards: score it before the overlong penalty is added")
+        lengths = jnp.sum(batch.action_mask, axis=1).astype(jnp.float32)
+        return batch.replace(reward=batch.reward + overlong_penalty(lengths, max_tokens, buffer))
+
+    return stateless(add)

@@ -1,0 +1,169 @@
+"""Rewards that compare a completion with a known answer: 1.0 where it is right, 0.0 where it is not.
+
+Each takes `completions` (N strings, or N message lists) and columns of N values by name, and returns N floats.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from jaxrl_llm.errors import InputError, need
+
+_UNSIGNED = (
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?!\w))?"
+)
+# A number starts neither inside a word ("x2") nor after the point of another ("1.2.3"). A sign right after a closing
+# bracket is an operation, "(1)-2". Exponents stop at three digits, so that "1e999999999" cannot fill the memory.
+_NUMBER = re.compile(
+    rf"(?<![0-9A-Za-z])(?<![0-9]\.)(?:(?<![)\]}}])(?P<sign>[-+])\$?)?(?P<value>{_UNSIGNED})"
+    rf"(?:\s*/\s*(?P<denominator>{_UNSIGNED}))?"
+)
+_ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_LATEX_DELIMITERS = ("$", r"\(", r"\[", r"\boxed", r"\begin")
+
+
+def text_of(completion: Any) -> str:
+    """The text of a completion: a string as it is, or the content of a message list's last assistant message.
+
+    >>> text_of([{"role": "assistant", "content": "4"}])
+    '4'
+
+    Raises InputError for anything else.
+    """
+    if isinstance(completion, str):
+        return completion
+    if not isinstance(completion, Sequence) or not all(isinstance(message, dict) for message in completion):
+        raise InputError(f"a completion is a string or a list of messages, found {type(completion).__name__}")
+    contents = [message.get("content") for message in completion if message.get("role") == "assistant"]
+    content = contents[-1] if contents else None
+    if isinstance(content, list):  # content in parts, of which only those of text can be compared
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
+
+
+def exact_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 where the completion is the answer, letter for letter but for white space around either."""
+    pairs = zip(completions, answer, strict=True)
+    return [float(text_of(completion).strip() == str(expected).strip()) for completion, expected in pairs]
+
+
+def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 where the last number in the completion equals the last number in the answer, exactly.
+
+    Reads 42, -3, 0.5, .5, 1,234.50, 1e-3 and 3/4 in running text; for LaTeX take `math_verify`.
+
+    >>> number_match(["half of 2,468 is 1,234."], answer=["1234.0"])
+    [1.0]
+
+    Raises InputError for an answer without a number.
+    """
+    scores = []
+    for completion, expected in zip(completions, answer, strict=True):
+        wanted = _last_number(str(expected))
+        if wanted is None:
+            raise InputError(f"the answer {str(expected)[:80]!r} has no number to match: use exact_match for text")
+        scores.append(float(_last_number(text_of(completion)) == wanted))
+    return scores
+
+
+def format_match(pattern: str) -> Callable[..., list[float]]:
+    """A reward that is 1.0 where the whole completion matches the regular expression; `.` matches line ends too.
+
+    A pattern that backtracks without end on some text ("(a+)+b") cannot be interrupted: keep repetitions unnested.
+
+    >>> format_match("<think>.*</think>.+")(["<think>2 + 2</think>4", "4"])
+    [1.0, 0.0]
+
+    Raises InputError for an invalid pattern.
+    """
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise InputError(f"format_match: {pattern!r} is not a regular expression: {error}") from error
+
+    def format_match(completions: Sequence[Any], **_: Any) -> list[float]:
+        return [float(compiled.fullmatch(text_of(completion)) is not None) for completion in completions]
+
+    return format_match
+
+
+def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 where the completion's final expression is mathematically the answer's, as math-verify judges it.
+
+    An answer without LaTeX delimiters is read as one formula: `x^2+1` and `$x^2+1$` are the same.
+
+    Raises InputError if math-verify is not installed or an answer cannot be parsed.
+    """
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise need("math-verify", "verifiers", "the reward 'math_verify'") from error
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).addFilter(_is_not_about_timeouts)
+
+    scores = []
+    for completion, expected in zip(completions, answer, strict=True):
+        gold_text = str(expected)
+        if not any(delimiter in gold_text for delimiter in _LATEX_DELIMITERS):
+            gold_text = f"${gold_text}$"
+        # Its own time limits are alarms, which only a main thread may set; the runner has the limit.
+        gold = parse(gold_text, parsing_timeout=None)
+        if not gold:
+            raise InputError(f"math_verify cannot parse the answer {str(expected)[:80]!r}: use exact_match for text")
+        found = parse(text_of(completion), parsing_timeout=None)
+        scores.append(float(verify(gold, found, timeout_seconds=None)))
+    return scores
+
+
+def reasoning_gym(
+    completions: Sequence[Any],
+    reasoning_gym_task: Sequence[str],
+    reasoning_gym_entry: Sequence[dict[str, Any]],
+    **_: Any,
+) -> list[float]:
+    """The score, 0 to 1, that reasoning-gym's own scorer of the task gives; some tasks give part of a point.
+
+    The answer is the text in the last `<answer>...</answer>`, or the whole completion without white space around it.
+    The columns are those of `load_prompts("reasoning-gym:TASK")`.
+
+    Raises InputError if reasoning-gym is not installed.
+    """
+    scores = []
+    for completion, task, entry in zip(completions, reasoning_gym_task, reasoning_gym_entry, strict=True):
+        text = text_of(completion)
+        tagged = _ANSWER_TAGS.findall(text)
+        scores.append(float(_scorer(task)(answer=(tagged[-1] if tagged else text).strip(), entry=entry)))
+    return scores
+
+
+@functools.cache  # building a task can mean reading its word lists
+def _scorer(task: str) -> Callable[..., float]:
+    try:
+        from reasoning_gym import get_score_answer_fn
+    except ImportError as error:
+        raise need("reasoning-gym", "verifiers", "the reward 'reasoning_gym'") from error
+    return get_score_answer_fn(task)
+
+
+def _last_number(text: str) -> Fraction | None:
+    """The last number in the text; None if there is none, or it is a division by zero or too long to be meant."""
+    found = list(_NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")))
+    if not found or len(found[-1].group()) > 1000:
+        return None
+    last = found[-1]
+    value = Fraction(last["value"].replace(",", ""))
+    if last["denominator"]:
+        denominator = Fraction(last["denominator"].replace(",", ""))
+        if denominator == 0:
+            return None
+        value /= denominator
+    return -value if last["sign"] == "-" else value
+
+
+def _is_not_about_timeouts(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Timeout is disabled")

@@ -1,0 +1,1 @@
+"""Training: the update, the host loop over it, checkpoints, evaluation."""

@@ -1,0 +1,167 @@
+"""`TrainConfig`: everything that a run depends on, as data. Two runs with equal configurations are equal bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run: what is trained, on what, how, and where the results go."""
+
+    model: str = "smollm2-135m"
+    """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
+    output: str = "runs/train"
+    """Folder of the run; it must not hold one yet."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which parameters, gradients and optimiser states are kept."""
+    seed: int = 0
+    """Of prompt order and sampling, 0 to 2^32 - 1."""
+    steps: int = 100
+    """Iterations: sample, score, update."""
+
+    prompts: str = "reasoning-gym:chain_sum"
+    """Training prompts: a .jsonl or .parquet file, a folder of a saved Hugging Face data set, or reasoning-gym:TASK."""
+    num_prompts: int = 4096
+    """At most this many training prompts; for reasoning-gym, how many are generated."""
+    prompt_column: str = "prompt"
+    """Column that holds the prompt (a string, or a list of chat messages)."""
+    prompt_template: str = "{prompt}"
+    """Made into the prompt with a row's columns, as by str.format."""
+    system_prompt: str | None = None
+    """System message in front of every conversation that has none."""
+    task_options: dict[str, str] = field(default_factory=dict)
+    """Options of the reasoning-gym task: name value name value ... (values are read as YAML)."""
+    max_prompt_tokens: int = 512
+    """Longer prompts are treated as `long_prompts` says."""
+    long_prompts: Literal["skip", "truncate", "error"] = "skip"
+    """skip (counted in the summary), truncate (keep the end), or stop with an error."""
+
+    prompts_per_step: int = 16
+    """Prompts in each iteration."""
+    group_size: int = 8
+    """Completions of each prompt."""
+    max_new_tokens: int = 128
+    """Longest completion, tokens."""
+    temperature: float = 1.0
+    """Of sampling, above 0."""
+    top_p: float = 1.0
+    """Nucleus sampling: above 0, at most 1 (off)."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    """Sample among tokens of at least this fraction of the greatest probability; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    rows_at_once: int = 0
+    """Completions decoded at a time; 0 is all of a step's."""
+
+    rewards: tuple[str, ...] = ("reasoning_gym",)
+    """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
+    path/to/file.py:FUNCTION or package.module:FUNCTION."""
+    reward_time_limit: float = 10.0
+    """Seconds that each reward function has for a step's completions."""
+    reward_default: float = 0.0
+    """Score of a completion on which a reward function fails."""
+    overlong_tokens: int = 0
+    """Soft overlong penalty: falls from 0 to -1 over the last so many tokens before max_new_tokens; 0 is off."""
+
+    algorithm: str = "grpo"
+    """Method of the catalogue; `jaxrl algorithms` lists them."""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    """Of the algorithm."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and its schedule."""
+    epochs: int = 1
+    """Passes over each batch."""
+    minibatches: int = 1
+    """Gradient steps in a pass; with micro_batches, they divide prompts_per_step."""
+    micro_batches: int = 1
+    """Slices of a minibatch whose gradients are accumulated; saves memory, changes nothing else."""
+    remat: bool = True
+    """Recompute activations in the backward pass instead of keeping them."""
+
+    eval_prompts: str | None = None
+    """Held-out prompts, given like `prompts`; by default from the same source (another seed, or set aside)."""
+    eval_size: int = 256
+    """Held-out prompts; they are taken out of the training prompts. 0 is no evaluation."""
+    eval_every: int = 0
+    """Steps between evaluations; 0 is only before and after."""
+    eval_reward: str | None = None
+    """Name of the reward that says whether an answer is right (at 1); by default the first."""
+
+    checkpoint_every: int = 50
+    """Steps between checkpoints; 0 is only at the end."""
+    keep_checkpoints: int = 2
+    """How many to keep, at least 2: the one before is there if the newest is damaged."""
+    log_completions_every: int = 10
+    """Steps between those whose completions are written down for the report; 0 is never."""
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run's folder."""
+    wandb: str | None = None
+    """Weights & Biases project to report to."""
+
+    def __post_init__(self) -> None:
+        at_least = {
+            "steps": 1, "num_prompts": 1, "max_prompt_tokens": 1, "prompts_per_step": 1, "group_size": 1,
+            "max_new_tokens": 1, "epochs": 1, "minibatches": 1, "micro_batches": 1, "seed": 0, "rows_at_once": 0,
+            "eval_size": 0, "eval_every": 0, "checkpoint_every": 0, "keep_checkpoints": 2, "log_completions_every": 0,
+            "overlong_tokens": 0, "top_k": 0,
+        }  # fmt: skip
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+        for name, good, wanted in (
+            ("seed", self.seed < 2**32, "below 2^32"),
+            ("temperature", 0 < self.temperature < float("inf"), "above 0 to explore"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("reward_time_limit", self.reward_time_limit > 0, "above 0 seconds"),
+            ("reward_default", isfinite(self.reward_default), "finite"),
+            ("overlong_tokens", self.overlong_tokens <= self.max_new_tokens, "at most max_new_tokens"),
+        ):
+            if not good:
+                raise InputError(f"{name} is {getattr(self, name)}, but must be {wanted}")
+        for name, kind in get_type_hints(TrainConfig).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                raise unknown(name, getattr(self, name), get_args(kind))
+        if not self.rewards:
+            raise InputError("rewards is empty: name at least one reward function")
+        if "" in self.stop:
+            raise InputError("stop holds an empty string, which every text contains: remove it")
+        parts = self.minibatches * self.micro_batches
+        if self.prompts_per_step % parts:
+            raise InputError(
+                f"prompts_per_step is {self.prompts_per_step}, but must be a multiple of minibatches "
+                f"{self.minibatches} x micro_batches {self.micro_batches} = {parts}, so that groups stay whole"
+            )
+        make_optimizer(self.optimizer, self.steps)  # for its own checks
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as a JSON object."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(raw: dict[str, Any]) -> TrainConfig:
+    """The configuration from a JSON object; InputError for a name that it does not have, or a value out of range."""
+
+    def build(kind: Any, values: dict[str, Any]) -> Any:
+        known = {f.name for f in dataclasses.fields(kind)}
+        for name in values:
+            if name not in known:
+                raise unknown("setting", name, known)
+        return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+    raw = dict(raw)
+    if "optimizer" in raw:
+        raw["optimizer"] = build(OptimizerConfig, raw["optimizer"])
+    return build(TrainConfig, raw)

@@ -1,0 +1,89 @@
+"""The optimiser as a value: warm-up, schedule, clipping by global norm and masked weight decay, all from optax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import optax
+
+from jaxrl_llm.errors import InputError, unknown
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate, >= 0."""
+    warmup_steps: int = 0
+    """Gradient steps of linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up, until the last gradient step."""
+    final_fraction: float = 0.0
+    """Share of the peak learning rate at the end of a linear or cosine schedule, 0 to 1."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment; the bias-corrected average forgets gradients after about 1 / (1 - beta2) steps."""
+    epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay; matrices only, not norms, biases or embeddings."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 turns it off."""
+
+
+def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """Gradient step -> learning rate."""
+    after = max(total_steps - config.warmup_steps, 1)
+    peak, end = config.learning_rate, config.learning_rate * config.final_fraction
+    if config.schedule == "linear":
+        main = optax.linear_schedule(peak, end, after)
+    elif config.schedule == "cosine":
+        main = optax.cosine_decay_schedule(peak, after, config.final_fraction)
+    else:
+        main = optax.constant_schedule(peak)
+    if not config.warmup_steps:
+        return main
+    # The first step is taken at 1/(warmup + 1) of the peak: a step at rate 0 would be wasted.
+    first = peak / (config.warmup_steps + 1)
+    return optax.join_schedules([optax.linear_schedule(first, peak, config.warmup_steps), main], [config.warmup_steps])
+
+
+def decayed(params: Any) -> Any:
+    """Which parameters weight decay acts on: true for projections, false for embeddings, norms and biases."""
+
+    def decide(path: tuple[Any, ...], _: Any) -> bool:
+        name = str(getattr(path[-1], "key", path[-1]))
+        return not name.endswith(("norm", "bias")) and name not in ("embed", "unembed")
+
+    return jax.tree_util.tree_map_with_path(decide, params)
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """The optax transformation. InputError for values out of range."""
+    for name in ("learning_rate", "warmup_steps", "epsilon", "weight_decay", "max_grad_norm"):
+        if not 0 <= getattr(config, name) < float("inf"):
+            raise InputError(f"{name} is {getattr(config, name)}, but must be 0 or more")
+    if not 0 <= config.final_fraction <= 1:
+        raise InputError(f"final_fraction is {config.final_fraction}, but must be between 0 and 1")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            raise InputError(f"{name} is {getattr(config, name)}, but must be at least 0 and below 1")
+    if config.schedule not in SCHEDULES:
+        raise unknown("schedule", config.schedule, SCHEDULES)
+    adam = optax.adamw(
+        learning_rate(config, total_steps),
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        mask=decayed,
+    )
+    if not config.max_grad_norm:
+        return adam
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam)

@@ -1,0 +1,165 @@
+"""The update: a batch of trajectories in, new parameters out; one compiled program for all its gradient steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.outputs import Layout, policy_outputs
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.trajectory import Trajectories, map_rows, with_totals
+from jaxrl_llm.transform import Metrics, Objective, Transform
+
+
+class TrainState(NamedTuple):
+    """What the update changes."""
+
+    params: Params
+    optimizer: optax.OptState
+    step: jax.Array  # int32[]: gradient steps taken
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """A state that has taken no step. It shares the parameters' buffers."""
+    return TrainState(params, optimizer.init(params), jnp.int32(0))
+
+
+def gradient(
+    policy: Policy,
+    objective: Objective,
+    params: Params,
+    batch: Trajectories,
+    micro_batches: int = 1,
+    layout: Layout | None = None,
+) -> tuple[Params, Metrics]:
+    """Gradient of the objective and its metrics ("loss" among them), accumulated over equal slices of the rows.
+
+    The result does not depend on `micro_batches`: each slice carries the totals of the whole batch. Sums are kept in
+    float32, whatever the parameters are. Raises InputError where the number of rows (of groups, with a layout) is not a
+    multiple of `micro_batches`.
+    """
+    _check_parts(batch, layout, "micro_batches", micro_batches)
+    batch = with_totals(batch)
+
+    def loss(params: Params, part: Trajectories) -> tuple[jax.Array, Metrics]:
+        outputs = policy_outputs(policy, params, part, layout)
+        value, metrics = objective(outputs, part)
+        return value, {**_diagnostics(outputs, part), **metrics, "loss": value}
+
+    derive = jax.grad(loss, has_aux=True)
+    if micro_batches == 1:
+        return derive(params, batch)
+    unit = layout.group_size if layout else 1
+
+    def split(x: jax.Array) -> jax.Array:
+        """Every micro_batches-th unit of rows, so that rows spread over devices stay spread in each slice."""
+        x = x.reshape(-1, micro_batches, unit, *x.shape[1:]).swapaxes(0, 1)
+        return x.reshape(micro_batches, -1, *x.shape[3:])
+
+    parts = map_rows(split, batch).replace(totals=None)
+
+    def add(sums: tuple[Params, Metrics], part: Trajectories) -> tuple[tuple[Params, Metrics], None]:
+        new = derive(params, part.replace(totals=batch.totals))
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), sums, new), None
+
+    shapes = jax.eval_shape(derive, params, jax.tree.map(lambda x: x[0], parts).replace(totals=batch.totals))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+    return jax.lax.scan(add, zeros, parts)[0]
+
+
+def _check_parts(batch: Trajectories, layout: Layout | None, name: str, parts: int) -> None:
+    """InputError unless the rows (with a layout: whole groups) split evenly into `parts`."""
+    rows, group_size = batch.tokens.shape[0], layout.group_size if layout else 1
+    if rows % (group_size * parts):
+        groups = f" in groups of {group_size}" if layout else ""
+        raise InputError(f"{rows} rows{groups} do not split evenly into {name} {parts}: change one of them")
+
+
+def _diagnostics(outputs: Any, batch: Trajectories) -> Metrics:
+    """Token means that are worth seeing whatever the objective."""
+    weights, tokens = batch.loss_weights, batch.totals["tokens"] if batch.totals else 1.0
+    difference = jnp.where(weights != 0, outputs.logp - batch.behaviour_logp, 0.0)
+    values = {
+        "entropy": outputs.entropy,
+        "kl/behaviour": jnp.expm1(jnp.clip(difference, -20, 20)) - difference,
+        "mismatch": jnp.abs(difference),
+    }
+    return {name: jax.lax.stop_gradient(jnp.sum(x * weights) / tokens) for name, x in values.items()}
+
+
+@partial(
+    jax.jit,
+    static_argnames=("policy", "objective", "optimizer", "epochs", "minibatches", "micro_batches", "layout"),
+    donate_argnames=("state",),
+)
+def update(
+    policy: Policy,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    batch: Trajectories,
+    key: jax.Array,
+    *,
+    epochs: int = 1,
+    minibatches: int = 1,
+    micro_batches: int = 1,
+    layout: Layout | None = None,
+) -> tuple[TrainState, Metrics]:
+    """Take epochs x minibatches gradient steps on a prepared batch; the state is donated.
+
+    Each epoch shuffles the rows (with a layout: the groups; one minibatch needs no shuffling) with `key` and splits
+    them into `minibatches`, each a gradient step, accumulated over `micro_batches`.
+    Metrics are f32[] means over the gradient steps ("mismatch", the mean absolute difference between the trainer's and
+    the sampler's log-probabilities: of the first), with "grad_norm" before clipping and "finite", which is 0 where
+    the loss or a gradient was not: such a step leaves parameters and optimiser as they were.
+    Raises InputError where the rows (with a layout: the groups) do not split evenly.
+    """
+    _check_parts(batch, layout, "minibatches", minibatches)
+    N = batch.tokens.shape[0]
+
+    def rows_of(epoch_key: jax.Array) -> jax.Array:
+        units = jnp.arange(N).reshape(N // layout.group_size if layout else N, -1)
+        order = jax.random.permutation(epoch_key, units) if minibatches > 1 else units
+        return order.reshape(minibatches, -1)
+
+    def step(state: TrainState, rows: jax.Array) -> tuple[TrainState, Metrics]:
+        part = map_rows(lambda x: x[rows], batch) if minibatches > 1 else batch
+        grads, metrics = gradient(policy, objective, state.params, part, micro_batches, layout)
+        norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+        changes, moments = optimizer.update(grads, state.optimizer, state.params)
+        new = TrainState(optax.apply_updates(state.params, changes), moments, state.step + 1)
+        state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+        return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}
+
+    steps = jax.vmap(rows_of)(jax.random.split(key, epochs)).reshape(epochs * minibatches, -1)
+    if epochs * minibatches == 1:
+        return step(state, steps[0])
+    state, metrics = jax.lax.scan(step, state, steps)
+    # Only before the first step are sampler and trainer the same policy.
+    return state, {name: x[0] if name == "mismatch" else jnp.mean(x) for name, x in metrics.items()}
+
+
+@partial(jax.jit, static_argnames=("transform",))
+def prepare(transform: Transform, memory: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
+    """Apply an algorithm's transform to a scored batch, compiled."""
+    return transform.apply(memory, batch)
+
+
+logp_of = jax.jit(policy_outputs, static_argnames=("policy", "layout"))
+
+
+def provide(
+    policy: Policy, needs: frozenset[str], sources: dict[str, Params], batch: Trajectories, layout: Layout | None
+) -> Trajectories:
+    """Fill in the log-probabilities that an algorithm needs, each under the parameters of its source."""
+    for name in sorted(needs & sources.keys()):
+        outputs = logp_of(policy, sources[name], batch, layout)
+        batch = batch.replace(**{name: outputs.logp})
+    return batch
