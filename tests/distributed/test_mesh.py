@@ -1,0 +1,140 @@
+"""Data parallelism: rows spread over devices give the update of one device, and the whole compiles for TPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tpu_environment import tpu_environment
+
+from jaxrl_llm.distributed import check_rows, data_mesh, replicate, shard_rows
+from jaxrl_llm.errors import InputError
+
+TINY = Path(__file__).parents[1] / "vectors" / "llama_tied"
+
+# Eight rows in four groups with very uneven completions; {tiny} is the policy's folder.
+COMMON = """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from jaxrl_llm import load_policy
+from jaxrl_llm.algorithms import grpo
+from jaxrl_llm.distributed import data_mesh, replicate, shard_rows
+from jaxrl_llm.models.outputs import Layout
+from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.training.update import init_state, prepare, update
+from jaxrl_llm.trajectory import Trajectories
+
+policy, params, _ = load_policy("{tiny}", remat=False)  # compiles faster
+random, place = np.random.default_rng(0), np.arange(12)
+owner, end = np.arange(8) // 2, np.array([12, 4, 7, 3, 9, 5, 6, 12])[:, None]
+mask = (place >= 3) & (place < end)
+prompts = random.integers(0, 256, (4, 12))
+tokens = np.where(place < 3, prompts[owner], random.integers(0, 256, (8, 12)))
+logp = jnp.asarray(np.where(mask, -5.5 + 0.5 * random.normal(size=(8, 12)), 0), jnp.float32)
+batch = Trajectories(
+    tokens=jnp.asarray(tokens * (place < end), jnp.int32), token_mask=jnp.asarray(place < end),
+    action_mask=jnp.asarray(mask), behaviour_logp=logp, policy_step=jnp.zeros((8, 12), jnp.int32),
+    turn=jnp.asarray(np.where(mask, 0, -1)), group=jnp.asarray(owner), prompt_id=jnp.asarray(owner),
+    truncated=jnp.zeros(8, bool), temperature=jnp.ones(8), reward=jnp.asarray(random.random(8), jnp.float32),
+    reference_logp=logp - 0.1,
+)
+algorithm, layout = grpo(), Layout(2, 4, 10)
+optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, epsilon=1e-4), 2)
+"""
+
+SHARDED = """
+assert len(jax.devices()) == 4
+mesh, alone = data_mesh(), data_mesh(jax.devices()[:1])
+assert dict(mesh.shape) == {"data": 4} and dict(alone.shape) == {"data": 1}
+
+def run(mesh, options):
+    state = replicate(init_state(jax.tree.map(jnp.copy, params), optimizer), mesh)
+    rows = shard_rows(batch, mesh)
+    assert len(rows.tokens.sharding.device_set) == mesh.size
+    assert rows.tokens.addressable_shards[0].data.shape == (8 // mesh.size, 12)
+    _, rows = prepare(algorithm.transform, (), rows)
+    state, metrics = update(policy, algorithm.objective, optimizer, state, rows, jax.random.key(3), **options)
+    for leaf in jax.tree.leaves(state.params):
+        assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == mesh.size
+    return jax.device_get((state, metrics))
+
+for options in (dict(layout=layout, minibatches=2),):
+    many, one = run(mesh, options), run(alone, options)
+    assert one[1]["finite"] == 1 and one[1]["grad_norm"] > 1e-3
+    for name, value in one[1].items():
+        np.testing.assert_allclose(many[1][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    for before, a, b in zip(*map(jax.tree.leaves, (params, many[0].params, one[0].params)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert np.abs(np.asarray(before) - b).max() > 1e-5
+print("equal")
+"""
+
+TPU = """
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+mesh = data_mesh(list(devices))
+whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+
+def shaped(tree, sharding):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+state = jax.eval_shape(lambda p: init_state(p, optimizer), params)
+_, prepared = jax.eval_shape(partial(algorithm.transform.apply, ()), batch)
+key = jax.eval_shape(lambda: jax.random.key(0))
+arguments = shaped(state, whole), shaped(prepared, rows), shaped(key, whole)
+compiled = update.trace(policy, algorithm.objective, optimizer, *arguments, layout=layout).lower().compile()
+size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+assert compiled.memory_analysis().alias_size_in_bytes >= size, "the new state takes the memory of the old"
+assert "all-reduce" in compiled.as_text(), "gradients are summed over the chips"
+print("compiled")
+"""
+
+
+def run_program(program: str, **environment: str) -> str:
+    """Standard output of a program in a process of its own."""
+    code = COMMON.replace("{tiny}", str(TINY)) + program
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_an_update_on_four_devices_is_that_of_one() -> None:
+    assert "equal" in run_program(SHARDED, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+
+
+def test_the_update_compiles_for_four_tpu_chips() -> None:
+    assert "compiled" in run_program(TPU, **tpu_environment())
+
+
+def test_one_device_is_a_mesh_too() -> None:
+    mesh = data_mesh()
+    assert mesh.axis_names == ("data",)
+    assert mesh.size == len(jax.devices())
+    tree = {"a": jnp.arange(4 * mesh.size), "b": None}
+    assert shard_rows(tree, mesh)["a"].tolist() == tree["a"].tolist()  # type: ignore[union-attr]
+    assert replicate(tree, mesh)["a"].sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("parts", [(1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 2), (16, 1, 1)])
+def test_rows_that_split_evenly_pass(parts: tuple[int, int, int]) -> None:
+    check_rows(16, *parts)
+
+
+@pytest.mark.parametrize("parts", [(3, 1, 1), (1, 5, 1), (1, 1, 32), (4, 4, 2)])
+def test_rows_that_do_not_split_evenly_are_refused(parts: tuple[int, int, int]) -> None:
+    product = parts[0] * parts[1] * parts[2]
+    with pytest.raises(InputError, match=f"16 completions.*= {product} does not divide"):
+        check_rows(16, *parts)

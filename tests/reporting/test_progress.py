@@ -1,0 +1,107 @@
+"""Progress: what a log shows, what a terminal shows, and the time left."""
+
+import io
+import math
+import re
+import sys
+
+import pytest
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting import progress as module
+from jaxrl_llm.reporting.progress import Progress
+
+METRICS = {
+    "reward/mean": 0.51249,
+    "kl": 0.00123,
+    "entropy": 1.25,
+    "completion/length": 132.44,
+    "tokens_per_second": 12345.6,
+}
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_log_gets_one_line_a_step_with_exact_numbers_and_times(clock):
+    stream = io.StringIO()
+    with Progress(4, stream=stream) as progress:
+        clock.now += 60
+        progress.update(0, METRICS)
+        clock.now += 10
+        progress.update(1, METRICS)
+        progress.say("saved [a] checkpoint")
+        clock.now += 20
+        progress.update(2, {"kl": math.nan, "entropy": None})
+        progress.update(3, METRICS)
+    numbers = "reward 0.512  KL 0.0012  entropy 1.250  length 132.4  tokens/s 12,346"
+    assert stream.getvalue().splitlines() == [
+        f"step 1/4  {numbers}  elapsed 0:01:00  left 0:03:00",  # nothing else is known yet than one slow step
+        f"step 2/4  {numbers}  elapsed 0:01:10  left 0:00:20",  # the first step's compilation no longer counts
+        "saved [a] checkpoint",
+        "step 3/4  reward -  KL -  entropy -  length -  tokens/s -  elapsed 0:01:30  left 0:00:15",
+        f"step 4/4  {numbers}  elapsed 0:01:30  left 0:00:00",
+    ]
+
+
+def test_a_resumed_run_counts_only_its_own_steps_for_the_time_left(clock):
+    stream = io.StringIO()
+    with Progress(100, start_step=90, stream=stream) as progress:
+        clock.now += 2
+        progress.update(90, {})
+    assert "step 91/100" in stream.getvalue()
+    assert stream.getvalue().endswith("left 0:00:18\n")
+
+
+def test_stdout_that_is_no_terminal_is_plain(capsys):
+    with Progress(1) as progress:
+        progress.update(0, {"reward/mean": 1})
+    assert capsys.readouterr().out.startswith("step 1/1  reward 1.000  KL -")
+
+
+def test_a_terminal_gets_a_bar_with_text_above_it(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = io.StringIO()
+    with Progress(3, plain=False, stream=stream) as progress:
+        progress.update(1, METRICS)
+        progress.say("a note with [brackets]")
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert "step 2/3" in text
+    assert "reward 0.512" in text
+    assert "━" in text
+    assert "a note with [brackets]\n" in text
+
+
+def test_the_terminal_is_given_back_after_an_error():
+    pytest.importorskip("rich")
+    stream = io.StringIO()
+    with pytest.raises(KeyError), Progress(3, plain=False, stream=stream):
+        raise KeyError
+    hidden, shown = stream.getvalue().rfind("\x1b[?25l"), stream.getvalue().rfind("\x1b[?25h")
+    assert -1 < hidden < shown  # the cursor is back
+
+
+def test_a_terminal_without_rich_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(InputError, match=r"jaxrl_llm\[run\]"):
+        Progress(3, plain=False, stream=io.StringIO())
+    Progress(3, stream=io.StringIO())  # a log does not need it
+
+
+def test_a_start_after_the_end_is_refused():
+    with pytest.raises(InputError, match="start step 5 of 4"):
+        Progress(4, start_step=5)
+    with Progress(4, start_step=4, stream=io.StringIO()) as progress:
+        assert progress._left() == 0.0

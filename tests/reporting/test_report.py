@@ -1,0 +1,287 @@
+"""The report: complete and empty runs, escaping, shading, size, and no request to the network."""
+
+import html
+import json
+import math
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting.report import shade, write_report
+
+pytest.importorskip("matplotlib")
+VOID = {"meta", "br", "input", "link", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects text, tags with attributes, and token elements; checks that tags are closed in order."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.open, self.text, self.svgs = [], [], [], 0
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.svgs += tag == "svg"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text.append(data)
+
+    @property
+    def visible(self):
+        return re.sub(r"\s+", " ", " ".join(self.text))
+
+
+def report(folder):
+    """The page of a run folder, checked for what must hold of every page."""
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < 5_000_000
+    page = Page(text)
+    allowed = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"https?://[^\s\"'<>)]+", text)) <= allowed
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.tags:
+        target = attributes.get("href") or attributes.get("xlink:href")
+        assert target is None or (target.startswith("#") and target[1:] in ids)
+        assert not {"src", "onclick", "onload"} & attributes.keys()
+    for target in re.findall(r"url\(([^)]*)\)", text):
+        assert target.strip("#\"'") in ids
+    return page
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def sample(step=0, phase="train", prompt_id=0, number=0, reward=1.0, tokens=("The", " answer"), **more):
+    row = {"step": step, "phase": phase, "prompt_id": prompt_id, "sample": number, "prompt": f"Question {prompt_id}?"}
+    row |= {"tokens": list(tokens), "advantage": None, "logp": None, "entropy": None, "reward": reward}
+    return row | {"rewards": {"correct": reward}, "answer": None, "truncated": False} | more
+
+
+def test_a_full_run(tmp_path):
+    config = {"model": "tiny", "task": {"name": "sums", "digits": 2}, "seed": 11, "algorithm": {"name": "grpo"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    evaluation = {"accuracy": 0.25, "low": 0.125, "high": 0.4, "prompts": 40}
+    summary = {"eval_before": evaluation, "eval_after": evaluation | {"accuracy": 0.75, "low": 0.6, "high": 0.86}}
+    summary |= {"tokens": {"sampled": 123456}, "seconds": {"sample": 30.0, "update": 90.0}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    keys = ("reward/mean", "reward/std", "kl", "entropy", "completion/length", "clip/high", "gradient_norm")
+    keys += ("learning_rate", "mismatch/kl", "odd/one")
+    lines(tmp_path / "metrics.jsonl", ({"step": i, **{key: i / 8 for key in keys}} for i in range(9)))
+    values = {"advantage": [0.5, -0.5], "logp": [-0.25, -2.0], "entropy": [0.0, 1.5]}
+    rows = [sample(step, "train", 3, number, reward=number, **values) for step in range(8) for number in range(2)]
+    rows += [sample(0, "eval_before", i, reward=0.0) for i in range(5)]
+    rows += [sample(9, "eval_after", i, reward=float(i > 1), answer="forty-two") for i in range(5)]
+    lines(tmp_path / "completions.jsonl", rows)
+    page = report(tmp_path)
+    for text in ("tiny", "sums", "grpo", "11", "25.0%", "12.5 to 40.0", "75.0%", "of 40 prompts", "123,456"):
+        assert text in page.visible
+    assert "sample 30 s (25%)" in page.visible
+    assert "update 90 s (75%)" in page.visible
+    # Eight known metrics (the deviation is the reward's band), one other, two distributions.
+    assert "All other metrics (1)" in page.visible
+    assert page.svgs == 8 + 1 + 2
+    assert "Mismatch of sampler and trainer mismatch/kl last 1 " in page.visible
+    assert "Clip fraction clip/high last 1 " in page.visible
+    assert "steps 0 to 1" in page.visible
+    assert "steps 6 to 7" in page.visible
+    assert "rose on 3, stayed on 2 of 5 prompts" in page.visible
+    assert "forty-two" in page.visible
+    steps = re.findall(r"Step (\d)", page.visible)
+    assert (steps[0], steps[-1], len(steps)) == ("0", "7", 6)
+    titles = [attributes["title"] for tag, attributes in page.tags if tag == "i" and attributes.get("title")]
+    assert titles[:2] == ["advantage 0.500, logp -0.250, entropy 0.000", "advantage -0.500, logp -2.000, entropy 1.500"]
+    classes = [attributes["class"] for tag, attributes in page.tags if tag == "i" and attributes.get("title")]
+    assert classes[:2] == ["a6 l-1", "a-6 l-6 e6"]  # 6 levels up to the range: 0.5, 2 and 1.5; 0.25 / 2 * 6 rounds to 1
+    radios = [a["value"] for tag, a in page.tags if tag == "input"]
+    assert radios == ["advantage", "logp", "entropy"]
+
+
+def test_everything_from_the_run_is_escaped(tmp_path):
+    attack = "</pre><script>alert('x')</script>\"&"
+    (tmp_path / "config.json").write_text(json.dumps({"model": attack, attack: {attack: [attack, None]}}))
+    summary = {"eval_before": {"accuracy": None}, "seconds": {attack: 2.0}, attack: attack}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    lines(tmp_path / "metrics.jsonl", [{"step": 0, attack: 1.0, f"{attack}_nothing": None}])
+    row = sample(tokens=[attack, "\ud800"], rewards={attack: 1}, prompt=attack, answer=attack)
+    lines(tmp_path / "completions.jsonl", [row, sample(phase="eval_after", prompt=attack, tokens=[attack])])
+    page = report(tmp_path)
+    assert [tag for tag, _ in page.tags].count("script") == 1  # our own
+    assert page.visible.count(attack) >= 10
+
+
+def test_a_single_step_with_gaps(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 0, "reward/mean": 0.5, "kl": null, "entropy": NaN, "kl2": 1e300}\n'
+    )
+    page = report(tmp_path)
+    assert page.svgs == 1
+    assert "entropy, kl, kl2" in page.visible
+    assert "Completions" not in page.visible
+
+
+def test_a_gap_in_a_curve_stays_a_gap(tmp_path):
+    rows = [{"step": i, "kl": None if i == 4 else 1.0} for i in range(9)]
+    lines(tmp_path / "metrics.jsonl", rows)
+    write_report(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    (curve,) = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--line\); stroke-width: 1.4', text)
+    assert curve.count("M") == 2
+
+
+@pytest.mark.parametrize(
+    "more, ends",
+    [({"reward/min": 1.0, "reward/max": 7.0, "reward/std": 0.5}, (1, 7)), ({"reward/std": 3.0}, (0, 6)), ({}, (3, 3))],
+)
+def test_the_band_is_the_range_else_the_deviation(tmp_path, more, ends, monkeypatch):
+    from matplotlib.axes import Axes
+
+    bands = []
+    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **style: bands.append((*low, *high)))
+    lines(tmp_path / "metrics.jsonl", [{"step": 0, "reward/mean": 3.0, **more}])
+    write_report(tmp_path)
+    assert bands == [ends]
+
+
+def test_prompts_whose_samples_differ_in_reward_come_first(tmp_path):
+    rows = [sample(0, "train", prompt, k, reward=k * (prompt == 2)) for prompt in range(4) for k in range(2)]
+    lines(tmp_path / "completions.jsonl", rows)
+    assert re.findall(r"Question (\d)\?", report(tmp_path).visible) == ["2", "0"]
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"step": 0, "rew'])
+def test_no_metrics_yet(tmp_path, content):
+    (tmp_path / "metrics.jsonl").write_text(content)
+    (tmp_path / "completions.jsonl").write_text("")
+    assert "No metrics yet" in report(tmp_path).visible
+
+
+def test_a_config_alone_and_shapes_that_are_not_expected(tmp_path):
+    config = {"seed": None, "model": {"path": "folder/m"}, "empty": {}, "deep": {"er": {"est": [1, 2.5, {"x": True}]}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "summary.json").write_text(
+        '{"eval_after": {"accuracy": 0.5}, "seconds": {"a": null, "b": 0}, "tokens": 3}'
+    )
+    page = report(tmp_path)
+    assert "folder/m" in page.visible
+    assert "1, 2.5," in page.visible
+    assert "50.0%" in page.visible
+    assert "Where the time went" not in page.visible
+
+
+def test_a_huge_run_stays_small_and_keeps_its_extremes(tmp_path):
+    names = [f"layer/{i}" for i in range(65)]
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        for step in range(10_000):
+            values = {name: math.sin(step / 50) for name in names} if step % 20 == 0 else {}
+            file.write(json.dumps({"step": step, "reward/mean": 100.0 * (step == 5_000), **values}) + "\n")
+    tokens = [" token"] * 1_200
+    values = {"advantage": [0.1] * 1_200, "logp": [-1.0] * 1_200, "entropy": [0.5] * 1_200}
+    rows = (sample(s, "train", s, k, k % 2, tokens, **values) for s in range(0, 10_000, 1000) for k in range(10))
+    lines(tmp_path / "completions.jsonl", rows)
+    page = report(tmp_path)
+    assert "100" in [text.strip() for text in page.text]  # the axis reaches the one outlier that thinning averaged away
+    assert "2 more samples" in page.visible
+    assert "tokens left out" in page.visible
+    assert sum(tag == "i" and "title" in attributes for tag, attributes in page.tags) <= 25_000
+    assert "layer/64" in page.visible  # named, though without a chart
+
+
+def test_the_page_is_the_same_every_time(tmp_path):
+    lines(tmp_path / "metrics.jsonl", [{"step": 0, "reward/mean": 1.0}, {"step": 1, "reward/mean": 2.0}])
+    first = write_report(tmp_path).read_bytes()
+    assert write_report(tmp_path).read_bytes() == first
+
+
+def test_a_folder_without_a_run_or_with_damage_is_an_error(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="no run in"):
+        write_report(tmp_path)
+    with pytest.raises(InputError, match="no run in"):
+        write_report(tmp_path / "missing")
+    lines(tmp_path / "completions.jsonl", [sample(logp=[-1.0])])
+    with pytest.raises(InputError, match="1 values of logp for 2 tokens"):
+        write_report(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match=r"config\.json"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("module", ["jinja2", "matplotlib"])
+def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch, module):
+    lines(tmp_path / "metrics.jsonl", [{"step": 0, "reward/mean": 1.0}])
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=r"jaxrl_llm\[run\]"):
+        write_report(tmp_path)
+
+
+def tokens_of(text):
+    return re.findall(r'<i class="([^"]*)" title="([^"]*)">(.*?)</i>', text, flags=re.S)
+
+
+def test_shade_levels_run_from_one_end_of_the_range_to_the_other():
+    text = shade(["a", "b", "c", "d", "e", "f"], [2.0, 1.0, 0.0, -1.0, -8.0, None], "advantage", limit=2.0)
+    assert [classes for classes, _, _ in tokens_of(text)] == ["a6", "a3", "", "a-3", "a-6", ""]
+    assert tokens_of(text)[4][1] == "advantage -8.000"
+    assert tokens_of(text)[5][1] == ""
+    # The deepest red is for the lowest, the deepest blue for the highest.
+    assert ".show-advantage .a-6{background:rgba(214,64,52,0.6)}" in text
+    assert ".show-advantage .a6{background:rgba(38,110,214,0.6)}" in text
+    assert 'class="jaxrl-tokens show-advantage"' in text
+
+
+def test_shade_without_a_limit_takes_it_from_the_values():
+    (first, _, _), (second, _, _) = tokens_of(shade(["x", "y"], [-3.0, -1.5], "logp"))
+    assert (first, second) == ("l-6", "l-3")
+    assert tokens_of(shade(["x"], [0.0], "entropy"))[0][0] == ""
+    assert tokens_of(shade(["x"], [math.nan], "entropy"))[0][:2] == ("", "")
+    assert shade([], [], "logp").startswith("<div")
+
+
+@pytest.mark.parametrize(
+    "token, shown",
+    [
+        ("\n", "↵\n"),
+        ("a\n\n b", "a↵\n↵\n b"),
+        ("\t", "⇥\t"),
+        ("\r\x00", "␍␀"),
+        ("\u00a0", "⍽"),
+        ("\u202egnp", "⟨U+202E⟩gnp"),
+        ("\u200b", "⟨U+200B⟩"),
+        ("\x7f", "⟨U+007F⟩"),
+        ("", "∅"),
+        ("<b>&", "<b>&"),
+        ("é ü 漢 👩\u200d🚀", "é ü 漢 👩\u200d🚀"),
+    ],
+)
+def test_invisible_characters_become_visible(token, shown):
+    ((_, _, body),) = tokens_of(shade([token], [1.0], "entropy"))
+    assert html.unescape(body) == shown
+    assert "<" not in body
+
+
+def test_shade_refuses_what_does_not_fit():
+    with pytest.raises(InputError, match="did you mean 'entropy'"):
+        shade(["a"], [1.0], "entropie")
+    with pytest.raises(InputError, match="2 values of logp for 1 tokens"):
+        shade(["a"], [1.0, 2.0], "logp")
+    with pytest.raises(InputError, match="limit 0"):
+        shade(["a"], [1.0], "logp", limit=0)

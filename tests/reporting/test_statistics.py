@@ -1,0 +1,117 @@
+"""Intervals and pass@k against formulas worked by hand and enumeration."""
+
+import itertools
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting.statistics import as_number, bootstrap_interval, pass_at_k, thin, typical_size, wilson_interval
+
+
+def test_wilson_of_eight_in_ten():
+    # p = 0.8, n = 10, z = 1.959964, z^2 = 3.841459:
+    # centre (p + z^2 / 2n) / (1 + z^2 / n) = 0.9920729 / 1.3841459 = 0.7167401
+    # half z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)
+    #    = 1.959964 sqrt(0.016 + 0.0096036) / 1.3841459 = 1.959964 * 0.1600114 / 1.3841459 = 0.2265776
+    low, high = wilson_interval(8, 10)
+    assert low == pytest.approx(0.7167401 - 0.2265776, abs=2e-6)
+    assert high == pytest.approx(0.7167401 + 0.2265776, abs=2e-6)
+
+
+@given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+@settings(max_examples=50, deadline=None)
+def test_wilson_ends_solve_the_score_equation(trials, share, level):
+    successes = round(share * trials)
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    low, high = wilson_interval(successes, trials, level)
+    assert 0 <= low <= successes / trials <= high <= 1
+    for end in (low, high):
+        if 1e-9 < end < 1 - 1e-9:
+            assert abs(successes / trials - end) == pytest.approx(z * math.sqrt(end * (1 - end) / trials), rel=1e-6)
+
+
+def test_wilson_at_the_edges():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert wilson_interval(0, 20)[0] == 0.0
+    assert wilson_interval(20, 20)[1] == 1.0
+    for arguments in ((3, 2), (-1, 2), (1, 2, 0.0), (1, 2, 95)):
+        with pytest.raises(InputError):
+            wilson_interval(*arguments)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 7])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(samples):
+    for k in range(1, samples + 1):
+        expected = []
+        for correct in range(samples + 1):
+            subsets = list(itertools.combinations([True] * correct + [False] * (samples - correct), k))
+            expected.append(sum(map(any, subsets)) / len(subsets))
+        np.testing.assert_allclose(pass_at_k(np.arange(samples + 1), samples, k), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_pass_at_k_of_many_samples_neither_overflows_nor_loses_digits():
+    expected = 1 - math.comb(9_990, 1_000) / math.comb(10_000, 1_000)  # exact integers, one rounding
+    result = pass_at_k(np.array([10]), 10_000, 1_000)
+    assert result.dtype == np.float64
+    assert result[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_pass_at_k_of_one_is_the_success_rate_and_no_prompts_give_none():
+    np.testing.assert_allclose(pass_at_k([0, 3, 8], 8, 1), [0, 3 / 8, 1])
+    assert pass_at_k(np.zeros(0, dtype=int), 4, 2).shape == (0,)
+
+
+@pytest.mark.parametrize("correct, samples, k", [([1], 4, 0), ([1], 4, 5), ([5], 4, 2), ([-1], 4, 2), ([[1]], 4, 2)])
+def test_pass_at_k_refuses_impossible_counts(correct, samples, k):
+    with pytest.raises(InputError):
+        pass_at_k(correct, samples, k)
+
+
+def test_bootstrap_is_near_the_normal_interval_and_reproducible():
+    values = np.random.default_rng(1).normal(3.0, 2.0, size=400)
+    low, high = bootstrap_interval(values, seed=5)
+    half = 1.959964 * values.std(ddof=1) / math.sqrt(400)
+    assert low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert bootstrap_interval(values, seed=5) == (low, high)
+    assert bootstrap_interval(values, seed=6) != (low, high)
+    narrow = bootstrap_interval(values, level=0.5)
+    assert low < narrow[0] < narrow[1] < high
+
+
+def test_bootstrap_of_equal_or_single_values_is_that_value():
+    assert bootstrap_interval([0.3] * 5) == (0.3, 0.3)
+    assert bootstrap_interval([2.0]) == (2.0, 2.0)
+
+
+def test_bootstrap_of_two_values_stays_within_them():
+    low, high = bootstrap_interval([0.0, 1.0])
+    assert 0.0 <= low < high <= 1.0
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [[1.0, 2.0]]])
+def test_bootstrap_refuses_what_has_no_mean(values):
+    with pytest.raises(InputError):
+        bootstrap_interval(values)
+
+
+def test_thin_keeps_short_series_and_skips_what_is_not_finite():
+    assert thin([3.0, 1.0], points=5).tolist() == [3.0, 1.0]
+    np.testing.assert_array_equal(thin([1, 2, math.nan, math.inf, 5, 9], points=3, how=np.max), [2, math.nan, 9])
+    assert thin(np.arange(10_000.0), points=300, how=np.min).shape == (300,)
+
+
+def test_typical_size_ignores_zeros_and_gaps():
+    assert typical_size([0.0, None, math.nan, -4.0, 2.0], percentile=100) == 4.0
+    assert typical_size([0.0, None]) == 1.0
+
+
+def test_as_number():
+    assert as_number(3) == 3.0
+    for value in (None, "3", math.inf, -1e31, math.nan, [1]):
+        assert math.isnan(as_number(value))

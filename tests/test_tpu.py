@@ -1,0 +1,97 @@
+"""The sharded programs compile for real TPUs, ahead of time and without one: sampler and update on four v5e chips."""
+
+import json
+import subprocess
+import sys
+
+from tpu_environment import tpu_environment
+
+PROGRAM = """
+import json
+from functools import partial
+
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from jaxrl_llm.algorithms import get
+from jaxrl_llm.distributed import data_mesh
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.outputs import Layout
+from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.sampling.decode import Requests, Settings, decode, prefill
+from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.training.update import init_state, update
+from jaxrl_llm.trajectory import Trajectories
+
+chips = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+mesh = data_mesh(list(chips))
+whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+# The shapes of SmolLM2-135M.
+config = ModelConfig(
+    family="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
+    num_kv_heads=3, head_dim=64, norm_epsilon=1e-5, tie_embeddings=True, ropes=(Rope(100000.0),),
+    rope_of_layer=(0,) * 30, window_of_layer=(0,) * 30, query_scale=0.125, max_positions=8192,
+)
+policy = Policy(config, jnp.dtype(jnp.bfloat16))
+
+def shaped(tree, sharding):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+def report(name, lowered):
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    out[name] = {"temporaries": memory.temp_size_in_bytes, "arguments": memory.argument_size_in_bytes}
+
+out = {}
+params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+N, L, G, prompts, new = 64, 192, 8, 128, 64
+i32, f32 = jnp.int32, jnp.float32
+S = jax.ShapeDtypeStruct
+row = S((N,), i32)
+requests = Requests(S((N // G, prompts), i32), S((N // G, prompts), bool), row, row, row, S((N,), bool))
+key = jax.eval_shape(lambda: jax.random.key(0))
+settings = Settings(key, S((), f32), Filters(S((), i32), S((), f32), S((), f32)), S((2,), i32))
+arguments = shaped(params, whole), shaped(requests, rows), shaped(settings, whole)
+lowered = prefill.trace(policy, *arguments, new_tokens=new, greedy=False).lower()
+report("prefill", lowered)
+state = jax.eval_shape(lambda *a: prefill(policy, *a, new_tokens=new, greedy=False), params, requests, settings)
+
+def place(x):
+    axis = {5: 1}.get(x.ndim, 0)
+    spec = P(*[None] * axis, "data") if x.ndim else P()
+    return S(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+report("decode", decode.trace(
+    policy, arguments[0], jax.tree.map(place, state), *arguments[1:], S((), i32, sharding=whole), greedy=False
+).lower())
+batch = Trajectories(
+    tokens=S((N, L), i32), token_mask=S((N, L), bool), action_mask=S((N, L), bool), behaviour_logp=S((N, L), f32),
+    policy_step=S((N, L), i32), turn=S((N, L), i32), group=row, prompt_id=row, truncated=S((N,), bool),
+    temperature=S((N,), f32), advantages=S((N, L), f32), reference_logp=S((N, L), f32),
+)
+optimizer = make_optimizer(OptimizerConfig(), 10)
+train_state = jax.eval_shape(lambda p: init_state(p, optimizer), params)
+report("update", update.trace(
+    policy, get("grpo").objective, optimizer, shaped(train_state, whole), shaped(batch, rows), shaped(key, whole),
+    layout=Layout(G, prompts, new), micro_batches=2,
+).lower())
+print("RESULT" + json.dumps(out))
+"""
+
+
+def test_sampler_and_update_compile_for_four_v5e_chips() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True, timeout=500
+    )
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    sizes = json.loads(done.stdout.split("RESULT")[1])
+    logits = 64 * 192 * 49152 * 4 // 4  # bytes of float32 logits of a chip's share of rows
+    parameters = 134_515_008 * 4
+    for name in ("prefill", "decode", "update"):
+        assert sizes[name]["temporaries"] + sizes[name]["arguments"] < 16 * 2**30, (name, sizes[name])
+    # Gradients, their sums and the optimiser's changes, with the padding of TPU layouts.
+    assert sizes["update"]["temporaries"] < 8 * parameters
+    # A decode step needs a row's logits, not more: well under those of a whole batch of sequences.
+    assert sizes["decode"]["temporaries"] < logits

@@ -1,0 +1,159 @@
+"""The algebra: transforms chain, objectives add and scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Objective, Transform, chain, stateless
+
+OUTPUTS = PolicyOutputs(logp=jnp.array([[-1.0, -2.0]]), entropy=jnp.array([[0.5, 0.25]]))
+
+
+def batch_of(reward: Any) -> Trajectories:
+    reward = jnp.asarray(reward, jnp.float32)
+    N = reward.shape[0]
+    zeros, row = jnp.zeros((N, 2), jnp.int32), jnp.zeros(N, jnp.int32)
+    mask = jnp.ones((N, 2), bool)
+    return Trajectories(zeros, mask, mask, jnp.zeros((N, 2)), zeros, zeros, row, row, jnp.zeros(N, bool), reward=reward)
+
+
+def scale(factor: float) -> Transform:
+    return stateless(lambda b: b.replace(reward=b.reward * factor))
+
+
+def running_sum() -> Transform:
+    """Adds the sum of everything seen before; remembers it."""
+
+    def apply(state: jax.Array, batch: Trajectories) -> tuple[jax.Array, Trajectories]:
+        return state + jnp.sum(batch.reward), batch.replace(reward=batch.reward + state)
+
+    return Transform(lambda: jnp.float32(0), apply)
+
+
+def count() -> Transform:
+    return Transform(lambda: {"calls": jnp.int32(0)}, lambda s, b: ({"calls": s["calls"] + 1}, b))
+
+
+def test_chain_applies_from_left_to_right() -> None:
+    # 1, 2 -> x10 -> 10, 20 (+0, remembers 30) -> x2 -> 20, 40; the second time the 30 is added before the doubling.
+    both = chain(scale(10), running_sum(), scale(2))
+    state, batch = both.apply(both.init(), batch_of([1, 2]))
+    assert batch.reward.tolist() == [20, 40]
+    state, batch = both.apply(state, batch_of([1, 2]))
+    assert batch.reward.tolist() == [80, 100]
+    assert float(state[1]) == 30 + 30
+
+
+def test_chain_is_associative_and_has_a_unit() -> None:
+    a, b, c = running_sum(), scale(3), running_sum()
+    results = []
+    for whole in (chain(a, b, c), chain(chain(a, b), c), chain(a, chain(b, c)), chain(chain(), a, b, c, chain())):
+        state = whole.init()
+        for reward in ([1, 2], [5, -1], [0, 4]):
+            state, batch = whole.apply(state, batch_of(reward))
+        results.append((batch.reward.tolist(), [float(x) for x in jax.tree.leaves(state)]))
+    assert all(result == results[0] for result in results)
+    state, batch = chain().apply(chain().init(), batch_of([1, 2]))
+    assert state == ()
+    assert batch.reward.tolist() == [1, 2]
+
+
+def test_state_is_the_tuple_of_states_and_init_is_pure() -> None:
+    whole = chain(running_sum(), scale(2), count())
+    state = whole.init()
+    assert isinstance(state, tuple)
+    assert state[1] == ()
+    assert state[2] == {"calls": 0}
+    after, _ = whole.apply(state, batch_of([7, 8]))
+    assert float(after[0]) == 15
+    assert float(state[0]) == 0, "apply changes no state in place"
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool(x == y), state, whole.init()))
+
+
+def test_a_state_of_another_chain_is_refused() -> None:
+    with pytest.raises(ValueError):
+        chain(count(), count()).apply(chain(count()).init(), batch_of([1]))
+
+
+def test_chain_under_jit_scan_and_vmap() -> None:
+    whole = chain(running_sum(), scale(2), count())
+    rewards = np.array([[1, 2], [5, -1], [0, 4]], np.float32)
+    state, expected = whole.init(), []
+    for reward in rewards:
+        state, batch = whole.apply(state, batch_of(reward))
+        expected.append(batch.reward.tolist())
+
+    jitted, jitted_state = [], whole.init()
+    for reward in rewards:
+        jitted_state, batch = jax.jit(whole.apply)(jitted_state, batch_of(reward))
+        jitted.append(batch.reward.tolist())
+    assert jitted == expected
+
+    batches = jax.tree.map(lambda *x: jnp.stack(x), *[batch_of(reward) for reward in rewards])
+    scanned_state, scanned = jax.lax.scan(whole.apply, whole.init(), batches)
+    assert scanned.reward.tolist() == expected
+    assert int(scanned_state[2]["calls"]) == int(state[2]["calls"]) == 3
+    assert float(scanned_state[0]) == float(state[0])
+
+    # Each of the three has a memory of its own, in which this is the first batch.
+    states = jax.vmap(lambda _: whole.init())(jnp.arange(3))
+    _, mapped = jax.vmap(whole.apply)(states, batches)
+    np.testing.assert_allclose(mapped.reward, 2 * rewards)
+
+
+def first(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, dict[str, jax.Array]]:
+    return jnp.sum(outputs.logp), {"first": jnp.float32(1)}
+
+
+def second(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, dict[str, jax.Array]]:
+    return jnp.sum(outputs.entropy), {"second": jnp.float32(2)}
+
+
+A, B = Objective(first, frozenset({"old_logp"})), Objective(second, frozenset({"reference_logp"}))
+
+
+@pytest.mark.parametrize(
+    ("objective", "loss"),
+    [
+        (A, -3.0),
+        (A + B, -2.25),
+        (A - B, -3.75),
+        (A + 0.5 * B, -2.625),
+        (A * 2.0, -6.0),
+        (2.0 * (A - 4 * B) + A, -15.0),
+        (A + jnp.float32(0.5) * B, -2.625),
+        (A - A, 0.0),
+    ],
+)
+def test_objectives_add_subtract_and_scale(objective: Objective, loss: float) -> None:
+    assert float(objective(OUTPUTS, batch_of([0]))[0]) == pytest.approx(loss)
+    assert float(jax.jit(objective)(OUTPUTS, batch_of([0]))[0]) == pytest.approx(loss)
+
+
+def test_needs_and_metrics_are_united_and_not_scaled() -> None:
+    both = A - 0.01 * B
+    assert both.needs == {"old_logp", "reference_logp"}
+    assert (3 * B).needs == {"reference_logp"}
+    _, metrics = both(OUTPUTS, batch_of([0]))
+    assert {name: float(value) for name, value in metrics.items()} == {"first": 1, "second": 2}
+
+
+def test_gradients_are_linear_and_a_scale_may_be_traced() -> None:
+    def loss(logp: jax.Array, factor: jax.Array) -> jax.Array:
+        return (A + factor * A)(OUTPUTS.replace(logp=logp), batch_of([0]))[0]
+
+    by_logp, by_factor = jax.jit(jax.grad(loss, argnums=(0, 1)))(OUTPUTS.logp, jnp.float32(0.25))
+    assert by_logp.tolist() == [[1.25, 1.25]]
+    assert float(by_factor) == -3
+
+
+def test_objectives_and_transforms_are_static_arguments() -> None:
+    assert hash(A + B)
+    assert hash(chain(scale(2), count()))
+    assert Objective(first, A.needs) == A, "equal parts make equal objectives, so nothing is compiled twice"
