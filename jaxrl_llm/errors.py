@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
@@ -29,3 +30,43 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 def need(package: str, extra: str, why: str) -> InputError:
     """The error for an optional package that is not installed."""
     return InputError(f"{why} needs the package {package!r}: pip install 'jaxrl_llm[{extra}]'")
+
+
+def require(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> None:
+    """InputError unless a number is in range (NaN never is). Traced values, which are not known yet, pass.
+
+    >>> require("clip_low", -0.1, least=0, most=1)
+    Traceback (most recent call last):
+    jaxrl_llm.errors.InputError: clip_low is -0.1, but must be at least 0 and at most 1
+    """
+    if not isinstance(value, int | float):
+        return
+    limits = [
+        (least, "at least", lambda limit: value >= limit),
+        (above, "above", lambda limit: value > limit),
+        (most, "at most", lambda limit: value <= limit),
+        (below, "below", lambda limit: value < limit),
+    ]
+    wanted = [(limit, words, test) for limit, words, test in limits if limit is not None]
+    if value != value or not all(test(limit) for limit, _, test in wanted):
+        texts = " and ".join(f"{words} {limit:g}" for limit, words, _ in wanted) or "a number"
+        raise InputError(f"{name} is {value}, but must be {texts}")
+
+
+def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """InputError unless `value` is one of the choices."""
+    if value not in (known := list(choices)):
+        raise unknown(name, value, known)
+
+
+def is_off(coefficient: Any) -> bool:
+    """Whether a coefficient is known to be zero, so that its term can be left out. Traced values are not known."""
+    return isinstance(coefficient, int | float) and coefficient == 0

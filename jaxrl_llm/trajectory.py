@@ -11,6 +11,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.errors import InputError
+
 Array = jax.Array
 
 
@@ -33,17 +35,57 @@ class Trajectories(flax.struct.PyTreeNode):
     support_floor: Array | None = None  # f32[N, L] least log-probability that top-k/top-p/min-p kept (-inf: all)
     rewards: dict[str, Array] | None = None  # named components, f32[N] each
     reward: Array | None = None  # f32[N] their combination
+    token_rewards: Array | None = None  # f32[N, L] what each action earns by itself, e.g. a penalty; beside `reward`
+    turn_rewards: Array | None = None  # f32[N, K] of each turn, where there are turns
+    state_key: Array | None = None  # uint32[N, K] hashed environment state before each turn
     advantages: Array | None = None  # f32[N, L]
     weights: Array | None = None  # f32[N, L] selection: 0 drops a token
     old_logp: Array | None = None  # f32[N, L] under the weights at the start of the update
     reference_logp: Array | None = None  # f32[N, L] under the frozen reference policy
     entropy: Array | None = None  # f32[N, L] of the behaviour distribution at each action
+    values: Array | None = None  # f32[N, L] (or [N, L, H]) of the critic before the update, at each action
+    returns: Array | None = None  # f32[N, L] what the critic is to learn
+    info: dict[str, Array] | None = None  # [N, ...] what only some methods know of a row, by name
     totals: dict[str, Array] | None = None  # counts over the whole batch of which this may be a slice; see `totals_of`
+    controls: dict[str, Array] | None = None  # f32[] written by controllers, read by objectives
+    feedback: dict[str, Array] | None = None  # f32[] metrics of the last update; "updates" counts them
 
     @property
     def loss_weights(self) -> Array:
         """f32[N, L]: how much each token counts in the loss: its selection weight on actions, 0 elsewhere."""
         return jnp.where(self.action_mask, 1.0 if self.weights is None else self.weights, 0.0).astype(jnp.float32)
+
+    @property
+    def lengths(self) -> Array:
+        """f32[N]: actions of each row."""
+        return jnp.sum(self.action_mask, axis=1).astype(jnp.float32)
+
+    @property
+    def action_index(self) -> Array:
+        """int32[N, L]: how many actions of the row came before, whatever stands between them. -1 elsewhere."""
+        return jnp.where(self.action_mask, jnp.cumsum(self.action_mask, axis=1) - 1, -1).astype(jnp.int32)
+
+    @property
+    def scores(self) -> Array:
+        """f32[N]: the combined reward; NaN, that is not scored, also where a row has no action. InputError without."""
+        if self.reward is None:
+            raise InputError("the batch has no rewards: score it before the advantages are computed")
+        return jnp.where(jnp.any(self.action_mask, axis=1), self.reward, jnp.nan).astype(jnp.float32)
+
+    def need(self, name: str) -> Array:
+        """A field, or an entry of `info`; InputError where the batch does not have it."""
+        value = getattr(self, name) if name in self.__dataclass_fields__ else (self.info or {}).get(name)
+        if value is None:
+            raise InputError(f"this method needs {name}, which the batch does not have")
+        return value
+
+    def with_info(self, **entries: Array) -> Trajectories:
+        """The batch with more entries in `info`."""
+        return self.replace(info={**(self.info or {}), **entries})
+
+    def with_controls(self, **entries: Array) -> Trajectories:
+        """The batch with more entries in `controls`."""
+        return self.replace(controls={**(self.controls or {}), **entries})
 
 
 class PolicyOutputs(flax.struct.PyTreeNode):
@@ -54,8 +96,11 @@ class PolicyOutputs(flax.struct.PyTreeNode):
     extras: dict[str, Any] | None = None  # what else an objective declared that it needs
 
 
+SHARED = ("totals", "controls", "feedback")  # what has no row axis
+
+
 def totals_of(batch: Trajectories) -> dict[str, Array]:
-    """Denominators of the averages: weighted tokens, sequences with any weight, and all sequences.
+    """Denominators of the averages: weighted tokens, sequences with any weight, and sequences with any action.
 
     A micro-batch carries the totals of the whole batch, so that sums over micro-batches of
     `sum(values) / total` are the value for the whole batch, however it was split.
@@ -63,11 +108,12 @@ def totals_of(batch: Trajectories) -> dict[str, Array]:
     if batch.totals is not None:
         return batch.totals
     weights = batch.loss_weights
-    return {
-        "tokens": jnp.maximum(jnp.sum(weights), 1e-9),
-        "sequences": jnp.maximum(jnp.sum(jnp.any(weights > 0, axis=1)), 1).astype(jnp.float32),
-        "rows": jnp.float32(weights.shape[0]),
-    }
+
+    def rows(mask: Array) -> Array:
+        return jnp.maximum(jnp.sum(jnp.any(mask, axis=1)), 1).astype(jnp.float32)
+
+    tokens = jnp.maximum(jnp.sum(weights), 1e-9)
+    return {"tokens": tokens, "sequences": rows(weights > 0), "rows": rows(batch.action_mask)}
 
 
 def with_totals(batch: Trajectories) -> Trajectories:
@@ -76,5 +122,6 @@ def with_totals(batch: Trajectories) -> Trajectories:
 
 
 def map_rows(f: Any, batch: Trajectories) -> Trajectories:
-    """Apply `f` to every array that has a leading row axis (all but the totals)."""
-    return jax.tree.map(f, batch.replace(totals=None)).replace(totals=batch.totals)
+    """Apply `f` to every array that has a leading row axis."""
+    shared = {name: getattr(batch, name) for name in SHARED}
+    return jax.tree.map(f, batch.replace(**dict.fromkeys(SHARED))).replace(**shared)

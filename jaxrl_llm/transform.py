@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 State = Any
@@ -20,15 +21,17 @@ class Transform(NamedTuple):
 
     init:  () -> state, a pytree
     apply: (state, batch) -> (state, batch)
+    needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `algorithms.needs`
     """
 
     init: Callable[[], State]
     apply: Callable[[State, Trajectories], tuple[State, Trajectories]]
+    needs: frozenset[str] = frozenset()
 
 
-def stateless(f: Callable[[Trajectories], Trajectories]) -> Transform:
+def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform that applies `f` and remembers nothing."""
-    return Transform(init=lambda: (), apply=lambda state, batch: (state, f(batch)))
+    return Transform(init=lambda: (), apply=lambda state, batch: (state, f(batch)), needs=frozenset(needs))
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -44,7 +47,29 @@ def chain(*transforms: Transform) -> Transform:
             after.append(new)
         return tuple(after), batch
 
-    return Transform(init, apply)
+    return Transform(init, apply, frozenset().union(*(t.needs for t in transforms)))
+
+
+def counted(apply: Callable[[jax.Array, Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
+    """The transform whose only memory is how often it was applied: `apply(step int32[], batch) -> batch`."""
+    return Transform(lambda: jnp.int32(0), lambda step, batch: (step + 1, apply(step, batch)), frozenset(needs))
+
+
+def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], jax.Array]) -> Transform:
+    """Steer a number by the last update's metrics: `update(number f32[], feedback) -> number`.
+
+    It is in `batch.controls[name]`, and is `start` until there has been an update.
+    """
+
+    def apply(value: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+        if batch.feedback is not None:
+            value = jnp.where(batch.feedback["updates"] > 0, update(value, batch.feedback), value)
+        return value, batch.with_controls(**{name: value})
+
+    return Transform(lambda: jnp.float32(start), apply, frozenset({"feedback"}))
+
+
+Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
 
 
 @dataclass(frozen=True)
@@ -53,30 +78,51 @@ class Objective:
 
     Objectives add, and scale by a number. Loss and metrics are sums over the rows of the batch divided by
     `totals_of(batch)`, so those of micro-batches add up to those of the whole batch.
+
+    What depends on the whole batch at the current parameters (a quantile, a covariance, the other members of a group)
+    is in `refresh`: it gets all rows at once, without gradients, and writes what it finds into the batch, before
+    `function` sees a slice of it. Calling the objective does both, in this order.
     """
 
     function: Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
-    needs: frozenset[str] = frozenset()  # names of batch fields that the loop must provide, e.g. "reference_logp"
+    needs: frozenset[str] = frozenset()  # names of what the loop must provide, e.g. "reference_logp"
+    refresh: Refresh | None = None
 
     def __call__(self, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        return self.function(outputs, batch)
+        return self.function(outputs, self.refreshed(outputs, batch))
+
+    def refreshed(self, outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        """The whole batch with what `refresh` finds in it."""
+        return batch if self.refresh is None else self.refresh(jax.lax.stop_gradient(outputs), batch)
 
     def __add__(self, other: Objective) -> Objective:
         def total(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-            loss_a, metrics_a = self(outputs, batch)
-            loss_b, metrics_b = other(outputs, batch)
+            loss_a, metrics_a = self.function(outputs, batch)
+            loss_b, metrics_b = other.function(outputs, batch)
             return loss_a + loss_b, {**metrics_a, **metrics_b}
 
-        return Objective(total, self.needs | other.needs)
+        def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+            return other.refreshed(outputs, self.refreshed(outputs, batch))
 
-    def __mul__(self, scale: float | jax.Array) -> Objective:
+        return Objective(total, self.needs | other.needs, refresh if self.refresh or other.refresh else None)
+
+    def __mul__(self, scale: float | jax.Array | str) -> Objective:
+        """Scale the loss, by a number or by the control of that name."""
+
         def scaled(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-            loss, metrics = self(outputs, batch)
-            return jnp.asarray(scale) * loss, metrics
+            loss, metrics = self.function(outputs, batch)
+            return (control(batch, scale) if isinstance(scale, str) else jnp.asarray(scale)) * loss, metrics
 
-        return Objective(scaled, self.needs)
+        return Objective(scaled, self.needs, self.refresh)
 
     __rmul__ = __mul__
 
     def __sub__(self, other: Objective) -> Objective:
         return self + (-1.0) * other
+
+
+def control(batch: Trajectories, name: str) -> jax.Array:
+    """A number that a controller wrote; InputError where none did."""
+    if name not in (batch.controls or {}):
+        raise InputError(f"no transform wrote the control {name!r}: chain its controller before the objective")
+    return (batch.controls or {})[name]

@@ -42,7 +42,7 @@ def group_relative(scale: str = "std", ddof: int = 1, epsilon: float = 1e-6) -> 
     Raises InputError for a scale that is not one of SCALES.
     """
     _check_scale(scale)
-    return on_actions(lambda b: group_advantage(_reward(b), b.group, scale=scale, ddof=ddof, epsilon=epsilon))
+    return on_actions(lambda b: group_advantage(b.scores, b.group, scale=scale, ddof=ddof, epsilon=epsilon))
 
 
 def _check_scale(scale: str) -> None:
@@ -55,15 +55,9 @@ def on_actions(advantage: Callable[[Trajectories], jax.Array]) -> Transform:
     return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask))
 
 
-def _reward(batch: Trajectories) -> jax.Array:
-    if batch.reward is None:
-        raise InputError("the batch has no rewards: score it before the advantages are computed")
-    return batch.reward
-
-
 def uniform_groups(batch: Trajectories) -> jax.Array:
     """bool[N]: the samples of groups without learning signal, in which all rewards are equal (or there is one)."""
-    _, mean, deviation = bucket_moments(batch.group, _reward(batch))
+    _, mean, deviation = bucket_moments(batch.group, batch.scores)
     return deviation <= 1e-7 * jnp.maximum(jnp.abs(mean), 1.0)
 
 

@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.algorithms.grpo import grpo
+from jaxrl_llm.algorithms import group_relative
+from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
 from jaxrl_llm.errors import unknown
 
-CATALOGUE: dict[str, Callable[..., Algorithm]] = {"grpo": grpo}
+FAMILIES = (group_relative,)
+CATALOGUE: dict[str, Callable[..., Algorithm]] = {
+    name: getattr(family, name) for family in FAMILIES for name in family.__all__
+}
 
 
 def names() -> list[str]:
@@ -35,4 +38,10 @@ def get(name: str, **hyperparameters: Any) -> Algorithm:
     return build(**hyperparameters)
 
 
-__all__ = ["CATALOGUE", "Algorithm", "constructor", "get", "grpo", "names"]
+def __getattr__(name: str) -> Callable[..., Algorithm]:
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    raise AttributeError(f"{__name__} has no attribute {name!r}")
+
+
+__all__ = ["CATALOGUE", "Algorithm", "Resample", "constructor", "get", "names"]

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
+
+from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective, Transform
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Sample more prompts until enough groups are informative, e.g. neither all right nor all wrong (DAPO).
+
+    informative: batch -> bool[N], the same for all rows of a group. After `rounds` batches of prompts, what there is
+    is trained on: informative groups first.
+    """
+
+    informative: Callable[[Trajectories], jax.Array]
+    rounds: int = 10
 
 
 @dataclass(frozen=True)
@@ -16,8 +32,9 @@ class Algorithm:
 
     transform: Transform
     objective: Objective
+    curriculum: Resample | None = None
 
     @property
     def needs(self) -> frozenset[str]:
-        """Batch fields that the loop must fill in, e.g. "reference_logp"."""
-        return self.objective.needs
+        """What the loop must provide, of NEEDS in `algorithms.needs`."""
+        return self.transform.needs | self.objective.needs

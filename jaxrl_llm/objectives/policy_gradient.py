@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 
@@ -10,12 +12,20 @@ from jaxrl_llm.objectives.averages import Average, token_mean
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Objective
+from jaxrl_llm.transform import Metrics, Objective, Refresh
 
 
-def policy_gradient(ratio: Ratio, surrogate: Surrogate, average: Average) -> Objective:
+def policy_gradient(
+    ratio: Ratio,
+    surrogate: Surrogate,
+    average: Average,
+    *,
+    needs: Iterable[str] = (),
+    refresh: Refresh | None = None,
+) -> Objective:
     """-average(surrogate(ratio, advantages)): minimising it raises the probability of what was better than expected.
 
+    needs, refresh: what the surrogate wants beyond the ratio's; see `Objective`.
     Metrics are token means over the batch: "ratio/mean", and those of the surrogate.
     """
 
@@ -24,9 +34,10 @@ def policy_gradient(ratio: Ratio, surrogate: Surrogate, average: Average) -> Obj
             raise InputError("the batch has no advantages: apply the algorithm's transform before its objective")
         value = ratio(outputs, batch)
         # Tokens that do not count may hold anything: a product with NaN would leak into the gradient.
-        gain, statistics = surrogate(value, jnp.where(batch.loss_weights != 0, batch.advantages, 0.0))
+        masked = batch.replace(advantages=jnp.where(batch.loss_weights != 0, batch.advantages, 0.0))
+        gain, statistics = surrogate(value, outputs, masked)
         per_token = token_mean()
         metrics = {name: per_token(x, batch) for name, x in {"ratio/mean": value, **statistics}.items()}
         return -average(gain, batch), metrics
 
-    return Objective(objective, ratio.needs)
+    return Objective(objective, ratio.needs | frozenset(needs), refresh)

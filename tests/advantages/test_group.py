@@ -156,9 +156,9 @@ def test_group_relative_writes_the_advantage_on_actions_alone() -> None:
     transform = group_relative("none")
     state, batch = transform.apply(transform.init(), batch_of([1, 0, 2], [4, 4, 4], mask))
     assert state == ()
-    assert batch.advantages.tolist() == [[0, 0, 0], [-1, 0, 0], [0, 0, 0]]
+    assert batch.advantages.tolist() == [[0, 0.5, 0.5], [-0.5, 0, 0], [0, 0, 0]]
     _, batch = transform.apply((), batch_of([1, 0, 5], [4, 4, 4], mask))
-    assert batch.advantages.tolist() == [[0, -1, -1], [-2, 0, 0], [0, 0, 0]]
+    assert batch.advantages.tolist() == [[0, 0.5, 0.5], [-0.5, 0, 0], [0, 0, 0]], "a row without actions has no score"
 
 
 def test_group_relative_passes_its_options_on_and_compiles() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.errors import is_off
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_ratio
+
+__all__ = ["grpo"]
 
 
 def grpo(
@@ -28,8 +31,8 @@ def grpo(
     """
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    if kl_coefficient:
+    if not is_off(kl_coefficient):
         objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
-    if entropy_coefficient:
+    if not is_off(entropy_coefficient):
         objective -= entropy_coefficient * entropy(average)
     return Algorithm(transform=group_relative(scale, ddof, epsilon), objective=objective)

@@ -1,0 +1,42 @@
+"""Chance that belongs to what it is drawn for: noise from a row's content, not from its place in the batch.
+
+So a random choice does not depend on the order of rows, on padding, or on how a batch is split.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.trajectory import Trajectories
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 whose output bits depend on all input bits (multiply, shift and xor, twice)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def _row_hash(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
+    """uint32[N] of each row's prompt, actions and their log-probabilities."""
+    seed = _mix(_mix(jnp.asarray(salt).astype(jnp.uint32)) + batch.prompt_id.astype(jnp.uint32))
+    place = _mix(batch.action_index.astype(jnp.uint32))
+    logp = jax.lax.bitcast_convert_type(batch.behaviour_logp.astype(jnp.float32), jnp.uint32)
+    token = _mix(_mix(batch.tokens.astype(jnp.uint32) + place) + logp)
+    return _mix(seed + jnp.sum(jnp.where(batch.action_mask, token, 0), axis=1, dtype=jnp.uint32))
+
+
+def _uniform(bits: jax.Array) -> jax.Array:
+    """f32 in [0, 1) of the 24 highest bits."""
+    return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+
+
+def row_noise(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
+    """Uniform noise f32[N] in [0, 1); another for each salt (e.g. the number of the update)."""
+    return _uniform(_row_hash(batch, salt))
+
+
+def token_noise(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
+    """Uniform noise f32[N, L] in [0, 1) for each action."""
+    return _uniform(_mix(_row_hash(batch, salt)[:, None] + _mix(batch.action_index.astype(jnp.uint32))))
