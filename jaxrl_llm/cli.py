@@ -195,7 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
     show = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs, with tracebacks, what it raises as well
+    for name in ("absl", "asyncio"):  # orbax logs, with tracebacks, what it raises as well
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable
     if not arguments or arguments[0] in ("-h", "--help"):

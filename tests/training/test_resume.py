@@ -139,7 +139,8 @@ def test_damaged_checkpoints_cost_time_and_nothing_else(
         path.write_bytes(path.read_bytes()[:100])
     with caplog.at_level(logging.WARNING, logger="jaxrl_llm"):
         resumed(run)
-    damaged = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    ours = [record.getMessage() for record in caplog.records if record.name == "jaxrl_llm.checkpoints"]
+    damaged = [message for message in ours if "is damaged and skipped" in message]
     assert len(damaged) == (1 if harm == "newest" else 3)
     said = "going on from step 4" if harm == "newest" else "no checkpoint to go on from: starting at step 0"
     assert said in capsys.readouterr().out
