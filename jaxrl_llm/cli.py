@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import inspect
 import json
 import logging
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.options import parse, parse_config, positional, take
 
@@ -139,15 +137,12 @@ def sample_command(arguments: list[str]) -> int:
 
 def algorithms_command(arguments: list[str]) -> int:
     """List the methods, or print the equations, defaults and composition of one: jaxrl algorithms NAME."""
+    from jaxrl_llm.algorithms.describe import listing, page
+
     if arguments and arguments[0] in ("-h", "--help"):
         print(algorithms_command.__doc__)
         return 0
-    if not arguments:
-        for name in algorithms.names():
-            print(f"{name:24} {(inspect.getdoc(algorithms.constructor(name)) or '').splitlines()[0]}")
-        return 0
-    build = algorithms.constructor(_only(arguments))
-    print(inspect.getsource(build).rstrip())
+    print(page(_only(arguments)) if arguments else listing())
     return 0
 
 

@@ -7,42 +7,78 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.baselines import BASELINES, above_baseline
 from jaxrl_llm.advantages.buckets import bucket_moments
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, require, require_choice
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 
-SCALES = ("std", "none")
+SCALES = ("std", "none", "batch", "sum", "mean")
+TOLERANCE = 1e-7  # rewards that differ by rounding alone are equal; a small epsilon would blow the difference up
 
 
 def group_advantage(
-    reward: jax.Array, group: jax.Array, *, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    reward: jax.Array,
+    group: jax.Array,
+    *,
+    scale: str = "std",
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+    baseline: str = "mean",
+    weights: jax.Array | None = None,
+    tolerance: float = TOLERANCE,
 ) -> jax.Array:
     """A_i = (r_i - mean_g) / (std_g + epsilon), f32[N], over the samples of the same group (DeepSeekMath, 2402.03300).
 
     reward f32[N], NaN where not scored (advantage 0, left out of mean and std); group int32[N]; groups may differ in
-    size. scale "none" leaves out the division. ddof: the paper does not say; 1 is what implementations use. A group of
-    one, or of equal rewards, has advantage 0. Raises InputError for a scale that is not one of SCALES.
+    size. baseline: what is subtracted, see `baselines.above_baseline` (and there `weights`). scale: what is divided by:
+    "std" of the group, "batch" that of all rewards, "sum" of both, "mean" of the group (0 where that is not positive),
+    or "none". ddof: the paper does not say; 1 is what implementations use. A group of one, or whose standard deviation
+    is within `tolerance` of 0, has advantage 0. Raises InputError for a scale that is not one of SCALES.
 
     >>> print(group_advantage(jnp.array([1.0, 0.0, 0.0, 1.0]), jnp.zeros(4, jnp.int32)).round(4))
     [ 0.866 -0.866 -0.866  0.866]
     """
     _check_scale(scale)
+    difference = above_baseline(reward, group, baseline, weights=weights)
+    if scale == "none":
+        return difference
     _, mean, deviation = bucket_moments(group, reward, ddof)
-    centred = jnp.where(jnp.isnan(reward), 0.0, reward - mean)
-    # Rewards that differ by rounding alone are equal; a small epsilon would blow the difference up.
-    if scale == "std":
-        return jnp.where(deviation > 1e-7 * jnp.maximum(jnp.abs(mean), 1.0), centred / (deviation + epsilon), 0.0)
-    return centred
+    if scale == "mean":
+        return jnp.where(mean > tolerance, difference / (jnp.maximum(mean, 0.0) + epsilon), 0.0)
+    _, level, overall = bucket_moments(jnp.zeros_like(group), reward, ddof)
+    divisor = {"std": deviation, "batch": overall, "sum": deviation + overall}[scale]
+    size = mean if scale == "std" else level
+    varies = divisor > tolerance * jnp.maximum(jnp.abs(size), 1.0)
+    return jnp.where(varies, difference / (divisor + epsilon), 0.0)
 
 
-def group_relative(scale: str = "std", ddof: int = 1, epsilon: float = 1e-6) -> Transform:
-    """Write `group_advantage` of the combined reward on every action token of the sample.
+def group_relative(
+    scale: str = "std",
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+    baseline: str = "mean",
+    weights: Callable[[Trajectories], jax.Array] | None = None,
+) -> Transform:
+    """Write `group_advantage` of the combined reward on every action token of the sample; `weights(batch)` f32[N].
 
-    Raises InputError for a scale that is not one of SCALES.
+    Raises InputError for a scale that is not one of SCALES, and for a baseline that is not one of BASELINES.
     """
     _check_scale(scale)
-    return on_actions(lambda b: group_advantage(b.scores, b.group, scale=scale, ddof=ddof, epsilon=epsilon))
+    require_choice("baseline", baseline, BASELINES)
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        w = None if weights is None else weights(batch)
+        return group_advantage(
+            batch.scores, batch.group, scale=scale, ddof=ddof, epsilon=epsilon, baseline=baseline, weights=w
+        )
+
+    return on_actions(advantage)
+
+
+def standardised(values: jax.Array, ddof: int = 1, epsilon: float = 1e-8) -> jax.Array:
+    """(x - mean) / (std + epsilon) over all samples, f32[N]; NaN takes no part and gets 0, and so do equal values."""
+    return group_advantage(values, jnp.zeros(values.shape, jnp.int32), ddof=ddof, epsilon=epsilon)
 
 
 def _check_scale(scale: str) -> None:
@@ -58,18 +94,29 @@ def on_actions(advantage: Callable[[Trajectories], jax.Array]) -> Transform:
 def uniform_groups(batch: Trajectories) -> jax.Array:
     """bool[N]: the samples of groups without learning signal, in which all rewards are equal (or there is one)."""
     _, mean, deviation = bucket_moments(batch.group, batch.scores)
-    return deviation <= 1e-7 * jnp.maximum(jnp.abs(mean), 1.0)
+    return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
 
 
-def drop_uniform_groups() -> Transform:
-    """Give the tokens of uniform groups the weight 0, so that they count in no average (DAPO, 2503.14476).
+def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
+    """Give the tokens of some rows bool[N] the weight 0, so that they count in no average.
 
-    Where every group is uniform the weights are all 0 and so is the loss.
+    Where every row is dropped the weights are all 0 and so is the loss.
     """
 
     def drop(batch: Trajectories) -> Trajectories:
-        kept = jnp.where(uniform_groups(batch), 0.0, 1.0)[:, None]
+        kept = jnp.where(dropped(batch), 0.0, 1.0)[:, None]
         before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
         return batch.replace(weights=before * kept)
 
     return stateless(drop)
+
+
+def drop_uniform_groups() -> Transform:
+    """Drop the rows of uniform groups (DAPO, 2503.14476)."""
+    return drop_rows(uniform_groups)
+
+
+def drop_small_advantages(least: float) -> Transform:
+    """Drop the rows whose advantages are all smaller than `least` in size (2502.01600)."""
+    require("least", least, least=0)
+    return drop_rows(lambda b: jnp.max(jnp.abs(b.need("advantages")) * b.action_mask, axis=1) < least)

@@ -3,14 +3,55 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.algorithms import group_relative
+from jaxrl_llm.algorithms import (
+    actor_critic,
+    critic_free,
+    entropy_credit,
+    exploration,
+    group_relative,
+    guided,
+    mismatch,
+    multi_reward,
+    preference,
+    regression,
+    regularised,
+    score_function,
+    selection,
+    sequence_level,
+    sets,
+    shaped_reward,
+    token_credit,
+    trust_region,
+    weighted,
+)
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
-from jaxrl_llm.errors import unknown
+from jaxrl_llm.errors import require, unknown
 
-FAMILIES = (group_relative,)
+FAMILIES = (
+    actor_critic,
+    critic_free,
+    entropy_credit,
+    exploration,
+    group_relative,
+    guided,
+    mismatch,
+    multi_reward,
+    preference,
+    regression,
+    regularised,
+    score_function,
+    selection,
+    sequence_level,
+    sets,
+    shaped_reward,
+    token_credit,
+    trust_region,
+    weighted,
+)
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {
     name: getattr(family, name) for family in FAMILIES for name in family.__all__
 }
@@ -29,12 +70,14 @@ def constructor(name: str) -> Callable[..., Algorithm]:
 
 
 def get(name: str, **hyperparameters: Any) -> Algorithm:
-    """A method by its name. InputError for an unknown name or hyper-parameter."""
+    """A method by its name. InputError for an unknown name or hyper-parameter, and for a value out of range."""
     build = constructor(name)
     known = inspect.signature(build).parameters
-    for given in hyperparameters:
+    for given, value in hyperparameters.items():
         if given not in known:
             raise unknown(f"hyper-parameter of {name}", given, known)
+        if value is not None:
+            require(f"{name}: {given}", value, most=math.inf)
     return build(**hyperparameters)
 
 

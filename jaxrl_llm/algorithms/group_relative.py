@@ -1,13 +1,27 @@
-"""GRPO: the baseline is the other samples of the same prompt."""
+"""GRPO and its nearest kin: the baseline is the other samples of the same prompt, the loss PPO's clip."""
 
 from __future__ import annotations
 
-from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off
-from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_ratio
+import jax
+import jax.numpy as jnp
 
-__all__ = ["grpo"]
+from jaxrl_llm.advantages.baselines import bucket_quantile
+from jaxrl_llm.advantages.buckets import bucket_moments
+from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
+from jaxrl_llm.advantages.multi_reward import component
+from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.objectives.averages import average_by_name, token_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.objectives.token_groups import first_action, later_actions, token_groups
+from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, chain, stateless
+
+__all__ = ["baichuan_m2", "bnpo", "dapo", "degrpo", "dr_grpo", "grpo"]
 
 
 def grpo(
@@ -18,6 +32,10 @@ def grpo(
     scale: str = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
+    average: str = "sequence",
+    dual_clip: float | None = None,
+    group_of_one: str = "zero",
+    max_length: int | None = None,
 ) -> Algorithm:
     """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300, 2024).
 
@@ -28,11 +46,176 @@ def grpo(
     averaged over the groups, k3 = exp(-l) - 1 + l with l = logp - logp_ref, beta = kl_coefficient (paper: 0.04; at 0 no
     reference policy is loaded). entropy_coefficient >= 0 subtracts that much of the mean entropy. scale "none" leaves
     out the division by the standard deviation. The paper does not say which standard deviation; ddof 1 is common.
+
+    Where implementations differ from the paper: average, see `objectives.averages.average_by_name`: the paper's
+    "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c > 1
+    bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of a sample without others, "zero"
+    (TRL) or its "reward" (verl).
     """
-    average = sequence_mean()
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
-    if not is_off(entropy_coefficient):
-        objective -= entropy_coefficient * entropy(average)
-    return Algorithm(transform=group_relative(scale, ddof, epsilon), objective=objective)
+    mean, refresh = average_by_name(average, max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    require_choice("group_of_one", group_of_one, ("zero", "reward"))
+    credit = group_relative(scale, ddof, epsilon)
+    return Algorithm(
+        transform=credit if group_of_one == "zero" else chain(credit, reward_of_singles()),
+        objective=regularised(objective, mean, kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient),
+    )
+
+
+def reward_of_singles() -> Transform:
+    """The advantage of a sample that is the only scored one of its group is its reward."""
+
+    def apply(batch: Trajectories) -> Trajectories:
+        count, _, _ = bucket_moments(batch.group, batch.scores)
+        single = (count == 1) & ~jnp.isnan(batch.scores)
+        reward = jnp.where(single, batch.scores, 0.0)[:, None] * batch.action_mask
+        return batch.replace(advantages=jnp.where(single[:, None], reward, batch.need("advantages")))
+
+    return stateless(apply)
+
+
+def dr_grpo(clip_low: float = 0.2, clip_high: float = 0.2, max_length: int | None = None) -> Algorithm:
+    """GRPO Done Right (Understanding R1-Zero-Like Training, arXiv 2503.20783, 2025).
+
+    GRPO without its two biases: A_i = r_i - mean_g is not divided by the standard deviation, and the sum over a
+    sequence of tokens is divided by a constant instead of by its length:
+
+        loss = -1/N sum_i 1/max_length sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+    max_length: the generation budget (paper: 3000). No KL. Older code divided the sum over the batch by the length
+    alone, or used the width of the padded batch. G / (G - 1) times A would be RLOO's; the learning rate absorbs it.
+    """
+    mean, _ = average_by_name("constant", 3000 if max_length is None else max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    return Algorithm(group_relative(scale="none"), objective)
+
+
+def bnpo(
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coefficient: float = 0.0,
+    scale: str = "std",
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """Local-batch token mean (TRL's loss type "bnpo"; the name is of Beta Normalization, arXiv 2506.02864, 2025).
+
+    GRPO whose token losses are averaged over the tokens of each micro-batch, then over micro-batches: of one sequence
+    each it is GRPO's average, in a single one DAPO's. So the result depends on how the batch is split; for comparison
+    only. The paper of that name does something else (it normalises rewards by a Beta distribution), not done here.
+    clip_low, clip_high, kl_coefficient, scale, ddof and epsilon as in grpo.
+    """
+    return grpo(clip_low, clip_high, kl_coefficient, 0.0, scale, ddof, epsilon, average="slice")
+
+
+def dapo(
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dynamic_sampling: bool = True,
+    rounds: int = 10,
+    accuracy: str | None = None,
+    overlong_buffer: int | None = None,
+    max_length: int | None = None,
+    overlong_filter: bool = False,
+    average: str = "token",
+    dual_clip: float | None = None,
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """Decoupled Clip and Dynamic Sampling Policy Optimization (DAPO, arXiv 2503.14476, 2025).
+
+    GRPO without KL and with four changes:
+    1. clip-higher: min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with clip_high > clip_low;
+    2. dynamic_sampling: prompts are sampled, for up to `rounds` batches, until enough groups are neither all right nor
+       all wrong; groups that are do not count in the loss. They are told by the component `accuracy`, or by the
+       combined reward, before the penalty of 4, which tells equally right answers apart;
+    3. token mean: the sum over all tokens of the batch / their number;
+    4. soft overlong penalty: 0 up to max_length - overlong_buffer tokens, then falling linearly to -1 at max_length,
+       added to the reward; off unless both are known (paper: 4096 of 20480; the loop knows max_length).
+    overlong_filter (ablated in the paper): truncated samples leave the loss, but not the statistics of their group.
+
+    average: the paper's formula divides by the tokens of a prompt's group, then averages over prompts ("prompt"); its
+    code, and all others, by those of the whole batch ("token"), followed here. dual_clip: 10 in the authors' recipe,
+    not in the paper. A = (r - mean) / (std + epsilon) with ddof. The paper's rewards are -1 and 1.
+    """
+    require("rounds", rounds, least=1)
+    uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
+    steps = [drop_rows(uniform)] if dynamic_sampling else []
+    if overlong_buffer is not None and max_length is not None:
+        steps.append(soft_overlong_penalty(max_length, overlong_buffer))
+    steps.append(group_relative("std", ddof, epsilon))
+    if overlong_filter:
+        steps.append(drop_rows(lambda b: b.truncated))
+    mean, refresh = average_by_name(average, max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    resample = Resample(informative=lambda b: ~uniform(b), rounds=rounds) if dynamic_sampling else None
+    return Algorithm(chain(*steps), objective, curriculum=resample)
+
+
+def baichuan_m2(
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    length_bonus: float = 4.0,
+    quantile: float = 0.2,
+    threshold: float = 0.5,
+    max_length: int | None = None,
+) -> Algorithm:
+    """Baichuan-M2 (Scaling Medical Capability with Large Verifier System, arXiv 2509.02208, 2025).
+
+    GRPO without KL and standard deviation, summed over tokens and divided by a constant as in Dr. GRPO, with an upper
+    clip of its own, and a bonus for short answers once a group is good. With q the `quantile` of the group's rewards,
+
+        R_i = r_i + [q > threshold and r_i >= q] length_bonus / sqrt(|o_i|),    A_i = R_i - mean_g R
+        loss = -1/N sum_i 1/max_length sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+    The paper prints length_bonus 4 and quantile 0.2, but neither threshold nor clip_low, clip_high and max_length (when
+    not known: the longest row of the batch). Lengths are in tokens. Rubrics and patient simulator are the task's.
+    """
+    mean, refresh = average_by_name("constant", max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean, refresh=refresh)
+
+    def bonus(batch: Trajectories) -> jax.Array:
+        return gated_length_bonus(batch.scores, batch.lengths, batch.group, length_bonus, quantile, threshold)
+
+    return Algorithm(chain(rescore(lambda b: b.scores + bonus(b)), group_relative(scale="none")), objective)
+
+
+def gated_length_bonus(
+    reward: jax.Array,
+    lengths: jax.Array,
+    group: jax.Array,
+    size: float | jax.Array,
+    quantile: float | jax.Array,
+    threshold: float | jax.Array,
+) -> jax.Array:
+    """size / sqrt(length) for the samples at or above the group's quantile q where q > threshold, else 0; f32[N]."""
+    q = bucket_quantile(group, reward, quantile)
+    return jnp.where((q > threshold) & (reward >= q), size / jnp.sqrt(jnp.maximum(lengths, 1.0)), 0.0)
+
+
+def degrpo(
+    control_weight: float = 0.001,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coefficient: float = 0.001,
+    entropy_coefficient: float = 0.001,
+    average: str = "sequence",
+) -> Algorithm:
+    """Decoupled GRPO (Thinkless: LLM Learns When to Think, arXiv 2505.13379, 2025).
+
+    The first action, a control token that chooses how to answer, has a weight of its own, lest a long answer drown it.
+    With l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), A_i = r_i - mean_g, alpha = control_weight,
+
+        loss = mean_i [alpha l_i0 + 1/T_i sum_{t=1..T_i} l_it] + kl_coefficient mean k3 - entropy_coefficient mean H
+
+    T_i the actions after the first; the last two are means over all tokens. average "token": the answers' tokens are
+    averaged over the batch instead of by sequence, as in the authors' code. It needs a policy that knows both control
+    tokens, and rewards that prefer short right answers (paper: short 1, long 0.5, wrong -1).
+    """
+    groups = {"control": (control_weight, first_action), "answer": (1.0, later_actions)}
+    mean, refresh = token_groups(groups, over=average)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean, refresh=refresh)
+    objective = regularised(
+        objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient
+    )
+    return Algorithm(group_relative(scale="none"), objective)

@@ -48,6 +48,7 @@ class ModelConfig:
     qk_norm: bool = False  # RMS norm of each query and key head
     post_norms: bool = False  # norms after attention and MLP too (Gemma)
     norm_offset: float = 0.0  # Gemma multiplies by 1 + weight
+    final_norm: bool = True  # norm after the last layer
     embedding_scale: float = 1.0
     query_scale: float = 0.0  # of the attention logits
     attention_softcap: float = 0.0  # 0: none

@@ -192,7 +192,7 @@ def forward(
         per_layer = tuple(jnp.asarray(s, jnp.int32) for s in static)
         stored = None if cache is None else (cache.keys, cache.values)
         x, kvs = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], xs[2]), x, (layers, per_layer, stored))
-    hidden = rms_norm(x, params["final_norm"], config)
+    hidden = rms_norm(x, params["final_norm"], config) if config.final_norm else x
     if cache is None:
         return hidden, None
     return hidden, Cache(kvs[0], kvs[1], seen_positions, seen_segments, first + L)

@@ -26,6 +26,7 @@ class Policy:
     config: ModelConfig
     dtype: Any = jnp.float32  # of the computation; parameters may be kept in another
     remat: bool = True  # recompute layers in the backward pass instead of keeping their activations
+    critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
 
     def forward(

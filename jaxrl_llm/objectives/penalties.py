@@ -1,17 +1,20 @@
-"""Penalties: objectives that keep the policy near a reference, or its entropy up."""
+"""Penalties: objectives that keep the policy near another, its entropy up, or what it did well likely."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import unknown
+from jaxrl_llm.errors import require, require_choice, unknown
 from jaxrl_llm.objectives.averages import Average, token_mean
-from jaxrl_llm.objectives.ratios import log_ratio, needed, source
+from jaxrl_llm.objectives.ratios import log_ratio, log_ratio_to, needed, over_span, source
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Objective
+from jaxrl_llm.transform import Metrics, Objective, control
+
+Number = float | jax.Array
 
 
 def k1(log_ratio: jax.Array) -> jax.Array:
@@ -29,36 +32,210 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(-log_ratio) + log_ratio
 
 
-ESTIMATORS: dict[str, Callable[[jax.Array], jax.Array]] = {"k1": k1, "k2": k2, "k3": k3}
+def absolute(log_ratio: jax.Array) -> jax.Array:
+    """|l|, whose gradient is 0 at l = 0 (that of jnp.abs is 1)."""
+    return log_ratio * jnp.sign(log_ratio)
 
 
-def kl(to: str = "reference", estimator: str = "k3", average: Average | None = None) -> Objective:
+def straight_through(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The value of an estimator with the gradient of k2, which is on-policy that of KL(pi || ref)."""
+    gradient = k2(log_ratio)
+    return gradient + jax.lax.stop_gradient(estimate(log_ratio) - gradient)
+
+
+_VALUES: dict[str, Callable[[jax.Array], jax.Array]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+ESTIMATORS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    **_VALUES,
+    **{f"{name}+": partial(straight_through, estimate=f) for name, f in _VALUES.items()},
+}
+
+
+def kl(
+    to: str = "reference",
+    estimator: str = "k3",
+    average: Average | None = None,
+    *,
+    sampled: str | None = None,
+    reverse: bool = False,
+    metric: str = "kl",
+) -> Objective:
     """Estimated KL divergence of the policy from another on the sampled tokens, nats per token.
 
-    to: "reference", "old" or "behaviour". estimator: k1, k2 or k3 of J. Schulman, Approximating KL Divergence (2020).
-    average: default token_mean(). Metric: "kl".
+    to: "reference", "old" or "behaviour". estimator: k1, k2 or k3 of J. Schulman, Approximating KL Divergence (2020),
+    "abs" for |l|, or one of these with "+": its value, the gradient of k2. average: default token_mean().
+    sampled: the policy that drew the tokens, where it is not the current one: the estimate times pi / pi_sampled,
+    differentiated through both, is unbiased for KL(pi || other) with k1 and k3, as is its gradient (2512.02556).
+    With k1, sampled and to the same, it is rho log rho.
+    reverse: of -l, the log-ratio seen from the other policy: on its samples k1 and k3 estimate KL(other || pi).
+    Metric: as named by `metric`.
     """
     if estimator not in ESTIMATORS:
         raise unknown("KL estimator", estimator, ESTIMATORS)
-    needs = needed(to)
+    needs = needed(to) | (frozenset() if sampled is None else needed(sampled))
     mean, estimate = average or token_mean(), ESTIMATORS[estimator]
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        value = mean(estimate(log_ratio(outputs.logp, source(batch, to), batch.loss_weights != 0)), batch)
-        return value, {"kl": value}
+        l = log_ratio(outputs.logp, source(batch, to), batch.loss_weights != 0)
+        values = estimate(-l if reverse else l)
+        if sampled is not None:
+            values = jnp.exp(log_ratio_to(outputs, batch, sampled)) * values
+        value = mean(values, batch)
+        return value, {metric: value}
 
     return Objective(objective, needs)
 
 
-def entropy(average: Average | None = None) -> Objective:
+def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Array:
+    """KL(pi || other) = sum_v pi(v) (log pi(v) - log other(v)) of log-probabilities [..., V], f32[...].
+
+    reverse: KL(other || pi). Tokens that the first policy never draws (-inf) add nothing.
+
+    >>> print(exact_kl(jnp.log(jnp.array([0.6, 0.25, 0.15])), jnp.log(jnp.array([0.5, 0.3, 0.2]))).round(5))
+    0.02066
+    """
+    first, second = (other, logp) if reverse else (logp, other)
+    drawn = first > -jnp.inf
+    first = jnp.where(drawn, first, 0.0)
+    return jnp.sum(jnp.where(drawn, jnp.exp(first) * (first - jnp.where(drawn, second, 0.0)), 0.0), axis=-1)
+
+
+def with_rest(logp: jax.Array) -> jax.Array:
+    """Log-probabilities [..., K] of some tokens with one more, of all the others together, [..., K + 1]."""
+    rest = jnp.log(jnp.maximum(1 - jnp.sum(jnp.exp(logp), axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny))
+    return jnp.concatenate([logp, rest], axis=-1)
+
+
+def top_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Array:
+    """`exact_kl` of the distributions over K tokens and the rest as one: both arrays [..., K], of the same tokens.
+
+    A lower bound of the exact divergence, and the exact gradient of the coarse one; normalising the K tokens alone
+    would be neither.
+    """
+    return exact_kl(with_rest(logp), with_rest(other), reverse)
+
+
+def entropy(average: Average | None = None, metric: str = "entropy") -> Objective:
     """Mean entropy of the policy's token distributions, nats; subtract it (times a coefficient) as a bonus.
 
-    It is differentiated through the distribution itself, not through sampled log-probabilities. Metric: "entropy".
+    It is differentiated through the distribution itself, not through sampled log-probabilities. Metric: "entropy", or
+    as named.
     """
     mean = average or token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         value = mean(outputs.entropy, batch)
-        return value, {"entropy": value}
+        return value, {metric: value}
 
     return Objective(objective)
+
+
+def corridor(values: jax.Array, low: Number, high: Number) -> jax.Array:
+    """max(0, low - x) + max(0, x - high): how far values are outside [low, high]; elementwise."""
+    return jax.nn.relu(low - values) + jax.nn.relu(values - high)
+
+
+def entropy_corridor(
+    low: Number | str, high: Number | str, average: Average | None = None, metric: str = "entropy/outside"
+) -> Objective:
+    """Mean distance of token entropies from the corridor [low, high] (EPO, 2509.22576), to add as a penalty.
+
+    low, high: numbers, or names of controls.
+    """
+    mean = average or token_mean()
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        least, most = (control(batch, limit) if isinstance(limit, str) else limit for limit in (low, high))
+        value = mean(corridor(outputs.entropy, least, most), batch)
+        return value, {metric: value}
+
+    return Objective(objective)
+
+
+def entropy_target(target: Number | str, average: Average | None = None) -> Objective:
+    """Mean distance of token entropies from a target, |H - target|; a corridor without width."""
+    return entropy_corridor(target, target, average, "entropy/distance")
+
+
+def hinged(penalty: Objective, limit: Number, coefficient: Number, name: str = "hinge") -> Objective:
+    """sg(coefficient max(penalty - limit, 0)) times the penalty: nothing up to the limit, then ever more (2510.04474).
+
+    How far the whole batch is above the limit at the current parameters is the control `name`.
+    """
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        batch = penalty.refreshed(outputs, batch)
+        value, _ = penalty.function(outputs, batch)
+        return batch.with_controls(**{name: coefficient * jax.nn.relu(value - limit)})
+
+    return name * Objective(penalty.function, penalty.needs, refresh)
+
+
+GATES = ("turn", "sequence", "token")
+
+
+def fallen(d: jax.Array, batch: Trajectories, gate: str = "turn") -> jax.Array:
+    """max(0, d), f32[N, L], of falls d = logp_old - logp, only where their sum over a turn (or the sequence) is > 0."""
+    of_span = d if gate == "token" else over_span(d, batch, gate, mean=False)
+    return jnp.where(jax.lax.stop_gradient(of_span) > 0, jax.nn.relu(d), 0.0)
+
+
+def likelihood_preserving(
+    gate: str = "turn", against: str = "behaviour", final: Number = 1.0, average: Average | None = None
+) -> Objective:
+    """Mean of `fallen` log-probabilities over the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
+
+    A rise of one token can pay for the fall of another of its turn. Tokens of other answers count in the mean, with 0.
+    gate: "turn", "sequence" or "token". final: weight of the last turn's tokens. Metric: "likelihood/fallen".
+    """
+    require_choice("gate", gate, GATES)
+    require("final", final, least=0)
+    mean, needs = average or token_mean(), needed(against)
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        values = fallen(-log_ratio_to(outputs, batch, against), batch, gate)
+        counts = (batch.loss_weights != 0) & (batch.need("advantages") >= 0)
+        turn = jnp.where(batch.action_mask, batch.turn, -1)
+        scale = jnp.where(turn == jnp.max(turn, axis=1, keepdims=True), final, 1.0)
+        value = mean(jnp.where(counts, scale * values, 0.0), batch)
+        return value, {"likelihood/fallen": value}
+
+    return Objective(objective, needs)
+
+
+def imitation(
+    rows: Callable[[Trajectories], jax.Array] | None = None,
+    average: Average | None = None,
+    metric: str = "imitation",
+) -> Objective:
+    """Negative log-likelihood of what was sampled, -mean(m_i log pi), m = rows(batch) f32[N] (default 1).
+
+    Rows with m = 0, e.g. `-log pi` of right answers alone with rows=`right_answers()`, still count in the mean.
+    """
+    mean = average or token_mean()
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        logp = jnp.where(batch.loss_weights != 0, outputs.logp, 0.0)
+        value = -mean(logp if rows is None else logp * rows(batch)[:, None], batch)
+        return value, {metric: value}
+
+    return Objective(objective)
+
+
+def right_answers(threshold: Number = 0.5) -> Callable[[Trajectories], jax.Array]:
+    """Rows whose score is more than the threshold, f32[N] of 0 and 1."""
+    return lambda batch: (batch.scores > threshold).astype(jnp.float32)
+
+
+def ratio_variance(limit: Number = 0.0, against: str = "behaviour", average: Average | None = None) -> Objective:
+    """Mean of (rho - 1)^2 - limit: the chi-square divergence from the policy that drew the tokens (2601.03320).
+
+    Metrics: "ratio/variance" without the limit, "ratio/excess" with it.
+    """
+    mean = average or token_mean()
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        squares = jnp.expm1(log_ratio_to(outputs, batch, against)) ** 2
+        excess = mean(squares - limit, batch)
+        return excess, {"ratio/variance": mean(squares, batch), "ratio/excess": excess}
+
+    return Objective(objective, needed(against))

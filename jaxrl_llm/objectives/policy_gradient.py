@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, is_off
 from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.penalties import entropy, kl
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -41,3 +42,21 @@ def policy_gradient(
         return -average(gain, batch), metrics
 
     return Objective(objective, ratio.needs | frozenset(needs), refresh)
+
+
+def regularised(
+    objective: Objective,
+    average: Average | None = None,
+    *,
+    kl_coefficient: float | jax.Array = 0.0,
+    entropy_coefficient: float | jax.Array = 0.0,
+) -> Objective:
+    """objective + kl_coefficient * mean k3 to the reference - entropy_coefficient * mean entropy.
+
+    A term whose coefficient is known to be 0 is left out, and with it the need of a reference policy.
+    """
+    if not is_off(kl_coefficient):
+        objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
+    if not is_off(entropy_coefficient):
+        objective -= entropy_coefficient * entropy(average)
+    return objective

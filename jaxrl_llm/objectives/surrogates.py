@@ -11,15 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require
+from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics
+
+Number = jax.Array | float
 
 # (ratio f32[N, L], outputs, batch) -> (value to maximise f32[N, L], per-token statistics to average).
 # The batch's advantages are 0 where a token does not count, so a surrogate need not mask anything.
 Surrogate = Callable[[jax.Array, PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
 
 
-def clipped_value(ratio: jax.Array, advantages: jax.Array, low: jax.Array | float, high: jax.Array | float):
+def clipped_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number):
     """min(rho A, clip(rho, 1 - low, 1 + high) A) (PPO, 1707.06347); elementwise.
 
     >>> print(clipped_value(jnp.array([1.5, 1.5]), jnp.array([1.0, -1.0]), 0.2, 0.2))
@@ -28,7 +31,7 @@ def clipped_value(ratio: jax.Array, advantages: jax.Array, low: jax.Array | floa
     return jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - low, 1 + high) * advantages)
 
 
-def clip_fractions(ratio: jax.Array, advantages: jax.Array, low: jax.Array | float, high: jax.Array | float) -> Metrics:
+def clip_fractions(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> Metrics:
     """Statistics: the tokens whose gradient the clip cut, below and above."""
     return {
         "clip/low": ((ratio < 1 - low) & (advantages < 0)).astype(jnp.float32),
@@ -51,6 +54,57 @@ def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Surr
         if dual is not None:
             value = jnp.where(A < 0, jnp.maximum(value, dual * A), value)
         return value, clip_fractions(ratio, A, low, high)
+
+    return surrogate
+
+
+def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, negative: Number) -> jax.Array:
+    """(4 / tau) sigmoid(tau (rho - 1)) A, tau = positive where A > 0, else negative (SAPO, 2511.20347); elementwise.
+
+    Its derivative by rho is 4 p (1 - p) A, p = sigmoid(tau (rho - 1)): A at rho = 1, less on both sides.
+
+    >>> [round(float(x), 4) for x in soft_gated_value(jnp.array([0.5, 1.0, 3.0]), jnp.ones(3), 1.0, 1.05)]
+    [1.5102, 2.0, 3.5232]
+    """
+    tau = jnp.where(advantages > 0, positive, negative)
+    return 4 / tau * jax.nn.sigmoid(tau * (ratio - 1)) * advantages
+
+
+def soft_gate(positive: Number = 1.0, negative: Number = 1.05) -> Surrogate:
+    """`soft_gated_value`: no clip, but a smooth gate with a temperature for each sign. Both above 0."""
+    require("positive temperature", positive, above=0)
+    require("negative temperature", negative, above=0)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A = batch.need("advantages")
+        p = jax.nn.sigmoid(jnp.where(A > 0, positive, negative) * (ratio - 1))
+        return soft_gated_value(ratio, A, positive, negative), {"gate/mean": 4 * p * (1 - p)}
+
+    return surrogate
+
+
+def one_sided_log(log_ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
+    """The log-ratio bounded where the advantage pushes it on: min(d, high) for A > 0, max(d, -low) for A < 0.
+
+    It is sgn(A) min(sgn(A) d, sgn(A) clip(d, -low, high)), so 0 where A = 0; elementwise (GMPO, 2507.20673).
+    """
+    bounded = jnp.where(advantages > 0, jnp.minimum(log_ratio, high), jnp.maximum(log_ratio, -low))
+    return jnp.where(advantages == 0, 0.0, bounded)
+
+
+def geometric_clip(low: Number = 0.4, high: Number = 0.4) -> Surrogate:
+    """g A, g = exp(mean over the row of `one_sided_log`), on each of its tokens: clipped before the mean. Both >= 0.
+
+    The bounds are of log-ratios: ratios stay in (exp(-low), exp(high)). Wants token ratios.
+    """
+    require("clip low", low, least=0)
+    require("clip high", high, least=0)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A, d = batch.need("advantages"), jnp.log(ratio)
+        g = jnp.exp(over_span(one_sided_log(d, A, low, high), batch, "sequence", mean=True))
+        cut = {"clip/low": (d < -low) & (A < 0), "clip/high": (d > high) & (A > 0)}
+        return g * A, {name: x.astype(jnp.float32) for name, x in cut.items()}
 
     return surrogate
 

@@ -78,6 +78,10 @@ class TrainConfig:
     """Method of the catalogue; `jaxrl algorithms` lists them."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     """Of the algorithm."""
+    critic: Literal["tower", "shared"] = "tower"
+    """Of methods that have one: a copy of the model with a value head, or a head on the policy's own states."""
+    critic_steps: int = 0
+    """First steps in which only the critic learns."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its schedule."""
     epochs: int = 1
@@ -114,7 +118,7 @@ class TrainConfig:
             "steps": 1, "num_prompts": 1, "max_prompt_tokens": 1, "prompts_per_step": 1, "group_size": 1,
             "max_new_tokens": 1, "epochs": 1, "minibatches": 1, "micro_batches": 1, "seed": 0, "rows_at_once": 0,
             "eval_size": 0, "eval_every": 0, "checkpoint_every": 0, "keep_checkpoints": 2, "log_completions_every": 0,
-            "overlong_tokens": 0, "top_k": 0,
+            "critic_steps": 0,            "overlong_tokens": 0, "top_k": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             if getattr(self, name) < least:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import Layout
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.training.update import gradient, logp_of
+from jaxrl_llm.training.provide import DURING_UPDATE, outputs_of, wanted_of
+from jaxrl_llm.training.update import gradient
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective
 
@@ -38,7 +39,7 @@ def not_finite(policy: Policy, objective: Objective, params: Params, batch: Traj
         value = getattr(batch, name)
         if value is not None and _bad(jnp.where(batch.loss_weights != 0, value, 0.0)) is not None:
             return f"the batch's {name}"
-    outputs = logp_of(policy, params, batch, layout)
+    outputs = outputs_of(policy, params, batch, layout, wanted_of(objective.needs, DURING_UPDATE))
     if (name := _bad({"log-probabilities": outputs.logp, "entropies": outputs.entropy})) is not None:
         return f"the policy's {name}"
     loss, metrics = objective(outputs, batch)

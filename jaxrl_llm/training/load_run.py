@@ -12,6 +12,7 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import TrainConfig, from_dict
 from jaxrl_llm.training.run_folder import RunFolder
+from jaxrl_llm.training.setup import load_model, make_algorithm
 
 
 def load_run(path_or_name: str) -> tuple[TrainConfig, Policy, Params, Any]:
@@ -23,13 +24,11 @@ def load_run(path_or_name: str) -> tuple[TrainConfig, Policy, Params, Any]:
     if not folder.is_run():
         return TrainConfig(model=path_or_name), *load_policy(path_or_name)
     config = from_dict(folder.read_config())
-    policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=config.remat
-    )
+    policy, params, tokenizer = load_model(config, make_algorithm(config))
     if not Path(folder.checkpoints).is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
     with closing(Checkpoints(folder.checkpoints)) as checkpoints:
         restored = checkpoints.latest(params)
     if restored is None:
         raise InputError(f"{path_or_name} has no checkpoint that can be read")
-    return config, policy, restored.params, tokenizer
+    return config, policy, {name: x for name, x in restored.params.items() if name != "critic"}, tokenizer

@@ -19,6 +19,8 @@ class OptimizerConfig:
 
     learning_rate: float = 1e-6
     """Peak learning rate, >= 0."""
+    critic_learning_rate: float | None = None
+    """Peak learning rate of a critic; by default the same."""
     warmup_steps: int = 0
     """Gradient steps of linear warm-up from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -84,6 +86,19 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
         weight_decay=config.weight_decay,
         mask=decayed,
     )
-    if not config.max_grad_norm:
-        return adam
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam)
+    steps = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
+    steps.append(adam)
+    if config.critic_learning_rate is not None:
+        # A step of Adam is proportional to the learning rate, so the critic's is a multiple of the policy's.
+        if not (config.learning_rate > 0 and 0 <= config.critic_learning_rate < float("inf")):
+            raise InputError(
+                f"critic_learning_rate is {config.critic_learning_rate}, but must be 0 or more, with a learning_rate "
+                f"above 0 (it is {config.learning_rate})"
+            )
+        steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), _of_critic))
+    return optax.chain(*steps) if len(steps) > 1 else adam
+
+
+def _of_critic(params: Any) -> Any:
+    """Which parameters are the critic's."""
+    return {name: jax.tree.map(lambda _, mine=name == "critic": mine, part) for name, part in params.items()}

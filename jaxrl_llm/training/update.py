@@ -12,7 +12,8 @@ import optax
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import Layout, policy_outputs
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.trajectory import Trajectories, map_rows, with_totals
+from jaxrl_llm.training.provide import DURING_UPDATE, wanted_of
+from jaxrl_llm.trajectory import SHARED, Trajectories, map_rows, with_totals
 from jaxrl_llm.transform import Metrics, Objective, Transform
 
 
@@ -44,11 +45,11 @@ def gradient(
     multiple of `micro_batches`.
     """
     _check_parts(batch, layout, "micro_batches", micro_batches)
-    batch = with_totals(batch)
+    batch, wanted = with_totals(batch), wanted_of(objective.needs, DURING_UPDATE)
 
     def loss(params: Params, part: Trajectories) -> tuple[jax.Array, Metrics]:
-        outputs = policy_outputs(policy, params, part, layout)
-        value, metrics = objective(outputs, part)
+        outputs = policy_outputs(policy, params, part, layout, wanted)
+        value, metrics = (objective if micro_batches == 1 else objective.function)(outputs, part)
         return value, {**_diagnostics(outputs, part), **metrics, "loss": value}
 
     derive = jax.grad(loss, has_aux=True)
@@ -61,13 +62,24 @@ def gradient(
         x = x.reshape(-1, micro_batches, unit, *x.shape[1:]).swapaxes(0, 1)
         return x.reshape(micro_batches, -1, *x.shape[3:])
 
-    parts = map_rows(split, batch).replace(totals=None)
+    def join(x: jax.Array) -> jax.Array:
+        x = x.reshape(micro_batches, -1, unit, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(-1, *x.shape[3:])
+
+    nothing = dict.fromkeys(SHARED)
+    if objective.refresh is not None:
+        # What needs the whole batch at the current parameters costs one more forward pass, also in slices.
+        slices = map_rows(split, batch).replace(**nothing)
+        outputs = jax.lax.map(lambda part: policy_outputs(policy, params, part, layout, wanted), slices)
+        batch = objective.refreshed(jax.tree.map(join, outputs), batch)
+    shared = {name: getattr(batch, name) for name in SHARED}
+    parts = map_rows(split, batch).replace(**nothing)
 
     def add(sums: tuple[Params, Metrics], part: Trajectories) -> tuple[tuple[Params, Metrics], None]:
-        new = derive(params, part.replace(totals=batch.totals))
+        new = derive(params, part.replace(**shared))
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), sums, new), None
 
-    shapes = jax.eval_shape(derive, params, jax.tree.map(lambda x: x[0], parts).replace(totals=batch.totals))
+    shapes = jax.eval_shape(derive, params, jax.tree.map(lambda x: x[0], parts).replace(**shared))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
     return jax.lax.scan(add, zeros, parts)[0]
 
@@ -94,7 +106,7 @@ def _diagnostics(outputs: Any, batch: Trajectories) -> Metrics:
 
 @partial(
     jax.jit,
-    static_argnames=("policy", "objective", "optimizer", "epochs", "minibatches", "micro_batches", "layout"),
+    static_argnames=("policy", "objective", "optimizer", "epochs", "minibatches", "micro_batches", "layout", "only"),
     donate_argnames=("state",),
 )
 def update(
@@ -109,6 +121,7 @@ def update(
     minibatches: int = 1,
     micro_batches: int = 1,
     layout: Layout | None = None,
+    only: str | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Take epochs x minibatches gradient steps on a prepared batch; the state is donated.
 
@@ -117,6 +130,7 @@ def update(
     Metrics are f32[] means over the gradient steps ("mismatch", the mean absolute difference between the trainer's and
     the sampler's log-probabilities: of the first), with "grad_norm" before clipping and "finite", which is 0 where
     the loss or a gradient was not: such a step leaves parameters and optimiser as they were.
+    only: the one entry of the parameters that changes, e.g. "critic"; by default all do.
     Raises InputError where the rows (with a layout: the groups) do not split evenly.
     """
     _check_parts(batch, layout, "minibatches", minibatches)
@@ -134,6 +148,8 @@ def update(
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
         changes, moments = optimizer.update(grads, state.optimizer, state.params)
+        if only is not None:
+            changes = {k: v if k == only else jax.tree.map(jnp.zeros_like, v) for k, v in changes.items()}
         new = TrainState(optax.apply_updates(state.params, changes), moments, state.step + 1)
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
         return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}
@@ -150,16 +166,3 @@ def update(
 def prepare(transform: Transform, memory: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
     """Apply an algorithm's transform to a scored batch, compiled."""
     return transform.apply(memory, batch)
-
-
-logp_of = jax.jit(policy_outputs, static_argnames=("policy", "layout"))
-
-
-def provide(
-    policy: Policy, needs: frozenset[str], sources: dict[str, Params], batch: Trajectories, layout: Layout | None
-) -> Trajectories:
-    """Fill in the log-probabilities that an algorithm needs, each under the parameters of its source."""
-    for name in sorted(needs & sources.keys()):
-        outputs = logp_of(policy, sources[name], batch, layout)
-        batch = batch.replace(**{name: outputs.logp})
-    return batch

@@ -1,112 +1,116 @@
-"""Every method of the catalogue, whatever it is: named, documented, usable with its defaults."""
+"""Every method of the catalogue, whatever it is: named, documented, checked, usable with its defaults."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from typing import Any
+import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from experience import Found, case, learn
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms.describe import describe, listing, page
+from jaxrl_llm.algorithms.needs import NEEDS, value_of
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.options import parse_config
+from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
+from jaxrl_llm.training.setup import make_algorithm
 
-N, L = 6, 5
-GROUP = [0, 0, 0, 1, 1, 2]  # of three, two and one
+FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in where they are None
 every = pytest.mark.parametrize("name", algorithms.names())
 
 
-def scored_batch() -> Trajectories:
-    random = np.random.default_rng(0)
-    place, end = np.arange(L), np.array([5, 3, 4, 5, 2, 4])[:, None]
-    mask = jnp.asarray((place >= 1) & (place < end))
-    logp = jnp.asarray(-random.random((N, L)), jnp.float32)
-    zeros = jnp.zeros((N, L), jnp.int32)
-    return Trajectories(
-        tokens=zeros,
-        token_mask=jnp.asarray(place < end),
-        action_mask=mask,
-        behaviour_logp=logp * mask,
-        policy_step=zeros,
-        turn=jnp.where(mask, 0, -1),
-        group=jnp.asarray(GROUP),
-        prompt_id=jnp.asarray(GROUP),
-        truncated=jnp.zeros(N, bool),
-        rewards={"score": jnp.asarray([1.0, 0, 0, 1, 1, 0])},
-        reward=jnp.asarray([1.0, 0, 0, 1, 1, 0]),
-        old_logp=logp * mask * 1.05,
-        reference_logp=logp * mask * 1.1,
-        entropy=mask * 0.5,
-    )
+def defaults(name: str) -> dict[str, object]:
+    return {p.name: p.default for p in inspect.signature(algorithms.constructor(name)).parameters.values()}
 
 
-def run(algorithm: Algorithm, batch: Trajectories) -> tuple[Any, Any]:
-    """Loss with metrics, and gradient by log-probabilities and entropies."""
-    _, batch = algorithm.transform.apply(algorithm.transform.init(), batch)
-    mask = batch.action_mask
+def run(name: str, algorithm: algorithms.Algorithm | None = None, **changes: object) -> Found:
+    algorithm = algorithm or algorithms.get(name)
+    cases = [case(seed, algorithm) for seed in (11, 12)]
+    return learn(algorithm, [one._replace(batch=one.batch.replace(**changes)) for one in cases])
 
-    def loss(logp: jax.Array, entropy: jax.Array) -> Any:
-        return algorithm.objective(PolicyOutputs(logp, entropy), batch)
 
-    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(batch.behaviour_logp + 0.1 * mask, 0.4 * mask)
+def bits(found: Found) -> list[bytes]:
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(found)]
 
 
 def test_names_are_those_of_the_catalogue_in_order() -> None:
     assert algorithms.names() == sorted(algorithms.CATALOGUE)
-    assert "grpo" in algorithms.names()
+    assert len(algorithms.names()) == len(set(algorithms.names())) >= 80
+    assert sum(len(family.__all__) for family in algorithms.FAMILIES) == len(algorithms.names())
 
 
 @every
-def test_it_is_documented(name: str) -> None:
+def test_its_docstring_names_the_paper_and_every_hyperparameter(name: str) -> None:
     text = inspect.getdoc(algorithms.constructor(name))
     assert text
-    assert text.splitlines()[0].endswith(".")
-    parameters = inspect.signature(algorithms.constructor(name)).parameters
-    for parameter in parameters:
-        assert parameter in text or parameter in ("scale", "ddof"), f"{name} does not explain {parameter}"
+    card = describe(name)
+    assert 1990 < card.year < 2027
+    assert text.split("\n\n")[0].endswith(".")
+    for parameter in defaults(name):
+        assert parameter in text or parameter in ("scale", "ddof", "epsilon"), f"{name} does not explain {parameter}"
 
 
 @every
-def test_all_its_hyperparameters_have_defaults_that_json_can_hold(name: str) -> None:
-    parameters = inspect.signature(algorithms.constructor(name)).parameters.values()
-    defaults = {p.name: p.default for p in parameters}
-    assert inspect.Parameter.empty not in defaults.values()
-    assert all(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
-    again = json.loads(json.dumps(defaults))
-    assert again == defaults
-    (loss, _), gradient = run(algorithms.get(name, **again), scored_batch())
-    (expected, _), expected_gradient = run(algorithms.get(name), scored_batch())
-    assert float(loss) == float(expected)
-    for a, b in zip(gradient, expected_gradient, strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_its_page_and_line_are_printed(name: str) -> None:
+    said = page(name)
+    assert said.startswith(name)
+    assert f"def {name}(" in said
+    assert '"""' not in said
+    for parameter in defaults(name):
+        assert f"  {parameter} = " in said
+    (line,) = (line for line in listing().splitlines() if line.split()[0] == name)
+    assert str(describe(name).year) in line
+    for need in describe(name).needs:
+        assert need in line
+
+
+@every
+def test_it_goes_through_configuration_unchanged(name: str) -> None:
+    """Through JSON and through the command line to the same loss and gradient."""
+    values = defaults(name)
+    assert inspect.Parameter.empty not in values.values()
+    config = TrainConfig(algorithm=name, hyperparameters=values)
+    again = from_dict(json.loads(json.dumps(to_dict(config))))
+    assert again == config
+    parsed = parse_config(["--algorithm", name])
+    assert parsed.hyperparameters == values
+    facts = {"max_length": config.max_new_tokens, "total_steps": config.steps, "learning_rate": 1e-6}
+    known = {fact: facts[fact] for fact in FACTS if values.get(fact, 0) is None}
+    assert bits(run(name, make_algorithm(parsed))) == bits(run(name, algorithms.get(name, **known)))
+
+
+@every
+def test_numbers_out_of_range_are_refused_by_name(name: str) -> None:
+    for parameter, value in defaults(name).items():
+        if isinstance(value, float) or parameter in FACTS:
+            with pytest.raises(InputError, match=str(parameter).replace("_", "[_ ]") + r".*nan|nan"):
+                algorithms.get(name, **{parameter: math.nan})
+        if isinstance(value, str):
+            with pytest.raises(InputError, match="no such"):
+                algorithms.get(name, **{parameter: "no such"})
 
 
 @every
 def test_it_learns_from_a_small_batch(name: str) -> None:
-    algorithm, batch = algorithms.get(name), scored_batch()
-    (loss, metrics), gradients = run(algorithm, batch)
-    assert loss.shape == ()
-    assert np.isfinite(loss)
-    assert metrics
-    assert all(np.isfinite(value).all() for value in metrics.values())
-    for gradient in gradients:
-        assert np.isfinite(gradient).all()
-        assert (np.asarray(gradient)[~np.asarray(batch.action_mask)] == 0).all()
-    assert np.abs(gradients[0]).max() > 0
+    assert max(np.abs(np.asarray(x)).max() for x in jax.tree.leaves(run(name).gradient)) > 0
 
 
 @every
-def test_it_asks_for_fields_that_a_batch_can_have_and_uses_no_others(name: str) -> None:
-    algorithm, batch = algorithms.get(name), scored_batch()
-    assert algorithm.needs <= set(Trajectories.__dataclass_fields__)
-    given = {field: getattr(batch, field) for field in algorithm.needs}
-    bare = batch.replace(old_logp=None, reference_logp=None).replace(**given)
-    assert float(run(algorithm, bare)[0][0]) == float(run(algorithm, batch)[0][0])
+def test_it_asks_for_what_there_is_and_uses_nothing_else(name: str) -> None:
+    algorithm = algorithms.get(name)
+    asked = {value_of(need)[0] for need in algorithm.needs}
+    assert asked <= set(NEEDS)
+    bare = {field: None for field in ("old_logp", "reference_logp", "values") if field not in asked}
+    full = run(name)
+    cases = [case(seed, algorithm) for seed in (11, 12)]
+    for number, one in enumerate(cases):
+        info = {k: v for k, v in (one.batch.info or {}).items() if k.partition(":")[0] in asked}
+        cases[number] = one._replace(batch=one.batch.replace(**bare, info=info))
+    assert bits(learn(algorithm, cases)) == bits(full)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -114,6 +118,8 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         algorithms.get("gropo")
     with pytest.raises(InputError, match="unknown algorithm"):
         algorithms.constructor("")
+    with pytest.raises(AttributeError, match="gropo"):
+        algorithms.gropo  # noqa: B018
 
 
 def test_an_unknown_hyperparameter_is_refused_with_the_nearest() -> None:

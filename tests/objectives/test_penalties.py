@@ -11,6 +11,19 @@ import pytest
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives import entropy, k1, k2, k3, kl, sequence_mean
+from jaxrl_llm.objectives.penalties import (
+    ESTIMATORS,
+    entropy_corridor,
+    entropy_target,
+    exact_kl,
+    fallen,
+    hinged,
+    imitation,
+    likelihood_preserving,
+    ratio_variance,
+    right_answers,
+    top_kl,
+)
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 PI, REF, OLD = np.array([0.3, 0.4, 0.1, 0.2]), np.array([0.6, 0.2, 0.15, 0.05]), np.array([0.25, 0.45, 0.1, 0.2])
@@ -30,11 +43,12 @@ def outputs_of(logp: Any, entropies: Any = None) -> PolicyOutputs:
     return PolicyOutputs(logp, jnp.zeros(logp.shape) if entropies is None else jnp.asarray(entropies))
 
 
-def expected(estimator: str, logits: jax.Array, sampled_from: np.ndarray = PI) -> jax.Array:
+def expected(estimator: str, logits: jax.Array, sampled_from: np.ndarray = PI, **options: Any) -> jax.Array:
     """The penalty over all four tokens, each weighted with the probability of being sampled."""
     logp = jax.nn.log_softmax(logits)[:, None]
-    batch = batch_of((4, 1), reference_logp=np.log(REF)[:, None], weights=sampled_from[:, None])
-    return kl(estimator=estimator)(outputs_of(logp), batch)[0]
+    sources = {"reference_logp": np.log(REF)[:, None], "behaviour_logp": np.log(sampled_from)[:, None]}
+    batch = batch_of((4, 1), weights=sampled_from[:, None], **sources)
+    return kl(estimator=estimator, **options)(outputs_of(logp), batch)[0]
 
 
 def test_values_by_hand() -> None:
@@ -66,6 +80,8 @@ def test_expectation_under_an_older_policy() -> None:
         ("k1", [0.0, 0.0, 0.0, 0.0]),  # nothing at all: no use in a loss
         ("k2", [-0.299752, 0.154848, -0.071149, 0.216053]),  # of KL(pi || ref)
         ("k3", [-0.3, 0.2, -0.05, 0.15]),  # of KL(ref || pi): pi - ref
+        ("k1+", [-0.299752, 0.154848, -0.071149, 0.216053]),
+        ("k3+", [-0.299752, 0.154848, -0.071149, 0.216053]),
     ],
 )
 def test_gradient_by_enumeration(estimator: str, gradient: list[float]) -> None:
@@ -157,3 +173,87 @@ def test_unknown_names_are_refused_with_a_suggestion() -> None:
         kl(to="refernce")
     with pytest.raises(InputError, match="reference_logp, which the batch does not have"):
         kl()(outputs_of(np.zeros((1, 1))), batch_of((1, 1)))
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3", "abs"])
+def test_straight_through_has_the_value_of_the_estimator_and_the_gradient_of_k2(name: str) -> None:
+    l = jnp.array([-0.3, 0.0, 0.2, 1.0])
+    value, by = jax.vjp(ESTIMATORS[name + "+"], l)
+    np.testing.assert_allclose(value, ESTIMATORS[name](l), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(by(jnp.ones(4))[0], l, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_off_policy_the_weighted_estimate_and_its_gradient_are_exact(estimator: str) -> None:
+    value, by = jax.value_and_grad(lambda x: expected(estimator, x, OLD, sampled="behaviour"))(jnp.log(PI))
+    assert float(value) == pytest.approx(REVERSE, abs=1e-6)
+    np.testing.assert_allclose(by, [-0.299752, 0.154848, -0.071149, 0.216053], rtol=0, atol=1e-6)
+
+
+def test_reversed_estimates_are_of_the_other_direction_on_samples_of_the_other() -> None:
+    for estimator in ("k1", "k3"):
+        assert float(expected(estimator, jnp.log(PI), REF, reverse=True)) == pytest.approx(FORWARD, abs=1e-6)
+
+
+def test_exact_and_coarse_divergences() -> None:
+    logp, other = jnp.log(PI), jnp.log(REF)
+    assert float(exact_kl(logp, other)) == pytest.approx(REVERSE, abs=1e-6)
+    assert float(exact_kl(logp, other, reverse=True)) == pytest.approx(FORWARD, abs=1e-6)
+    top = jnp.array([1, 0])  # the two most likely under pi
+    assert float(top_kl(logp[top], other[top])) == pytest.approx(0.190954, abs=1e-6)
+    assert 0 < float(top_kl(logp[top], other[top], reverse=True)) < FORWARD
+    never = jnp.array([-jnp.inf, 0.0])
+    value, by = jax.value_and_grad(exact_kl)(never, jnp.log(jnp.array([0.5, 0.5])))
+    assert float(value) == pytest.approx(np.log(2), abs=1e-6)
+    assert np.isfinite(by).all()
+
+
+def test_entropies_outside_a_corridor() -> None:
+    outputs = outputs_of(np.zeros((1, 3)), [[0.2, 1.0, 1.9]])
+    batch = batch_of((1, 3)).with_controls(low=jnp.float32(0.5))
+    value, metrics = entropy_corridor("low", 1.5)(outputs, batch)
+    assert float(value) == pytest.approx((0.3 + 0.4) / 3)
+    assert metrics["entropy/outside"] is value
+    assert float(entropy_target(1.0)(outputs, batch)[0]) == pytest.approx((0.8 + 0.9) / 3)
+
+
+def test_a_hinged_penalty_counts_above_its_limit_only() -> None:
+    batch = batch_of((1, 2), reference_logp=[[-1.0, -1.0]])
+
+    def loss(logp: jax.Array, limit: float) -> jax.Array:
+        return hinged(kl(estimator="k2"), limit, 3.0)(outputs_of(logp), batch)[0]
+
+    logp = jnp.array([[-1.0, 0.0]])  # k2: 0 and 0.5, mean 0.25
+    assert float(loss(logp, 0.3)) == 0
+    value, by = jax.value_and_grad(loss)(logp, 0.05)
+    assert float(value) == pytest.approx(3.0 * 0.2 * 0.25)
+    np.testing.assert_allclose(by, [[0.0, 3.0 * 0.2 * 0.5]], rtol=1e-6)
+
+
+def test_falls_are_gated_by_the_sum_over_their_span() -> None:
+    batch = batch_of((1, 4), turn=[[0, 0, 1, 1]])
+    d = jnp.array([[0.2, -0.3, 0.3, -0.1]])
+    for gate, found in {"turn": [0, 0, 0.3, 0], "sequence": [0.2, 0, 0.3, 0], "token": [0.2, 0, 0.3, 0]}.items():
+        np.testing.assert_allclose(fallen(d, batch, gate), [found], atol=1e-7)
+    good = batch.replace(advantages=jnp.ones((1, 4)))
+    value, metrics = likelihood_preserving("sequence", final=0.5)(outputs_of(-d), good)
+    assert float(value) == pytest.approx((0.2 + 0.15) / 4)
+    assert metrics["likelihood/fallen"] is value
+    assert float(likelihood_preserving()(outputs_of(-d), good.replace(advantages=-jnp.ones((1, 4))))[0]) == 0
+
+
+def test_imitation_of_right_answers() -> None:
+    batch = batch_of((2, 2), reward=[1.0, 0.0])
+    outputs = outputs_of([[-1.0, -2.0], [-3.0, -5.0]])
+    assert float(imitation()(outputs, batch)[0]) == 11 / 4
+    assert float(imitation(right_answers())(outputs, batch)[0]) == 3 / 4
+    unscored = batch.replace(reward=jnp.array([1.0, jnp.nan]))
+    assert float(imitation(right_answers())(outputs, unscored)[0]) == 3 / 4
+
+
+def test_the_variance_of_ratios() -> None:
+    outputs = outputs_of(np.log([[0.8, 1.0, 1.25, 2.0]]))
+    value, metrics = ratio_variance(limit=0.04)(outputs, batch_of((1, 4)))
+    assert float(metrics["ratio/variance"]) == pytest.approx(0.275625, abs=1e-6)
+    assert float(value) == pytest.approx(0.235625, abs=1e-6)
+    assert float(ratio_variance(limit=0.04)(outputs, batch_of((1, 4), weights=np.zeros((1, 4))))[0]) == 0

@@ -213,8 +213,8 @@ def test_a_batch_that_the_devices_do_not_divide(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import pathlib, resource, time
-from jaxrl_llm.training import loop
-scoring, run = loop.score_batch, pathlib.Path({run!r})
+from jaxrl_llm.training import collect
+scoring, run = collect.score_batch, pathlib.Path({run!r})
 
 def score_batch(*arguments):
     if len((run / "metrics.jsonl").read_bytes().splitlines()) == 3:
@@ -224,7 +224,7 @@ def score_batch(*arguments):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     return scoring(*arguments)
 
-loop.score_batch = score_batch
+collect.score_batch = score_batch
 """
 
 

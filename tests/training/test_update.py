@@ -21,7 +21,8 @@ from jaxrl_llm.models.outputs import Layout, policy_outputs
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.training.diagnose import not_finite
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.update import TrainState, gradient, init_state, prepare, provide, update
+from jaxrl_llm.training.provide import provide
+from jaxrl_llm.training.update import TrainState, gradient, init_state, prepare, update
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.transform import Objective
 
@@ -351,12 +352,11 @@ def test_prepare_is_the_transform_compiled() -> None:
 def test_provide_fills_in_what_is_needed_and_nothing_else(layout: Layout | None) -> None:
     reference, now = init_params(jax.random.key(9), SMALL, scale=0.5), fresh_params()
     bare = BATCH.replace(reference_logp=None)
-    sources = {"reference_logp": reference, "old_logp": now}
-    filled = provide(POLICY, frozenset({"reference_logp"}), sources, bare, layout)
+    filled = provide(POLICY, frozenset({"reference_logp"}), now, reference, bare, layout)
     assert filled.old_logp is None
     np.testing.assert_allclose(
         filled.reference_logp, policy_outputs(POLICY, reference, BATCH).logp, rtol=1e-5, atol=1e-5
     )
-    both = provide(POLICY, frozenset({"reference_logp", "old_logp"}), sources, bare, layout)
+    both = provide(POLICY, frozenset({"reference_logp", "old_logp"}), now, reference, bare, layout)
     np.testing.assert_allclose(both.old_logp, policy_outputs(POLICY, now, BATCH).logp, rtol=1e-5, atol=1e-5)
-    assert bits(provide(POLICY, frozenset(), sources, bare, layout)) == bits(bare)
+    assert bits(provide(POLICY, frozenset(), now, None, bare, layout)) == bits(bare)

@@ -1,0 +1,38 @@
+"""As many bad samples as good ones in each group."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.buckets import bucket_moments, bucket_sums
+from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, counted
+
+
+def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array:
+    """bool[N]: the samples that stay when random bad ones are dropped until they are no more than the good ones.
+
+    Good: reward >= the group's mean. reward f32[N], NaN where not scored (dropped). Greatest noise f32[N] goes first.
+    """
+    known = ~jnp.isnan(reward)
+    good = known & (reward >= bucket_moments(group, reward)[1])
+    bad = known & ~good
+    number_good, number_bad = bucket_sums(group, good.astype(jnp.float32), bad.astype(jnp.float32))
+    rank = ranks_within(group, noise, noise, bad)
+    return good | (bad & (rank >= number_bad - number_good))
+
+
+def balanced_relative(scale: str = "none", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
+    """Group-relative advantages of `balanced` samples among themselves; 0 for those dropped."""
+
+    def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
+        kept = balanced(batch.scores, batch.group, row_noise(batch, step))
+        reward = jnp.where(kept, batch.scores, jnp.nan)
+        A = group_advantage(reward, batch.group, scale=scale, ddof=ddof, epsilon=epsilon)
+        return batch.replace(advantages=A[:, None] * batch.action_mask)
+
+    return counted(apply)

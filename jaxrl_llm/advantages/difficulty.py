@@ -1,0 +1,119 @@
+"""Credit by the prompt: weights from how its samples did, and parts of a group with a target of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.buckets import bucket_moments, bucket_sums
+from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.errors import require_choice
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, stateless
+
+EDGES = ("strict", "lenient")
+RULES = ("length", "difficulty", "or", "and")
+
+
+def weigh_advantages(weight: Callable[[Trajectories], jax.Array]) -> Transform:
+    """Multiply the advantages of each row by `weight(batch)` f32[N]."""
+    return stateless(lambda b: b.replace(advantages=b.need("advantages") * weight(b)[:, None]))
+
+
+def easiness_weight(
+    reward: jax.Array,
+    group: jax.Array,
+    *,
+    start: float | jax.Array = 1.0,
+    end: float | jax.Array = 2.0,
+    least: float | jax.Array = 0.5,
+) -> jax.Array:
+    """f32[N]: 1 up to a mean group reward of `start`, then falling linearly to `least` at `end` (2508.04416).
+
+    >>> easiness_weight(jnp.array([1.0, 2.0, 0.5]), jnp.array([0, 0, 1])).tolist()
+    [0.75, 0.75, 1.0]
+    """
+    _, mean, _ = bucket_moments(group, reward)
+    return least + (1 - least) * jnp.clip((end - mean) / (end - start), 0.0, 1.0)
+
+
+def length_gain(
+    correct: jax.Array, wrong: jax.Array, lengths: jax.Array, group: jax.Array, *, edges: str = "strict"
+) -> jax.Array:
+    """bool[N]: in the row's group the longest correct sample is longer than the mean of the wrong ones (2602.10019).
+
+    correct, wrong bool[N] (a row may be neither), lengths f32[N]. Where a side is empty: "strict", false without a
+    correct sample and else true without a wrong one; "lenient", true without a correct one, else false.
+    """
+    require_choice("edges", edges, EDGES)
+    _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
+    longest = jax.ops.segment_max(jnp.where(correct, lengths, -jnp.inf), index, num_segments=group.shape[0])[index]
+    wrongs, mean, _ = bucket_moments(group, jnp.where(wrong, lengths, jnp.nan))
+    some = longest > -jnp.inf
+    if edges == "strict":
+        return some & ((wrongs == 0) | (longest > mean))
+    return ~some | ((wrongs > 0) & (longest > mean))
+
+
+def promising(
+    reward: jax.Array,
+    lengths: jax.Array,
+    cut_off: jax.Array,
+    group: jax.Array,
+    *,
+    rule: str = "length",
+    success: float | jax.Array = 0.5,
+    hard: float | jax.Array = 0.5,
+    edges: str = "strict",
+) -> jax.Array:
+    """bool[N]: whether a row's prompt is one to learn more from now (ADORA, 2602.10019).
+
+    rule "length": `length_gain`, where samples that were cut off count as neither correct nor wrong unless they are
+    correct; "difficulty": the share of samples with reward > success is at most `hard`; "or", "and": of the two.
+    """
+    require_choice("rule", rule, RULES)
+    correct, known = reward > success, ~jnp.isnan(reward)
+    gain = length_gain(correct, known & ~correct & ~cut_off, lengths, group, edges=edges)
+    _, rate, _ = bucket_moments(group, jnp.where(known, correct.astype(jnp.float32), jnp.nan))
+    difficult = rate <= hard
+    return {"length": gain, "difficulty": difficult, "or": gain | difficult, "and": gain & difficult}[rule]
+
+
+def solved_without(
+    reward: jax.Array, helped: jax.Array, group: jax.Array, success: float | jax.Array = 0.5
+) -> jax.Array:
+    """bool[N]: some sample of the row's group that was not helped (bool[N]) has a reward above `success`."""
+    (solved,) = bucket_sums(group, ((reward > success) & ~helped).astype(jnp.float32))
+    return solved > 0
+
+
+def joint_key(*keys: jax.Array) -> jax.Array:
+    """int32[N]: the same for rows that agree in all keys [N]; N below 46,000 with two keys."""
+    size = keys[0].shape[0]
+    places = [jnp.unique(key, return_inverse=True, size=size)[1].reshape(-1) for key in keys]
+    joint = places[0]
+    for place in places[1:]:
+        joint = joint * size + place
+    return joint.astype(jnp.int32)
+
+
+def subgroup_advantage(
+    reward: jax.Array,
+    target: jax.Array,
+    group: jax.Array,
+    subgroup: jax.Array,
+    *,
+    coefficient: float | jax.Array = 1.0,
+    epsilon: float = 1e-6,
+) -> jax.Array:
+    """A_i = coefficient (mean of the subgroup - target_i) + (r_i - mean_g)/(std_g + epsilon), f32[N] (2507.15844).
+
+    reward f32[N], NaN where not scored (advantage 0, takes no part); target f32[N], what the subgroup could reach;
+    subgroup [N] divides the groups. The samples of a subgroup share its first term. A group of one has advantage 0.
+    """
+    count, _, _ = bucket_moments(group, reward)
+    _, mean, _ = bucket_moments(joint_key(group, subgroup), reward)
+    within = jnp.where(jnp.isnan(reward) | (count < 2), 0.0, mean - target)
+    return coefficient * within + group_advantage(reward, group, epsilon=epsilon)

@@ -1,0 +1,193 @@
+"""Credit from several rewards: named components, or many pass/fail checks, of one completion."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.buckets import bucket_moments, bucket_sums
+from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
+from jaxrl_llm.advantages.normalisation import whiten
+from jaxrl_llm.errors import InputError, require, require_choice, unknown
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, stateless
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Weights of components from a text that JSON and a command line can hold; InputError where it is malformed.
+
+    >>> parse_weights("correct=1,format=0.5")
+    {'correct': 1.0, 'format': 0.5}
+    """
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.rpartition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise InputError(f"the weights {text!r} are not of the form NAME=NUMBER,NAME=NUMBER: see {part!r}")
+    return found
+
+
+def components(batch: Trajectories, weights: str = "") -> tuple[jax.Array, jax.Array]:
+    """The reward components f32[N, K], by name in alphabetical order, and their weights f32[K].
+
+    weights: "NAME=NUMBER,..."; components that it does not name count 1. A batch without components has one, the
+    reward. NaN where a component did not score a row, and in all of a row that is not scored or has no actions.
+    """
+    given, scores = parse_weights(weights), batch.scores
+    rewards = batch.rewards or {"reward": scores}
+    for name in given:
+        if name not in rewards:
+            raise unknown("reward component", name, rewards)
+    values = jnp.stack([rewards[name] for name in sorted(rewards)], axis=1).astype(jnp.float32)
+    known = jnp.where(jnp.isnan(scores)[:, None], jnp.nan, values)
+    return known, jnp.asarray([given.get(name, 1.0) for name in sorted(rewards)], jnp.float32)
+
+
+def component(batch: Trajectories, name: str) -> jax.Array:
+    """One reward component f32[N]; InputError, with the nearest name, where there is none of that name."""
+    if name not in (batch.rewards or {}):
+        raise unknown("reward component", name, batch.rewards or {})
+    return (batch.rewards or {})[name]
+
+
+def decoupled_advantage(
+    values: jax.Array, weights: jax.Array, group: jax.Array, *, ddof: int = 1, epsilon: float = 1e-4
+) -> jax.Array:
+    """s_i = sum_k w_k (r_ik - mean_g r_k) / (std_g r_k + epsilon), f32[N] (GDPO, 2601.05242).
+
+    values f32[N, K], NaN where not scored: it adds 0 and takes no part in the component's mean and deviation. A
+    component that is constant in the group adds 0. Summing rewards first would give many of their combinations the
+    same advantage.
+    """
+    one = functools.partial(group_advantage, group=group, ddof=ddof, epsilon=epsilon)
+    return jnp.sum(jax.vmap(one, in_axes=1, out_axes=1)(values) * weights, axis=1)
+
+
+def variance_weighted_advantage(
+    values: jax.Array, weights: jax.Array, group: jax.Array, *, ddof: int = 0, epsilon: float = 1e-6
+) -> jax.Array:
+    """A_i = sum_k w_k (r_ik - mean_g r_k) / (sum_k |w_k| std_g r_k + epsilon), f32[N] (DVAO, 2605.25604).
+
+    The sum of each component's normalised advantage with weights w_k std_k / sum_l w_l std_l. As the deviation of a sum
+    is at most the sum of the deviations, |A| is at most that of the combined reward. NaN as in `decoupled_advantage`.
+    """
+    moments = functools.partial(bucket_moments, group, ddof=ddof)
+    _, mean, deviation = jax.vmap(moments, in_axes=1, out_axes=1)(values)
+    varies = deviation > 1e-7 * jnp.maximum(jnp.abs(mean), 1.0)  # more than rounding
+    centred = jnp.where(varies & ~jnp.isnan(values), values - mean, 0.0)
+    spread = jnp.sum(jnp.abs(weights) * jnp.where(varies, deviation, 0.0), axis=1)
+    return jnp.sum(weights * centred, axis=1) / (spread + epsilon)
+
+
+def decoupled(weights: str = "", over: str = "sequences", ddof: int = 1, epsilon: float = 1e-4) -> Transform:
+    """`decoupled_advantage`, then normalised over the batch so that its scale does not grow with the components.
+
+    over: "sequences", (s - mean)/(std + epsilon), each sequence once; "tokens", (s - mean)/sqrt(var + epsilon), each
+    as often as it has tokens; "none". A single component is not normalised again.
+    """
+    require_choice("over", over, ("sequences", "tokens", "none"))
+
+    def apply(batch: Trajectories) -> Trajectories:
+        values, w = components(batch, weights)
+        s = decoupled_advantage(values, w, batch.group, ddof=ddof, epsilon=epsilon)
+        scored = ~jnp.isnan(batch.scores)
+        if over == "sequences" and values.shape[1] > 1:
+            s = standardised(jnp.where(scored, s, jnp.nan), ddof, epsilon)
+        tokens = s[:, None] * batch.action_mask
+        if over == "tokens" and values.shape[1] > 1:
+            tokens = whiten(tokens, batch.action_mask & scored[:, None], ddof=ddof, epsilon=epsilon)
+        return batch.replace(advantages=jnp.where(batch.action_mask & scored[:, None], tokens, 0.0))
+
+    return stateless(apply)
+
+
+def variance_weighted(weights: str = "", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
+    """Write `variance_weighted_advantage` of the components on every action token of the sample."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        values, w = components(batch, weights)
+        return variance_weighted_advantage(values, w, batch.group, ddof=ddof, epsilon=epsilon)
+
+    return on_actions(advantage)
+
+
+def check_rewards(
+    passed: jax.Array,
+    attempted: jax.Array,
+    group: jax.Array,
+    *,
+    difficulty: float | jax.Array = 2.0,
+    width: float | jax.Array = 0.1,
+    epsilon: float = 1e-6,
+) -> jax.Array:
+    """R_it = sum_j w_j p_itj, f32[N, T]: what the checks that an attempt passed are worth in its group (2601.03525).
+
+    passed f32[N, T, U] in [0, 1]: of attempt t of row i at check j, NaN: no such check; attempted bool[N, T].
+    With rho_j the mean of p_j over all attempts of the group, and checks of like pass rates sharing their worth,
+
+        w_j = exp(-difficulty rho_j) / (n_j + epsilon),  n_j = sum_k exp(-(rho_j - rho_k)^2 / (2 width^2))
+    """
+    known = attempted[:, :, None] & ~jnp.isnan(passed)
+    p = jnp.where(known, jnp.clip(passed, 0.0, 1.0), 0.0)
+    attempts, passes, exists = bucket_sums(
+        group, jnp.sum(attempted, axis=1), jnp.sum(p, axis=1), jnp.any(known, axis=1).astype(jnp.float32)
+    )
+    rate, exists = passes / jnp.maximum(attempts, 1)[:, None], exists > 0
+    near = jnp.exp(-((rate[:, :, None] - rate[:, None, :]) ** 2) / (2 * jnp.square(width)))
+    crowd = jnp.sum(jnp.where(exists[:, None, :], near, 0.0), axis=2)
+    worth = jnp.where(exists, jnp.exp(-difficulty * rate) / (crowd + epsilon), 0.0)
+    return jnp.sum(worth[:, None, :] * p, axis=2)
+
+
+def checks_of(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
+    """Outcomes f32[N, T, U] of each attempt at each check, and which attempts there are, bool[N, T].
+
+    info "tests" [N, U] is of one attempt, [N, K, U] of one in each turn; without, the components are the checks.
+    """
+    scored, tests = ~jnp.isnan(batch.scores), (batch.info or {}).get("tests")
+    passed = components(batch)[0] if tests is None else tests.astype(jnp.float32)
+    if passed.ndim == 2:
+        return passed[:, None, :], scored[:, None]
+    turns = jnp.arange(passed.shape[1])
+    acted = jnp.any((batch.turn[:, :, None] == turns) & batch.action_mask[:, :, None], axis=1)
+    return passed, acted & scored[:, None]
+
+
+def passes_all(passed: jax.Array, attempted: jax.Array) -> jax.Array:
+    """f32[N]: 1 where the last attempt passed every check that there is, and there is one; arguments as above."""
+    last = passed.shape[1] - 1 - jnp.argmax(attempted[:, ::-1], axis=1)
+    final = jnp.take_along_axis(passed, last[:, None, None], axis=1)[:, 0]
+    known = ~jnp.isnan(final)
+    success = jnp.all(~known | (final >= 1), axis=1) & jnp.any(known, axis=1) & jnp.any(attempted, axis=1)
+    return success.astype(jnp.float32)
+
+
+def check_credit(
+    difficulty: float = 2.0, width: float = 0.1, partial: float = 0.5, gamma: float = 0.95, epsilon: float = 1e-6
+) -> Transform:
+    """A_it = (S_i - mean S) + partial (R_it - mean R) on the tokens of attempt t, means over the group (2601.03525).
+
+    R: `check_rewards`. S_i = gamma^(turns of row i) where its last attempt passed every check (`passes_all`), else 0.
+    """
+    require("difficulty", difficulty, least=0)
+    require("width", width, above=0)
+    require("gamma", gamma, least=0, most=1)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        passed, attempted = checks_of(batch)
+        turns = jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1) + 1
+        success = jnp.where(jnp.isnan(batch.scores), jnp.nan, passes_all(passed, attempted) * gamma**turns)
+        whole = group_advantage(success, batch.group, scale="none")
+        worth = check_rewards(passed, attempted, batch.group, difficulty=difficulty, width=width, epsilon=epsilon)
+        total, count = bucket_sums(batch.group, jnp.sum(worth, axis=1), jnp.sum(attempted, axis=1))
+        part = jnp.where(attempted, worth - (total / jnp.maximum(count, 1))[:, None], 0.0)
+        here = jnp.take_along_axis(part, jnp.clip(batch.turn, 0, part.shape[1] - 1), axis=1)
+        return batch.replace(advantages=(whole[:, None] + partial * here) * batch.action_mask)
+
+    return stateless(apply)

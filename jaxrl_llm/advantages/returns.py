@@ -1,0 +1,289 @@
+"""Returns over time: token rewards, reward-to-go, generalised advantages, and the penalties that enter as rewards.
+
+Time runs over a row's actions. Positions outside the mask (padding, the environment's tokens) are passed through:
+what is carried back from later actions reaches earlier ones unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
+from jaxrl_llm.errors import require, require_choice, unknown
+from jaxrl_llm.objectives.averages import row_means
+from jaxrl_llm.objectives.penalties import ESTIMATORS
+from jaxrl_llm.objectives.ratios import log_ratio, needed, source
+from jaxrl_llm.objectives.values import needed_values
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import State, Transform, control, stateless
+
+__all__ = [
+    "adaptive_kl",
+    "at_last_action",
+    "clip_advantages",
+    "discounted_returns",
+    "explained_variance",
+    "gae",
+    "generalised_advantages",
+    "head_mean",
+    "kl_reward",
+    "last_actions",
+    "last_actions_of_turns",
+    "length_adaptive",
+    "reward_to_go",
+    "scored_actions",
+    "sequence_values",
+    "terminal_rewards",
+    "whiten",
+    "whiten_advantages",
+]
+
+Number = jax.Array | float
+PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
+
+
+def scored_actions(batch: Trajectories) -> jax.Array:
+    """bool[N, L]: the actions of rows that have a score."""
+    return batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
+
+
+def last_actions(batch: Trajectories) -> jax.Array:
+    """bool[N, L]: the last action of each row."""
+    return batch.action_mask & (batch.action_index == batch.lengths[:, None] - 1)
+
+
+def at_last_action(values: jax.Array, batch: Trajectories) -> jax.Array:
+    """values f32[N, L] at the last action of each row, f32[N]; 0 where there is none."""
+    return jnp.sum(jnp.where(last_actions(batch), values, 0.0), axis=1)
+
+
+def last_actions_of_turns(batch: Trajectories, turns: int) -> jax.Array:
+    """bool[N, L]: the last action of each turn numbered from 0 to turns - 1."""
+    N, L = batch.tokens.shape
+    known = batch.action_mask & (batch.turn >= 0) & (batch.turn < turns)
+    key = jnp.where(known, jnp.arange(N)[:, None] * turns + batch.turn, N * turns).reshape(-1)
+    place = jnp.broadcast_to(jnp.arange(L), (N, L)).reshape(-1)
+    last = jax.ops.segment_max(place, key, num_segments=N * turns + 1)[key]
+    return known & (last == place).reshape(N, L)
+
+
+def terminal_rewards(batch: Trajectories) -> jax.Array:
+    """What each action earns, f32[N, L]: its `token_rewards`, plus the row's score on its last action, plus
+    `turn_rewards` [N, K] on the last action of turn k, where there are any. Rows without a score earn nothing."""
+    rewards = jnp.where(last_actions(batch), batch.scores[:, None], 0.0)
+    if batch.token_rewards is not None:
+        rewards = rewards + jnp.where(batch.action_mask, batch.token_rewards, 0.0)
+    if batch.turn_rewards is not None:
+        turns = batch.turn_rewards.shape[1]
+        of_turn = jnp.take_along_axis(jnp.nan_to_num(batch.turn_rewards), jnp.clip(batch.turn, 0, turns - 1), axis=1)
+        rewards = rewards + jnp.where(last_actions_of_turns(batch, turns), of_turn, 0.0)
+    return jnp.where(scored_actions(batch), rewards, 0.0)
+
+
+def _per_token(x: Number, shape: tuple[int, ...]) -> jax.Array:
+    """A number, f32[N] or f32[N, L] as f32[N, L]."""
+    x = jnp.asarray(x, jnp.float32)
+    return jnp.broadcast_to(x[:, None] if x.ndim == 1 else x, shape)
+
+
+def gae(
+    token_rewards: jax.Array,
+    values: jax.Array,
+    mask: jax.Array,
+    gamma: Number = 1.0,
+    lam: Number = 0.95,
+    *,
+    bootstrap: jax.Array | float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantages and returns, f32[N, L] each (1506.02438), over the actions of each row:
+
+        delta_t = r_t + gamma_t V_{t+1} - V_t,    A_t = delta_t + gamma_t lam_t A_{t+1},    R_t = A_t + V_t
+
+    Positions outside the mask are skipped and get 0. gamma and lam: numbers, f32[N], or f32[N, L] (of the step from t
+    to the next action). bootstrap: the value after the last action, f32[N] or a number; 0 ends the episode there. A
+    truncated GAE, of a row that goes on, is that of the actions so far with the value of the state they led to.
+    """
+    shape = token_rewards.shape
+    r, V = (jnp.where(mask, x, 0.0).astype(jnp.float32) for x in (token_rewards, values))
+    gammas = _per_token(gamma, shape)
+    carried = gammas * _per_token(lam, shape)
+
+    def back(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, ...]) -> tuple[tuple, jax.Array]:
+        V_next, A_next = carry
+        r, V, m, g, gl = now
+        A = r + g * V_next - V + gl * A_next
+        return (jnp.where(m, V, V_next), jnp.where(m, A, A_next)), jnp.where(m, A, 0.0)
+
+    start = (jnp.broadcast_to(jnp.asarray(bootstrap, jnp.float32), shape[:1]), jnp.zeros(shape[:1]))
+    over_time = tuple(x.T for x in (r, V, mask, gammas, carried))
+    _, advantages = jax.lax.scan(back, start, over_time, reverse=True)
+    return advantages.T, advantages.T + V
+
+
+def reward_to_go(token_rewards: jax.Array, mask: jax.Array, gamma: Number = 1.0) -> jax.Array:
+    """G_t = r_t + gamma_t G_{t+1} over the actions of each row, f32[N, L]; 0 outside the mask."""
+    return gae(token_rewards, jnp.zeros(token_rewards.shape), mask, gamma, 1.0)[0]
+
+
+def length_adaptive(alpha: Number) -> PerRow:
+    """lam = 1 - 1 / (alpha l) of each row, l its actions, within [0, 1] (VAPO, 2504.05118), as `lam` of
+    `generalised_advantages`: the sum of the coefficients, 1 / (1 - lam) = alpha l, grows with the length."""
+    require("alpha", alpha, above=0)
+    return lambda batch: jnp.clip(1 - 1 / (alpha * jnp.maximum(batch.lengths, 1)), 0.0, 1.0)
+
+
+def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8, shift: bool = True) -> Transform:
+    """Standardise the advantages over the batch, as `whiten`.
+
+    over: "tokens" takes mean and variance over all actions of scored rows; "sequences" over those rows, each with the
+    mean of its actions.
+    """
+    require_choice("over", over, ("tokens", "sequences"))
+
+    def apply(batch: Trajectories) -> Trajectories:
+        A, mask = batch.need("advantages"), scored_actions(batch)
+        if over == "tokens":
+            mean, variance = moments(A, mask, ddof)
+        else:
+            mean, variance = moments(row_means(A, batch.replace(weights=None)), jnp.any(mask, axis=1), ddof)
+        return batch.replace(advantages=standardise(A, mask, mean, variance, epsilon, shift))
+
+    return stateless(apply)
+
+
+def clip_advantages(limit: Number) -> Transform:
+    """Advantages within [-limit, limit]."""
+    require("limit of advantages", limit, above=0)
+    return stateless(lambda b: b.replace(advantages=jnp.clip(b.need("advantages"), -limit, limit)))
+
+
+def discounted_returns(gamma: Number = 1.0) -> Transform:
+    """Advantages are the reward-to-go of `terminal_rewards`: no baseline. Writes `returns` too."""
+    require("gamma", gamma, least=0, most=1)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        found = reward_to_go(terminal_rewards(batch), scored_actions(batch), gamma)
+        return batch.replace(advantages=found, returns=found)
+
+    return stateless(apply)
+
+
+def head_mean(values: jax.Array) -> jax.Array:
+    """Values f32[N, L] of one head, or the mean f32[N, L] of several [N, L, H]."""
+    return values if values.ndim == 2 else jnp.mean(values, axis=-1)
+
+
+def explained_variance(values: jax.Array, returns: jax.Array, mask: jax.Array) -> jax.Array:
+    """EV = 1 - Var(R - V) / Var(R) over what the mask has, f32[]: 1 is perfect, 0 no better than a constant, which is
+    also said of returns that do not vary."""
+    unexplained, total = moments(returns - values, mask, 0)[1], moments(returns, mask, 0)[1]
+    return jnp.where(total > 1e-12, 1 - unexplained / jnp.where(total > 1e-12, total, 1.0), 0.0)
+
+
+def generalised_advantages(
+    gamma: Number = 1.0,
+    lam: Number | PerRow = 0.95,
+    lam_critic: Number | None = None,
+    combine: Callable[[jax.Array], jax.Array] = head_mean,
+    bootstrap_truncated: bool = False,
+    heads: int = 1,
+) -> Transform:
+    """Write advantages and returns by `gae` of `terminal_rewards` and the critic's values; both 0 on unscored rows.
+
+    lam: a number, or a function of the batch such as `length_adaptive`. lam_critic: another one for the returns
+    (decoupled GAE, VC-PPO, 2503.01491; 1 makes them Monte-Carlo returns); default the same. combine: from values of
+    several heads to one; heads: how many to ask for. bootstrap_truncated: a row that ran out of budget goes on with the
+    value at its last action, taken to be that of the state after it (T-PPO, 2506.15050); else it ends in 0, as any row
+    does. The control "explained_variance" is that of the returns by the values.
+    """
+    for name, number in {"gamma": gamma, "lam": lam, "lam_critic": lam_critic}.items():
+        require(name, number, least=0, most=1)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        values, mask, rewards = combine(batch.need("values")), scored_actions(batch), terminal_rewards(batch)
+        after = at_last_action(values, batch) * batch.truncated if bootstrap_truncated else jnp.float32(0)
+        own = lam(batch) if callable(lam) else lam
+        advantages, returns = gae(rewards, values, mask, gamma, own, bootstrap=after)
+        if lam_critic is not None:
+            returns = gae(rewards, values, mask, gamma, lam_critic, bootstrap=after)[1]
+        explained = explained_variance(values, returns, mask)
+        return batch.replace(advantages=advantages, returns=returns).with_controls(explained_variance=explained)
+
+    return stateless(apply, needs=needed_values(heads))
+
+
+def sequence_values(combine: Callable[[jax.Array], jax.Array] = head_mean, heads: int = 1) -> Transform:
+    """A = r - V on every action of a row, r its score and V the value at its last action; `returns` are r.
+
+    Both are 0 on rows without a score. combine: from values of several heads to one; heads: how many to
+    ask for.
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        mask, V = scored_actions(batch), at_last_action(combine(batch.need("values")), batch)
+        A, R = (jnp.where(mask, x[:, None], 0.0) for x in (batch.scores - V, batch.scores))
+        explained = explained_variance(V, batch.scores, jnp.any(mask, axis=1))
+        return batch.replace(advantages=A, returns=R).with_controls(explained_variance=explained)
+
+    return stateless(apply, needs=needed_values(heads))
+
+
+def _divergence(batch: Trajectories, estimator: str, of: str, to: str) -> jax.Array:
+    """The estimated divergence f32[N, L] at each action, 0 elsewhere."""
+    return ESTIMATORS[estimator](log_ratio(source(batch, of), source(batch, to), batch.action_mask))
+
+
+def _divergence_needs(estimator: str, of: str, to: str) -> frozenset[str]:
+    if estimator not in ESTIMATORS:
+        raise unknown("KL estimator", estimator, ESTIMATORS)
+    return needed(of) | needed(to)
+
+
+def kl_reward(
+    coefficient: Number | str, estimator: str = "k1", of: str = "behaviour", to: str = "reference"
+) -> Transform:
+    """Add -coefficient * k(log pi_of - log pi_to) to each action's reward; the plain log-ratio k1 is the usual choice.
+
+    coefficient: a number, or the name of a control. Estimators as in `objectives.kl`; of, to: sources of
+    log-probabilities as there. Whatever turns token rewards into advantages must come after this.
+    """
+    needs = _divergence_needs(estimator, of, to)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        beta = control(batch, coefficient) if isinstance(coefficient, str) else coefficient
+        before = jnp.zeros(batch.tokens.shape) if batch.token_rewards is None else batch.token_rewards
+        return batch.replace(token_rewards=before - beta * _divergence(batch, estimator, of, to))
+
+    return stateless(apply, needs)
+
+
+def adaptive_kl(
+    start: Number = 0.001,
+    target: Number = 0.1,
+    horizon: Number = 10000.0,
+    name: str = "kl_coefficient",
+    estimator: str = "k1",
+    of: str = "behaviour",
+    to: str = "reference",
+) -> Transform:
+    """Steer a KL coefficient so that the divergence stays near a target (1909.08593), and write it as a control:
+
+        e = clip(KL / target - 1, -0.2, 0.2),    beta <- beta (1 + e n / horizon)
+
+    KL is the mean over the batch's n sequences of the mean over their tokens. A batch is penalised by the coefficient
+    before it is counted. start: the first coefficient. horizon: sequences over which it can change by a fifth or so.
+    """
+    needs = _divergence_needs(estimator, of, to)
+    require("KL target", target, above=0)
+    require("KL horizon", horizon, above=0)
+
+    def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+        rows = jnp.sum(batch.lengths > 0).astype(jnp.float32)
+        per_row = row_means(_divergence(batch, estimator, of, to), batch.replace(weights=None))
+        error = jnp.clip(jnp.sum(per_row) / jnp.maximum(rows, 1) / target - 1, -0.2, 0.2)
+        return beta * (1 + error * rows / horizon), batch.with_controls(**{name: beta})
+
+    return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)

@@ -1,0 +1,195 @@
+"""Risk measures as rewards: what the tails of the score distribution are worth, rather than its mean.
+
+Scores of single questions are often only 0 and 1, so they are added up over bundles of questions: response j of every
+question of a bundle makes its draw j, with the score X_j (2510.00911).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.baselines import masked_quantile
+from jaxrl_llm.advantages.buckets import bucket_moments
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import State, Transform
+
+Number = jax.Array | float
+LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+MODES = ("track", "batch", "mix")
+CREDITS = ("uniform", "std", "score", "sum_mean")
+
+
+def mixed_risk(
+    scores: jax.Array, low: Number, high: Number, alpha: Number, beta: Number, tail: Number, *, centred: bool = False
+) -> jax.Array:
+    """(w g_C + g_R) / (w + 1): the mixed value-at-risk, elementwise, w = `tail` the weight of the lower tail:
+
+        g_R = (max(X - low, 0) - max(X - high, 0) + c) / (beta - alpha),    g_C = -max(low - X, 0) / alpha
+
+    low, high: the alpha- and beta-quantile of X. Above `high` nothing more is earned. centred: c = low - high, so that
+    it is never positive; else c = 0. Denominators have 1e-6 more.
+    """
+    middle = jnp.maximum(scores - low, 0.0) - jnp.maximum(scores - high, 0.0) + (low - high if centred else 0.0)
+    lower = -jnp.maximum(low - scores, 0.0) / (alpha + 1e-6)
+    return (tail * lower + middle / (beta - alpha + 1e-6)) / (tail + 1)
+
+
+def seeking_risk(
+    scores: jax.Array, low: Number, high: Number, alpha: Number, beta: Number, tail: Number, *, centred: bool = False
+) -> jax.Array:
+    """(w max(X - high, 0) / (1 - beta) + g_R) / (w + 1): the opposite of `mixed_risk`, weight on the upper tail."""
+    middle = jnp.maximum(scores - low, 0.0) - jnp.maximum(scores - high, 0.0) + (low - high if centred else 0.0)
+    upper = jnp.maximum(scores - high, 0.0) / (1 - beta + 1e-6)
+    return (tail * upper + middle / (beta - alpha + 1e-6)) / (tail + 1)
+
+
+RISKS = {"mixed": mixed_risk, "seeking": seeking_risk}
+
+
+def track_quantiles(quantiles: jax.Array, scores: jax.Array, mask: jax.Array, rate: Number) -> jax.Array:
+    """q_l + rate (l - share of scores < q_l), f32[19], for the LEVELS l: a stochastic step towards the quantiles."""
+    below = jnp.sum((scores[..., None] < quantiles) & mask[..., None], axis=tuple(range(scores.ndim)))
+    share = below / jnp.maximum(jnp.sum(mask), 1)
+    return jnp.where(jnp.any(mask), quantiles + rate * (jnp.asarray(LEVELS) - share), quantiles)
+
+
+class Draws(NamedTuple):
+    """Draws of bundles of questions; N stands for as many questions, bundles and draws as there may be."""
+
+    rows: jax.Array  # int32[N, N] row of a question's response in a draw
+    question: jax.Array  # bool[N] whether there is such a question
+    bundle: jax.Array  # int32[N] of each question
+    scores: jax.Array  # f32[N, N] X of a bundle's draw
+    mask: jax.Array  # bool[N, N] whether there is such a draw
+
+
+def form_draws(
+    reward: jax.Array, group: jax.Array, bundle: jax.Array, order: jax.Array, ragged: str = "repeat"
+) -> Draws:
+    """Draws of the scored rows: response j of each group of a bundle, in the order given (f32[N], any numbers).
+
+    reward f32[N], group int32[N], bundle int32[N] in 0..N-1, the same for a group. Groups of unlike size: "repeat"
+    makes as many draws as the largest has responses, with the others' in turn; "smallest" as many as the smallest has.
+    """
+    require_choice("ragged", ragged, ("repeat", "smallest"))
+    N, known = reward.shape[0], ~jnp.isnan(reward)
+    _, index = jnp.unique(group, return_inverse=True, size=N)
+    place = jnp.where(known, index, N)  # what is dropped
+    size = jnp.zeros(N, jnp.int32).at[place].add(1, mode="drop")
+    rank = ranks_within(group, -order, jnp.zeros(N), known)
+    responses = jnp.zeros((N, N), jnp.int32).at[place, rank].set(jnp.arange(N), mode="drop")
+    of = jnp.zeros(N, jnp.int32).at[place].set(bundle, mode="drop")
+    question = size > 0
+    draw = jnp.arange(N)[None]
+    rows = jnp.take_along_axis(responses, draw % jnp.maximum(size, 1)[:, None], axis=1)
+    to = jnp.where(question, of, N)
+    if ragged == "repeat":
+        number = jnp.zeros(N, jnp.int32).at[to].max(size, mode="drop")
+    else:
+        number = jnp.full(N, N + 1, jnp.int32).at[to].min(size, mode="drop")
+        number = jnp.where(number > N, 0, number)
+    scores = jnp.zeros((N, N), jnp.float32).at[to].add(jnp.where(known, reward, 0.0)[rows], mode="drop")
+    mask = draw < number[:, None]
+    return Draws(rows, question, of, jnp.where(mask, scores, 0.0), mask)
+
+
+def spread(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Sample standard deviation along the last axis of what the mask has, kept as an axis; 1 where it is 0."""
+    count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+    mean = jnp.sum(jnp.where(mask, scores, 0.0), axis=-1, keepdims=True) / count
+    variance = jnp.sum(jnp.where(mask, (scores - mean) ** 2, 0.0), axis=-1, keepdims=True) / jnp.maximum(count - 1, 1)
+    return jnp.where(variance > 1e-10, jnp.sqrt(jnp.maximum(variance, 1e-10)), 1.0)
+
+
+def share_of_draws(of_draw: jax.Array, reward: jax.Array, group: jax.Array, draws: Draws, credit: str) -> jax.Array:
+    """What each row gets of its draws' advantages f32[N, N], f32[N]: the mean over the draws that it is in; else 0.
+
+    credit "uniform": all of it; "std": divided by the standard deviation of the question's rewards (1 if that is below
+    1e-3); "score": half as much again for rewards that are not positive, half for the others; "sum_mean": the share
+    d_q / sum_q d_q of the reward above its question's mean (equal shares where the sum is within 1e-6 of 0).
+    """
+    require_choice("credit", credit, CREDITS)
+    N = reward.shape[0]
+    _, mean, deviation = bucket_moments(group, reward)
+    of_row = of_draw[draws.bundle]
+    there = draws.mask[draws.bundle] & draws.question[:, None]
+    if credit == "sum_mean":
+        above = jnp.where(there, jnp.where(jnp.isnan(reward), 0.0, reward - mean)[draws.rows], 0.0)
+        total, number = (
+            jnp.zeros((N, N)).at[draws.bundle].add(x)[draws.bundle] for x in (above, there.astype(jnp.float32))
+        )
+        cancels = jnp.abs(total) <= 1e-6
+        of_row *= jnp.where(cancels, 1 / jnp.maximum(number, 1), above / jnp.where(cancels, 1.0, total))
+    at = jnp.where(there, draws.rows, N)
+    total, number = (
+        jnp.zeros(N).at[at].add(jnp.where(there, x, 0.0), mode="drop") for x in (of_row, jnp.ones_like(of_row))
+    )
+    advantage = total / jnp.maximum(number, 1)
+    if credit == "std":
+        return advantage / jnp.where(deviation < 1e-3, 1.0, deviation + 1e-6)
+    return advantage * jnp.where(reward > 0, 0.5, 1.5) if credit == "score" else advantage
+
+
+def bundles_of(batch: Trajectories, size: int) -> jax.Array:
+    """int32[N] in 0..N-1: info["bundle"] int32[N] where given, else `size` consecutive groups by prompt_id."""
+    N = batch.group.shape[0]
+
+    def ranked(keys: jax.Array) -> jax.Array:
+        return jnp.unique(keys, return_inverse=True, size=N)[1]
+
+    given = (batch.info or {}).get("bundle")
+    if given is not None:
+        return ranked(given)
+    # Groups without a score come last, so that they do not move the others.
+    key = ranked(batch.prompt_id) * N + ranked(batch.group)
+    return ranked(jnp.where(jnp.isnan(batch.scores), N * N, key)) // size
+
+
+def bundled_risk(
+    risk: str = "mixed",
+    alpha: float = 0.2,
+    beta: float = 0.8,
+    tail: float = 1.5,
+    bundle_size: int = 5,
+    quantiles: str = "track",
+    rate: float = 0.1,
+    credit: str = "std",
+    centred: bool = False,
+    ragged: str = "repeat",
+) -> Transform:
+    """Advantages from one of RISKS of the scores of draws, divided by their deviation in the bundle (+ 1e-6).
+
+    quantiles: "track" those of training, as they were before this batch (at first those of the batch); "batch" those
+    of the bundle's own draws; "mix" the mean of both. Which responses share a draw is chance, new in every update.
+    """
+    require_choice("risk", risk, RISKS)
+    require_choice("quantiles", quantiles, MODES)
+    require_choice("credit", credit, CREDITS)
+    require("bundle_size", bundle_size, least=1)
+    require("alpha", alpha, above=0, below=1)
+    require("beta", beta, above=0, below=1)
+    levels = jnp.asarray(LEVELS)
+
+    def apply(state: tuple[jax.Array, jax.Array], batch: Trajectories) -> tuple[State, Trajectories]:
+        step, q = state
+        r = batch.scores
+        draws = form_draws(r, batch.group, bundles_of(batch, bundle_size), row_noise(batch, step), ragged)
+        X, mask = draws.scores, draws.mask
+        first = jax.vmap(lambda level: masked_quantile(X.reshape(-1), mask.reshape(-1), level))(levels)
+        q = jnp.where(step == 0, first, q)
+        ends = []
+        for level in (alpha, beta):
+            tracked, own = q[jnp.argmin(jnp.abs(levels - level))], masked_quantile(X, mask, level)[:, None]
+            ends.append({"track": tracked, "batch": own, "mix": (tracked + own) / 2}[quantiles])
+        A = RISKS[risk](X, ends[0], ends[1], alpha, beta, tail, centred=centred) / (spread(X, mask) + 1e-6)
+        A = share_of_draws(A, r, batch.group, draws, credit)
+        q = jnp.where(step == 0, q, track_quantiles(q, X, mask, rate))
+        return (step + jnp.any(mask), q), batch.replace(advantages=A[:, None] * batch.action_mask)
+
+    return Transform(lambda: (jnp.int32(0), jnp.zeros(len(LEVELS))), apply)

@@ -1,0 +1,129 @@
+"""Credit of sets: k samples of a prompt earn together, e.g. as their best, and each member has a share in it.
+
+A group of n samples has C(n, k) sets of k. A member is worth what the sets that contain it earn on average,
+E_i = E[f(S) | i in S]; the average of that over the group is E[f(S)]. All of this is in closed form, without drawing
+sets. Where a group is not larger than k, sets of n - 1 are used: a set of all leaves nothing to compare with.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.baselines import above_baseline, bucket_best
+from jaxrl_llm.advantages.buckets import bucket_sums
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.selection.rows import ranks_within
+
+SET_SCALES = ("std", "none", "unbiased")
+DIVERSITIES = ("share", "zero_based")
+
+
+def sets_within(part: jax.Array, whole: jax.Array | float, size: jax.Array, largest: int) -> jax.Array:
+    """C(part, size) / C(whole, size): the share of the sets that lie in a part, elementwise; 1 for empty sets.
+
+    A product of `size` factors (part - u) / (whole - u), exact but for rounding however large the binomials are.
+    largest: an upper bound of size.
+    """
+
+    def factor(u: jax.Array, product: jax.Array) -> jax.Array:
+        u = jnp.asarray(u, jnp.float32)
+        return product * jnp.where(u < size, jnp.maximum(part - u, 0.0) / jnp.maximum(whole - u, 1.0), 1.0)
+
+    shape = jnp.broadcast_shapes(jnp.shape(part), jnp.shape(whole), jnp.shape(size))
+    return jax.lax.fori_loop(0, largest, factor, jnp.ones(shape, jnp.float32))
+
+
+def set_sizes(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Scored samples n of each sample's group, and the size of its sets min(k, n - 1), at least 1; f32[N] each."""
+    (n,) = bucket_sums(keys, (~jnp.isnan(values)).astype(jnp.float32))
+    return n, jnp.maximum(jnp.minimum(jnp.asarray(k, jnp.float32), n - 1), 1.0)
+
+
+def best_of_sets(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """f(S) = max_S r: E_i, and the standard deviation of f over all sets of the group, f32[N] each.
+
+    values f32[N], NaN where not scored (0); keys int32[N]. With r in order, r_(1) the least, r_(m) is the best of the
+    other members in C(m-2, k-2) of the C(n-1, k-1) sets of i (m > rank of i), and i itself in C(rank-1, k-1).
+    """
+    known = ~jnp.isnan(values)
+    n, size = set_sizes(values, keys, k)
+    top = bucket_best(keys, values)
+    r = jnp.where(known, values - top, 0.0)  # at most 0, so that equal values are 0 exactly
+    below = ranks_within(keys, -r, jnp.zeros(r.shape), known).astype(jnp.float32)
+    among_others = sets_within(below, n - 1, size - 1, k)
+    gained = r * (among_others - sets_within(below - 1, n - 1, size - 1, k))
+    better = (keys[:, None] == keys[None]) & known[None] & (below[None] > below[:, None])
+    member = r * among_others + jnp.sum(jnp.where(better, gained[None], 0.0), axis=1)
+    chance = jnp.where(known, sets_within(below + 1, n, size, k) - sets_within(below, n, size, k), 0.0)
+    mean, square = bucket_sums(keys, chance * r, chance * r**2)
+    return jnp.where(known, top + member, 0.0), jnp.sqrt(jnp.maximum(square - mean**2, 0.0))
+
+
+def best_of_sets_advantage(
+    values: jax.Array, keys: jax.Array, k: int = 4, scale: str = "std", epsilon: float = 1e-6
+) -> jax.Array:
+    """Advantage f32[N] for E[max of k]; with rewards 0 and 1, pass@k. E is the mean of E_i over the group.
+
+    scale "std": (E_i - E) / (std + epsilon), std of f over the sets; k = 1 is GRPO with the population standard
+    deviation (2508.10751). "none": E_i - E. "unbiased": k (E_i - E[max of k of the others]) = k n / (n - k) (E_i - E),
+    whose average over the group times grad log pi is the gradient of E[max of k]; k = 1 is leave-one-out (2505.15201).
+    """
+    require_choice("scale", scale, SET_SCALES)
+    require("k", k, least=1)
+    member, deviation = best_of_sets(values, keys, k)
+    difference = above_baseline(jnp.where(jnp.isnan(values), jnp.nan, member), keys)
+    if scale == "std":
+        return jnp.where(deviation > 1e-6, difference / (deviation + epsilon), 0.0)
+    if scale == "unbiased":
+        n, size = set_sizes(values, keys, k)
+        return size * n / jnp.maximum(n - size, 1.0) * difference
+    return difference
+
+
+def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int, diversity: str = "share") -> jax.Array:
+    """f(S) = mean_S r * d(S): E_i, f32[N] (2509.25424); 0 where not scored.
+
+    d from D, the number of distinct `answers` int32[N] in the set: "share" D / k, or "zero_based" (D - 1) / (k - 1).
+    An answer that m of the n samples gave is in a set with probability 1 - C(n-m, k) / C(n, k); of the sets that
+    contain i, and those that contain i and another a, the same with 1 and 2 places less.
+    """
+    require_choice("diversity", diversity, DIVERSITIES)
+    known = ~jnp.isnan(values)
+    n, size = set_sizes(values, keys, k)
+    same_group = (keys[:, None] == keys[None]) & known[None] & known[:, None]
+    same_answer = same_group & (answers[:, None] == answers[None])
+
+    def summed(over: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(over, x[None], 0.0), axis=1)
+
+    R = jnp.where(known, values, 0.0)
+    m = jnp.maximum(summed(same_answer, jnp.ones_like(R)), 1.0)
+    hit_1 = 1 - sets_within(n - 1 - m, n - 1, size - 1, k)
+    hit_2 = 1 - sets_within(n - 2 - m, n - 2, size - 2, k)
+    answers_1, answers_2 = summed(same_group, hit_1 / m), summed(same_group, hit_2 / m)  # expected number of answers
+    alike, others = summed(same_answer, R) - R, summed(same_group & ~same_answer, R)
+    distinct_others = others * (2 + answers_2 - hit_2) - summed(same_group & ~same_answer, R * hit_2)
+    companion = (size - 1) / jnp.maximum(n - 1, 1.0)  # the chance of another to be in a set of i
+    rewards = R + companion * (alike + others)
+    products = R * (1 + answers_1 - hit_1) + companion * (alike * (1 + answers_2 - hit_2) + distinct_others)
+    zero = 1.0 if diversity == "zero_based" else 0.0
+    return jnp.where(known, (products - zero * rewards) / (size * jnp.maximum(size - zero, 1.0)), 0.0)
+
+
+def diverse_sets_advantage(
+    values: jax.Array, answers: jax.Array, keys: jax.Array, k: int = 4, diversity: str = "share"
+) -> jax.Array:
+    """E_i - E of `diverse_sets`, f32[N]: 0 in a group of one, and where all sets earn the same."""
+    require("k", k, least=1)
+    member = diverse_sets(values, answers, keys, k, diversity)
+    return above_baseline(jnp.where(jnp.isnan(values), jnp.nan, member), keys)
+
+
+def drawn_sets_advantage(scores: jax.Array, members: jax.Array) -> jax.Array:
+    """Mean of f_s - mean f over the drawn sets that contain a sample, f32[N]; 0 for one in no set.
+
+    For any objective of sets: scores f32[S] of the sets, members bool[S, N].
+    """
+    difference = (scores - jnp.mean(scores))[:, None]
+    return jnp.sum(jnp.where(members, difference, 0.0), axis=0) / jnp.maximum(jnp.sum(members, axis=0), 1)

@@ -1,0 +1,246 @@
+"""PPO and its kin: a critic says what to expect of each state.
+
+All of them need "values": a policy with a critic (`models.critic`), which learns in the same update as the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxrl_llm.advantages.normalisation import running_reward_scaling
+from jaxrl_llm.advantages.returns import (
+    adaptive_kl,
+    clip_advantages,
+    generalised_advantages,
+    kl_reward,
+    length_adaptive,
+    sequence_values,
+    whiten_advantages,
+)
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.penalties import imitation, right_answers
+from jaxrl_llm.objectives.subset import count_tokens, mean_by
+from jaxrl_llm.objectives.thresholds import distance, kl_threshold, threshold_penalty
+from jaxrl_llm.objectives.values import huber, last_action_mean, soft_minimum, value_loss
+from jaxrl_llm.transform import Objective, Transform, chain
+
+__all__ = ["ppo", "ppo_max", "safe_entropy_aware", "vapo", "vc_ppo"]
+
+
+def _clipped(low: float, high: float, dual: float | None = None) -> Objective:
+    return policy_gradient(token_ratio(), clip(low, high, dual), token_mean())
+
+
+def _plus(objective: Objective, *terms: tuple[float | str, Callable[[], Objective]]) -> Objective:
+    """The objective plus coefficient * term() of those terms that are not known to be off."""
+    for coefficient, term in terms:
+        if not is_off(coefficient):
+            objective += coefficient * term()
+    return objective
+
+
+def _present(*parts: Transform | None) -> Transform:
+    """The chain of the parts that are there."""
+    return chain(*(part for part in parts if part is not None))
+
+
+def ppo(
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    value_clip: float | None = 0.2,
+    value_coefficient: float = 1.0,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    whiten: bool = True,
+    kl_coefficient: float = 0.05,
+    kl_in: str = "reward",
+    kl_estimator: str | None = None,
+    kl_target: float | None = None,
+    kl_horizon: float = 10000.0,
+    entropy_coefficient: float = 0.0,
+) -> Algorithm:
+    """Proximal Policy Optimization (PPO, arXiv 1707.06347, 2017).
+
+    A clipped surrogate with a learnt critic V. With r_t the rewards of the actions (the score is that of the last),
+
+        delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lam A_{t+1},    R_t = A_t + V_t
+        loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+               + value_coefficient/2 mean_t max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2)
+
+    means over the tokens of the batch, V_old the critic's before the update and 0 after the last action. whiten makes A
+    of mean 0 and variance 1 over the batch (unbiased variance), after R is found. dual_clip c > 1 bounds the loss of a
+    bad action by -c A (1912.09729; verl's default is 3, the paper has none). entropy_coefficient: bonus.
+
+    The paper has no reference policy. kl_coefficient beta (0: none) takes -beta k from each action's reward
+    (kl_in "reward", k of the sampling policy, default kl_estimator "k1"), or adds beta mean_t k to the loss (kl_in
+    "loss", k of the current one, default "k2", whose gradient is that of the divergence). With a kl_target beta is
+    adaptive (1909.08593): beta <- beta (1 + clip(KL / kl_target - 1, -0.2, 0.2) n / kl_horizon), n rows a batch.
+
+    gamma and lam are usual for language; the paper's for control are 0.99 and 0.95. verl: lam 1, value_clip 0.5, beta
+    0.001. TRL: value_coefficient 0.1. A critic with weights of its own does not mind the value_coefficient under Adam.
+    """
+    require_choice("kl_in", kl_in, ("reward", "loss"))
+    beta = kl_coefficient if kl_target is None else "kl_coefficient"
+    rewarded = kl_in == "reward" and not is_off(beta)
+    transform = _present(
+        None if kl_target is None else adaptive_kl(kl_coefficient, kl_target, kl_horizon),
+        kl_reward(beta, kl_estimator or "k1") if rewarded else None,
+        generalised_advantages(gamma, lam),
+        whiten_advantages() if whiten else None,
+    )
+    objective = _clipped(clip_low, clip_high, dual_clip) + value_coefficient * value_loss(value_clip)
+    in_loss = (beta if kl_in == "loss" else 0.0, lambda: kl(estimator=kl_estimator or "k2"))
+    return Algorithm(transform, _plus(objective, in_loss, (-entropy_coefficient, entropy)))
+
+
+def ppo_max(
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    value_clip: float | None = 0.2,
+    value_coefficient: float = 1.0,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    kl_coefficient: float = 0.02,
+    reward_scaling: str = "scale",
+    reward_clip: float | None = 10.0,
+    whiten: bool = False,
+    advantage_clip: float | None = None,
+    entropy_weight: float = 0.0,
+    entropy_target: float = 35.0,
+) -> Algorithm:
+    """PPO-max (Secrets of RLHF in Large Language Models Part I: PPO, arXiv 2307.04964, 2023).
+
+    `ppo` with what the authors found to keep it stable. Scores are divided by their running standard deviation over all
+    batches so far (reward_scaling "scale"; "normalise" subtracts the running mean too; "none") and kept within
+    reward_clip (None: off, as in the released English script; "none" leaves it out too). The KL penalty is in the
+    reward, -kl_coefficient (logp_old - logp_ref) on each action (0.01 to 0.02). Advantages by `gae` of gamma and lam;
+    whiten: standardised over the batch (released code: over the micro-batch), with 1e-6 beside the variance;
+    advantage_clip: kept within (0.5 where the code uses it). Clipped losses of policy and values with clip_low,
+    clip_high, value_clip and value_coefficient as in `ppo`. entropy_weight adds that times
+    |mean entropy - entropy_target|: a target, not a bonus.
+
+    The paper initialises the critic from the reward model and trains it before the policy (the run's
+    `critic_steps`); its pretraining loss is not part of this.
+    """
+    require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
+    transform = _present(
+        None if reward_scaling == "none" else running_reward_scaling(reward_scaling == "normalise", reward_clip),
+        None if is_off(kl_coefficient) else kl_reward(kl_coefficient),
+        generalised_advantages(gamma, lam),
+        whiten_advantages(epsilon=1e-6) if whiten else None,
+        None if advantage_clip is None else clip_advantages(advantage_clip),
+    )
+    objective = _clipped(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
+    return Algorithm(transform, _plus(objective, (entropy_weight, lambda: distance(entropy(), entropy_target))))
+
+
+def vc_ppo(
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    value_clip: float | None = 0.2,
+    value_coefficient: float = 1.0,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    lam_critic: float = 1.0,
+    whiten: bool = True,
+) -> Algorithm:
+    """Value-Calibrated PPO (VC-PPO, What's Behind PPO's Collapse in Long-CoT?, arXiv 2503.01491, 2025).
+
+    Decoupled GAE: advantages as in `ppo` with lam < 1, but the critic learns R_t = A_t(lam_critic) + V_t; at 1 that is
+    the Monte-Carlo return, which does not fade on its way to the first tokens. clip_low, clip_high,
+    value_clip, value_coefficient, gamma and whiten as in `ppo`; no reference policy.
+
+    The paper first trains the critic alone, on the Monte-Carlo returns of the frozen policy, for 100 steps: that is the
+    run's `critic_steps`, and no part of the loss.
+    """
+    advantages = generalised_advantages(gamma, lam, lam_critic)
+    transform = _present(advantages, whiten_advantages() if whiten else None)
+    return Algorithm(transform, _clipped(clip_low, clip_high) + value_coefficient * value_loss(value_clip))
+
+
+def vapo(
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    alpha: float = 0.05,
+    value_clip: float | None = 0.2,
+    value_coefficient: float = 1.0,
+    gamma: float = 1.0,
+    lam_critic: float = 1.0,
+    whiten: bool = True,
+    imitation_coefficient: float = 0.1,
+    right_above: float = 0.5,
+) -> Algorithm:
+    """Value-based Augmented PPO (VAPO, arXiv 2504.05118, 2025).
+
+    `vc_ppo` with lam = 1 - 1 / (alpha l) for an answer of l tokens, within [0, 1], so that the sum of its coefficients
+    grows with l; a higher clip_high; and, of answers whose score is more than right_above,
+
+        loss += imitation_coefficient * -(sum over their tokens of logp) / (number of their tokens)
+
+    With alpha 0.05 answers of up to 20 tokens have lam 0. clip_low, value_clip (not stated in the paper; None: off),
+    value_coefficient, gamma, lam_critic and whiten as in `vc_ppo`. The paper samples 16 answers for each of 512 prompts
+    rather than one each of more, and trains the critic alone for 50 steps first (the run's `critic_steps`).
+    """
+    advantages = generalised_advantages(gamma, length_adaptive(alpha), lam_critic)
+    right = right_answers(right_above)
+    transform = _present(
+        advantages,
+        whiten_advantages() if whiten else None,
+        count_tokens(right, "right_tokens"),
+    )
+    imitated = (imitation_coefficient, lambda: imitation(right, mean_by("right_tokens")))
+    policy = _plus(_clipped(clip_low, clip_high), imitated)
+    return Algorithm(transform, policy + value_coefficient * value_loss(value_clip))
+
+
+def safe_entropy_aware(
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    value_clip: float | None = 0.2,
+    value_coefficient: float = 0.5,
+    huber_width: float = 0.5,
+    temperature: float = 0.3,
+    entropy_coefficient: float = 0.01,
+    threshold: float = 0.3,
+    proportional: float = 0.3,
+    integral: float = 0.01,
+    derivative: float = 0.05,
+    penalty_scale: float = 0.1,
+    entropy_floor: float = 2.0,
+    window: int = 50,
+    penalty_gradient: bool = True,
+) -> Algorithm:
+    """Stable Alignment Finetuning with Entropy-aware predictive control (SAFE, arXiv 2602.04651, 2026).
+
+    One value a row, at its last action, of two heads (the method asks for "values:2"): their soft minimum
+
+        V = -a (logsumexp(-v / a) - log 2),    a = temperature
+
+    A = r - V, whitened over the rows, for all tokens of a row; the clipped loss of `ppo` (clip_low, clip_high), and
+    value_coefficient times the mean over rows of (h(V - r) + h(V_clipped - r)) / 2 with h(x) of Huber: x^2/2 up to
+    huber_width and a line from there, V_clipped within value_clip of V_old; minus entropy_coefficient times the mean
+    entropy. Plus
+
+        pen = penalty_scale (kl - thr)^2 max(0.5, entropy_floor / (H + 0.1))    where kl > thr, else 0
+
+    with kl a moving average of log pi_old - log pi_ref, H the mean entropy as sampled, and thr = threshold steered by a
+    PID controller on the speed of the reward (proportional, integral, derivative) and by the phase of training as told
+    by the last two windows of batches; see `objectives.thresholds`. The controller runs once a batch, not each epoch.
+
+    In the released code the divergence in pen is a constant, so that pen cannot move the policy. Here the value of the
+    loss is the same, and with penalty_gradient the gradient is d pen / d kl times that of KL(pi || pi_ref), which is
+    what is meant; False is the released code. The heads are read before the last action, not after it, as all values
+    here are: the last action is the end of the answer. That V knows the answer up to there is the paper's choice.
+    """
+    gains, combine = (proportional, integral, derivative), soft_minimum(temperature)
+    transform = chain(
+        kl_threshold(threshold, gains, penalty_scale, entropy_floor, window),
+        sequence_values(combine, heads=2),
+        whiten_advantages("sequences"),
+    )
+    values = value_loss(value_clip, last_action_mean(), error=huber(huber_width), of="mean", combine=combine, heads=2)
+    objective = _clipped(clip_low, clip_high) + value_coefficient * values + threshold_penalty(penalty_gradient)
+    return Algorithm(transform, _plus(objective, (-entropy_coefficient, entropy)))

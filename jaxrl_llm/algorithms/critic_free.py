@@ -1,0 +1,108 @@
+"""PPO's clipped loss without a critic: returns against a baseline of the group, the batch, or the prompt's past."""
+
+from __future__ import annotations
+
+from jaxrl_llm.advantages.group import drop_small_advantages, group_relative
+from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
+from jaxrl_llm.advantages.trackers import tracked_baseline
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.score_function import with_kl_reward
+from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, span_ratio, token_mean, token_ratio
+from jaxrl_llm.transform import chain
+
+__all__ = ["loop", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "spo_single_stream"]
+
+
+def reinforce_plus_plus(
+    kl_coefficient: float = 0.001, gamma: float = 1.0, clip_low: float = 0.2, clip_high: float = 0.2
+) -> Algorithm:
+    """REINFORCE++ (Critic-Free Policy Optimization with Global Advantage Normalization, arXiv 2501.03262, 2025).
+
+    PPO without a critic, standardised over the batch rather than the prompt: one response per prompt is enough.
+
+        r_t = r 1[t last] - kl_coefficient (logp_behaviour - logp_ref)_t,    G_t = r_t + gamma G_{t+1}
+        A_t = (G_t - mean) / sqrt(var + 1e-8)  over all tokens of the batch
+
+    in PPO's clipped loss (clip_low, clip_high), mean over tokens. gamma: discount per token of the policy; tokens of
+    the environment are passed through.
+    """
+    transform = with_kl_reward(kl_coefficient, discounted_returns(gamma), whiten_advantages(over="tokens"))
+    return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
+
+
+def reinforce_plus_plus_baseline(
+    kl_coefficient: float = 0.001,
+    over: str = "sequences",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    epsilon: float = 1e-8,
+) -> Algorithm:
+    """REINFORCE++ with a group baseline (REINFORCE++, arXiv 2501.03262, 2025).
+
+    GRPO with the standard deviation of the batch in place of the group's, which is not biased by difficulty:
+
+        A'_i = r_i - mean_g,    A_i = (A'_i - mean A') / sqrt(var A' + epsilon)
+
+    in PPO's clipped loss (clip_low, clip_high), mean over tokens, plus kl_coefficient times 1/2 (logp - logp_ref)^2.
+    over: "sequences" takes mean and std over responses, as the paper; "tokens" over the tokens that have them, as
+    verl, where the longer responses count more and the mean of the batch is no longer 0 for each prompt.
+    """
+    average = token_mean()
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
+    if not is_off(kl_coefficient):
+        objective += kl_coefficient * kl(to="reference", estimator="k2", average=average)
+    return Algorithm(chain(group_relative(scale="none"), whiten_advantages(over, epsilon=epsilon)), objective)
+
+
+def loop(
+    clip_range: float = 0.1,
+    bounds: str = "paper",
+    span: str = "token",
+    least_advantage: float = 0.01,
+    scale: str = "none",
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents, arXiv 2502.01600, 2025).
+
+    PPO without a critic for agents: the leave-one-out difference of returns, over several epochs of stored data.
+
+        A_k = R_k - 1/(K-1) sum_{j != k} R_j,    loss = -mean_k mean_t min(rho A_k, clip(rho, low, 1 + e) A_k)
+
+    e = clip_range; low is 1 - e (bounds "paper") or 1 / (1 + e) ("reciprocal", the code's, so that e may be above 1).
+    span of the ratio: "token", "turn" or "sequence", the latter two as products. Rows with |A| < least_advantage do not
+    count. scale "std" divides by the group's deviation + epsilon (worse in the paper). Neither KL nor reference.
+    """
+    require_choice("bounds", bounds, ("paper", "reciprocal"))
+    low = clip_range if bounds == "paper" else clip_range / (1 + clip_range)
+    credit = group_relative(scale, epsilon=epsilon, baseline="leave_one_out")
+    ratio = span_ratio(span, mean=False)
+    objective = policy_gradient(ratio, clip(low, clip_range), sequence_mean())
+    return Algorithm(chain(credit, drop_small_advantages(least_advantage)), objective)
+
+
+def spo_single_stream(
+    half_life: float = 0.06,
+    least_kept: float = 0.875,
+    most_kept: float = 0.96,
+    prompts: int = 4096,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    epsilon: float = 1e-8,
+) -> Algorithm:
+    """Single-stream Policy Optimization (SPO, arXiv 2509.13232, 2025).
+
+    No groups: the baseline is what a tracker remembers of the prompt, and advantages are standardised over the batch.
+
+        A = r - v(x),    A <- (A - mean) / (std + epsilon),    then, for the next time that the prompt is drawn,
+        alpha <- k alpha + r,    beta <- k beta + 1 - r,    v = alpha / (alpha + beta)
+        k = clip(2^(-D / half_life), least_kept, most_kept)
+
+    in PPO's clipped loss (clip_low, clip_high), mean over tokens. D, how far the policy moved since it last answered x,
+    is info["drift"] f32[N] where the batch has it (0 on the first visit); else k = least_kept, the paper's fallback.
+    Trackers start at v = 0.5 with the weight of one observation, as the code's without offline samples. prompts: places
+    of the tracker; prompt ids share them modulo that. Several responses to a prompt are counted together.
+    Rollout: one response per prompt, prompts drawn by `advantages.trackers.uncertainty`.
+    """
+    transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon)
+    return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))

@@ -1,0 +1,259 @@
+"""Methods in which the entropy of the policy decides on credit: of a token, or of the whole batch against a target."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import drop_uniform_groups, group_advantage, group_relative, on_actions, uniform_groups
+from jaxrl_llm.advantages.multipliers import (
+    entropy_level,
+    entropy_scaled,
+    last_entropy,
+    length_weighted_advantage,
+    log_entropy_scale,
+    mixture_share,
+    position_keys,
+    regulated,
+    revised,
+    standard_scores,
+)
+from jaxrl_llm.advantages.returns import scored_actions
+from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.errors import InputError, require, require_choice
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.ratios import log_ratio
+from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, level_bounds, redistributed, token_clip
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import chain, controller, counted, stateless
+
+__all__ = [
+    "aepo_agentic",
+    "aepo_arbitrary_entropy",
+    "dcpo_distribution_centric",
+    "erpo_entropy_regulated",
+    "hapo_heterogeneous",
+]
+
+
+def dcpo_distribution_centric(
+    target_entropy: float = 0.25,
+    hot: float = 1.2,
+    cold: float = 0.8,
+    gap_cap: float = 0.1,
+    correct_above: float = 0.05,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float = 3.0,
+) -> Algorithm:
+    """Distribution-Centric Policy Optimization (DCPO, arXiv 2601.12730, 2026).
+
+    Steers the entropy H of the last update (0 before the first) to H0 = target_entropy: on correct samples it mixes in
+    a REINFORCE term weighted towards a tempered copy of the policy, hotter when H is too low, cooler when too high.
+
+        T = hot if H <= H0 else cold;  w = exp(logp_T - logp);  c = 1 where the score exceeds correct_above
+        alpha = min(|H0 - H|, gap_cap) / mean(c);  alpha <- alpha / (1 + alpha)
+        A_t = (1 - alpha) A_grpo + alpha c w_t
+
+    then PPO's clip (clip_low, clip_high; dual_clip where A < 0) and a token mean. Without a correct sample, and at
+    H = H0, this is GRPO. hot, cold: plain numbers, as they name what the loop has to compute. H is the update's mean
+    token entropy; the released code estimates the same by the mean of -logp. A batch that has no tempered
+    log-probabilities under "tempered_logp:1.2" and ":0.8" is an error. The default of dual_clip is a common choice;
+    the source does not print it.
+    """
+    require("gap_cap", gap_cap, least=0)
+    hot_name, cold_name = (f"tempered_logp:{plain(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
+
+    def mixed(batch: Trajectories) -> jax.Array:
+        gap = target_entropy - last_entropy(batch)
+        tempered = jnp.where(gap >= 0, batch.need(hot_name), batch.need(cold_name))
+        w = jnp.exp(log_ratio(tempered, batch.behaviour_logp, batch.action_mask))
+        correct = batch.scores > correct_above
+        scored = jnp.maximum(jnp.sum(~jnp.isnan(batch.scores)), 1)
+        alpha = mixture_share(gap, gap_cap, jnp.sum(correct) / scored)
+        return (1 - alpha) * batch.need("advantages") + alpha * correct[:, None] * w
+
+    return Algorithm(
+        transform=chain(group_relative(), revised(mixed, needs={hot_name, cold_name, "feedback"})),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean()),
+    )
+
+
+def plain(name: str, value: float) -> float:
+    """A number that is known now; InputError for a traced one."""
+    if not isinstance(value, int | float):
+        raise InputError(f"{name} must be a plain number, because it is part of the name of an input")
+    require(name, value, above=0)
+    return value
+
+
+def aepo_arbitrary_entropy(
+    target_entropy: float = 0.5,
+    hot: float = 1.2,
+    cold: float = 0.8,
+    most: float = 60,
+    correct_above: float = 0.05,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Algorithm:
+    """Arbitrary Entropy Policy Optimization (AEPO, arXiv 2510.08141, 2025).
+
+    Some rows of the batch are replaced by correct samples drawn at another temperature, trained on with advantage 1:
+    J = J_GRPO + weight E over right y from pi^T of the mean log pi(y_t). Towards samples of T = hot entropy rises, of
+    T = cold it falls; T = hot if the last update's entropy <= target_entropy, else cold, is in controls["temperature"]
+    for the loop.
+
+    Tempered rows are those that info["tempered"] bool[N] marks; they form groups of their own. Those with
+    A_grpo > correct_above are kept, at most K = `most`, or half of what that leaves while entropy is above the target;
+    K normal rows make place for them. Which, is drawn at random (the released code takes the first). log pi_old is at
+    temperature 1: it is recomputed (old_logp). PPO's clip with clip_low and clip_high, token mean, no KL.
+
+    Special rollout: a second set of samples at controls["temperature"]; without it this is GRPO.
+    """
+    require("most", most, least=0)
+
+    def temperature(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
+        return jnp.where(feedback["entropy"] <= target_entropy, hot, cold)
+
+    def replaced(step: jax.Array, batch: Trajectories) -> Trajectories:
+        scored = ~jnp.isnan(batch.scores)
+        none = jnp.zeros(scored.shape, bool)
+        tempered = (batch.info or {}).get("tempered", none).astype(bool)
+        _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
+        A = group_advantage(batch.scores, 2 * index + tempered)
+        noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
+        good = tempered & scored & (correct_above < A)
+        K = jnp.minimum(jnp.sum(good), most)
+        K = jnp.where(last_entropy(batch) <= target_entropy, K, K // 2)
+        taken = good & (ranks_within(everywhere, noise, noise, good) < K)
+        normal = scored & ~tempered
+        stay = normal & (ranks_within(everywhere, noise, noise, normal) >= K)
+        weights = batch.loss_weights * (taken | stay | ~scored & ~tempered)[:, None]
+        A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
+        return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights)
+
+    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
+    return Algorithm(chain(controller("temperature", hot, temperature), counted(replaced)), objective)
+
+
+def aepo_agentic(
+    strength: float = 0.2,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    over: str = "group",
+    ddof: int = 0,
+    clamp: bool = False,
+    dual_clip: float | None = None,
+) -> Algorithm:
+    """Agentic Entropy-Balanced Policy Optimization (AEPO, arXiv 2510.14545, 2025).
+
+    Two changes of the update: credit grows with a token's entropy H, and the upper clip keeps a scaled gradient.
+
+        A_t = A_grpo (1 + strength z_t),  z = (H - mean H) / std H
+        loss = -mean over tokens of min(rho A, clip(rho, 1 - clip_low, (1 + clip_high) rho / sg(rho)) A)
+
+    so that the gradient is F A grad log pi, F = 1 + clip_high where rho > 1 + clip_high and A > 0, 0 where
+    rho < 1 - clip_low and A < 0, else rho. Moments of H are over the tokens of the group; the released code takes
+    over="batch", ddof=1 and dual_clip=3 (A < 0). clamp: no negative factor of A (z < -1 / strength). The paper's values
+    of strength and of the clip range were not found: 0.2 is the code's, the range DAPO's.
+
+    Special rollout: trees whose budget is split by entropy, see `selection.budgets`; any rollout will do.
+    """
+    require_choice("over", over, ("group", "batch"))
+
+    def scaled(batch: Trajectories) -> jax.Array:
+        keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
+        z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
+        return entropy_scaled(batch.need("advantages"), z, strength, clamp)
+
+    surrogate = gradient_preserving_clip(clip_low, clip_high, dual_clip)
+    objective = policy_gradient(token_ratio(), surrogate, token_mean())
+    return Algorithm(chain(group_relative(), revised(scaled)), objective)
+
+
+def erpo_entropy_regulated(
+    gamma: float = 5.0,
+    eta: float = 0.2,
+    beta: float = 0.1,
+    buckets: int = 10,
+    compose: str = "additive",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    epsilon: float = 1e-8,
+) -> Algorithm:
+    """Token-Level Entropy-Regulated Policy Optimization (ERPO, arXiv 2603.28204, 2026).
+
+    Adds a signal of progress, the log-ratio to the reference policy, standardised among tokens at the same place of
+    their rows and gated by entropy H. With moments over the tokens of a group (population standard deviation)
+
+        s = beta (logp - logp_ref);  s~ = (s - mean_k) / (std_k + epsilon),  k = min(floor(buckets t / T), buckets - 1)
+        W = sigmoid(gamma (H - mean) / (std + epsilon))
+        A_t = A_grpo + eta W s~ sign(A_grpo)                             compose "additive"
+        A_t = T A_grpo W / sum W + eta s~ sign(A_grpo)                   compose "multiplicative" (a re-implementation)
+
+    logp is that of the policy that drew the tokens. Groups of equal rewards are dropped. The average is not printed:
+    a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ but for epsilon.
+    """
+    require("gamma", gamma, least=0)
+    require("buckets", buckets, least=1)
+
+    def progressed(batch: Trajectories) -> jax.Array:
+        mask = scored_actions(batch)
+        W = jax.nn.sigmoid(gamma * standard_scores(batch.need("entropy"), mask, batch.group, epsilon=epsilon))
+        s = beta * log_ratio(batch.behaviour_logp, batch.need("reference_logp"), mask)
+        keys = position_keys(batch.group, batch.action_index, batch.lengths, buckets)
+        s = standard_scores(s, mask, keys, epsilon=epsilon)
+        return regulated(batch.need("advantages"), W, s, mask, eta, compose)
+
+    return Algorithm(
+        transform=chain(group_relative(), revised(progressed, {"reference_logp"}), drop_uniform_groups()),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+def hapo_heterogeneous(
+    pivot: float = 0.8,
+    advantage_strength: float = 1.0,
+    clip_strength: float = 1.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float = 10.0,
+    extreme: float = 5.0,
+) -> Algorithm:
+    """Heterogeneous Adaptive Policy Optimization (HAPO, arXiv 2509.16591, 2025).
+
+    One quantity, the normalised log-entropy h in [-1, 1] of a token, decides on its clip range and its credit:
+    z = (log H - q) / rms(log H - q) with q the quantile `pivot` of log H over the batch, h = z / max z above it and
+    z / |min z| below.
+
+        A = (r - mu) / (sd + 1e-6), mu and sd over the tokens of the group; plain GRPO where an |A| >= extreme
+        lo = clip_low (1 - clip_strength h) where h <= 0;  hi = clip_high (1 + clip_strength h) where h > 0
+        A' = A (1 + advantage_strength h) for h > 0 outside 1 - lo/2 < rho < 1 + hi/2, and for h <= 0 inside it
+        loss = token mean of max(-A' rho, -A' clip(rho, 1 - lo, 1 + hi)), at most -A' dual_clip where A' < 0
+
+    The released code divides by min z rather than |min z|, so that its branches for h < 0 are never taken. H is that of
+    the sampling policy (the code: of the current one, per mini-batch). Groups of equal rewards are sampled again, as in
+    DAPO. Special rollout: temperature `multipliers.level_temperature(h)` at each token; any rollout will do.
+    """
+    require("pivot", pivot, least=0, most=1)
+
+    def levels(batch: Trajectories) -> Trajectories:
+        entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
+        level = entropy_level(entropy, log_entropy_scale(entropy, scored_actions(batch), pivot))
+        # Unscored rows are outside the scale; their credit is 0 whatever their level.
+        return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
+
+    def bounds(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
+        return level_bounds(batch.need("entropy_level"), clip_low, clip_high, clip_strength)
+
+    def revise(A: jax.Array, ratio: jax.Array, batch: Trajectories) -> jax.Array:
+        return redistributed(A, ratio, batch.need("entropy_level"), *bounds(batch), advantage_strength)
+
+    by_length = on_actions(lambda b: length_weighted_advantage(b.scores, b.lengths, b.group, extreme))
+    return Algorithm(
+        transform=chain(by_length, stateless(levels)),
+        objective=policy_gradient(token_ratio(), token_clip(bounds, dual_clip, revise), token_mean()),
+        curriculum=Resample(lambda b: ~uniform_groups(b)),
+    )

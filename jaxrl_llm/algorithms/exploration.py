@@ -1,0 +1,109 @@
+"""Methods that learn from what a group of samples says of itself: votes in place of labels, novelty, confidence."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.multipliers import capped_bonus, novelty, relative_confidence, revised, row_mean
+from jaxrl_llm.advantages.votes import vote
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import chain
+
+__all__ = ["ettrl", "ttrl", "xrpo"]
+
+
+def ttrl(
+    keep: float | None = 32,
+    ties: str = "content",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coefficient: float = 0.0,
+) -> Algorithm:
+    """Test-Time Reinforcement Learning (TTRL, arXiv 2504.16084, 2025).
+
+    No labels: the most frequent answer of a group of samples is taken for the right one, and the reward is agreement
+    with it, r_i = 1 where answer_i is the majority's, else 0, also for samples without an answer. Of the group's votes
+    `keep` (None: all) are trained on, with the GRPO advantage among themselves; which, is drawn at random (the released
+    code: the first). ties: between equally frequent answers one is taken by its "content", so that the order of samples
+    does not matter, or the "first" encountered (the code). PPO's clip with clip_low and clip_high; kl_coefficient > 0
+    adds the k3 penalty.
+
+    Answers are info["answer_key"] int32[N] (-1: none), else whole completions. Special rollout: 64 votes a prompt.
+    """
+    average = sequence_mean()
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
+    if not is_off(kl_coefficient):
+        objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
+    return Algorithm(chain(vote(keep, ties), group_relative()), objective)
+
+
+def ettrl(
+    rule: str = "confidence",
+    limit: float = 2.0,
+    clamp: bool = False,
+    ties: str = "content",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Algorithm:
+    """Entropy-based test-time RL (ETTRL, arXiv 2508.11356, 2025).
+
+    Rewards are agreement with the majority, as in TTRL (ties as there), and credit depends on how sure a response is
+    relative to its group, by the mean entropy H_i of its tokens. rule is one of
+
+        "confidence"  A_i <- A_i (2 - H_i / mean_g H), the paper's Adv-Res; clamp: no factor below 0
+        "clip"        A_i <- clip(A_i, -limit, limit), its Adv-Clip
+
+    on A = (r - mean_g) / std_g with the population standard deviation, then GRPO's loss (clip_low, clip_high).
+    Special rollout: trees that fork at the tokens of greatest entropy, 12 per prompt with 5 leaves each; any will do.
+    """
+    require_choice("rule", rule, ("confidence", "clip"))
+    require("limit", limit, above=0)
+
+    def credit(batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        if rule == "clip":
+            return jnp.clip(A, -limit, limit)
+        entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
+        return A * relative_confidence(entropy, batch.group, clamp)[:, None]
+
+    return Algorithm(
+        transform=chain(vote(None, ties), group_relative(ddof=0), revised(credit)),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
+    )
+
+
+def xrpo(
+    novelty_coefficient: float = 2.5,
+    kappa: float = 0.5,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Algorithm:
+    """eXplore-eXploit GRPO (XRPO, arXiv 2510.06672, 2025).
+
+    A bonus for responses that are right but unlikely. With s_i the mean log-probability of a response's tokens
+
+        eta_i = exp(s_i - mean_g s)
+        A+_i = A_i + min(max(novelty_coefficient (1 - eta_i), 0), kappa A_i)  where A_i > 0, else A_i
+
+    on GRPO's A, then its loss with clip_low and clip_high. A re-implementation lifts wrong responses too.
+
+    Special rollout: the budget goes in rounds to the prompts of greatest `selection.budgets.exploration_priority`, and
+    prompts without a right response get solved examples put before them; any rollout will do.
+    """
+    require("kappa", kappa, least=0)
+
+    def lifted(batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.behaviour_logp, batch.action_mask))
+        bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
+        return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
+
+    return Algorithm(
+        transform=chain(group_relative(epsilon=1e-8), revised(lifted)),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
+    )

@@ -1,0 +1,69 @@
+"""Losses between the samples of a prompt: preferred against not preferred, right against wrong."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.objectives.pairs import discriminative, preference
+from jaxrl_llm.objectives.penalties import hinged, kl
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import stateless
+
+__all__ = ["drpo_decoupled_reward", "trpa"]
+
+
+def trpa(beta: float = 0.1, anisotropy: float = 2.5, trust: float = 0.001, best: float = 1.0) -> Algorithm:
+    """Trust Region Preference Approximation (arXiv 2504.04524, 2025).
+
+    No advantages: the reward orders the samples of a prompt (the paper's four levels are rewards such as 1, 0.4, 0.2,
+    0: right; wrong; no answer found; bad format), and each pair with r_i > r_j is a preference,
+
+        loss = mean over pairs of -log sigmoid(c beta (h_i - h_j)) + trust k3(pi_behaviour || pi)
+
+    with h the mean log-ratio to the reference and c = anisotropy where r_i >= best, else 1. Without any pair the first
+    term is the mean over samples of -log sigmoid(h_i) where r_i >= best and -log sigmoid(-h_i) elsewhere. trust is
+    lambda_tr: the token mean of k3 to the policy that sampled is the trust region. Pairs are those of a gradient step.
+    """
+    require("beta", beta, above=0)
+    objective = preference(beta, best, anisotropy)
+    if not is_off(trust):
+        objective += trust * kl("behaviour", "k3")
+    return Algorithm(stateless(lambda batch: batch), objective)
+
+
+def drpo_decoupled_reward(
+    length_temperature: float = 0.1,
+    temperature: float = 10.0,
+    kl_limit: float = 1e-4,
+    kl_coefficient: float = 1000.0,
+    kl_estimator: str = "kl",
+    threshold: float = 0.5,
+    max_length: float | None = None,
+) -> Algorithm:
+    """Decoupled Reward Policy Optimization (DRPO, arXiv 2510.04474, 2025).
+
+    Length weighs right answers (score above `threshold`) among themselves only; wrong ones are pushed down together:
+
+        loss = -1/prompts sum_prompts [sum_i w_i s_i - tau log mean_j exp(s_j / tau)] + sg(beta max(kl - delta, 0)) kl
+
+    s: mean log-probability of a sample; i right, j wrong; w = softmax over the right ones of (1 - length / max_length)
+    / lambda, with lambda = length_temperature (smaller: shorter answers), tau = temperature. Prompts without both kinds
+    add 0 and still count. max_length: longest completion (the paper's 8192 where None). beta = kl_coefficient,
+    delta = kl_limit; kl is the token mean of log pi_behaviour - log pi (kl_estimator "kl") or of rho - 1 - log rho
+    ("low_var_kl"), over the whole batch. The released code's loss value is a surrogate; this one is the formula's.
+    """
+    require("length_temperature", length_temperature, above=0)
+    require("temperature", temperature, above=0)
+    require_choice("kl_estimator", kl_estimator, ("kl", "low_var_kl"))
+    longest = 8192 if max_length is None else max_length
+
+    def brevity(batch: Trajectories) -> jax.Array:
+        return 1 - batch.lengths / longest
+
+    objective = discriminative(brevity, threshold, length_temperature, temperature)
+    if not is_off(kl_coefficient):
+        estimator = "k1" if kl_estimator == "kl" else "k3"
+        objective += hinged(kl("behaviour", estimator, reverse=True), kl_limit, kl_coefficient, "kl_guard")
+    return Algorithm(stateless(lambda batch: batch), objective)

@@ -1,0 +1,113 @@
+"""Off-policy score functions and regressions: the log-probability is fitted, not a ratio clipped."""
+
+from __future__ import annotations
+
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages.balance import balanced_relative
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.penalties import imitation, right_answers
+from jaxrl_llm.objectives.regression import masked_score, one_token, random_policy_regression
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import stateless
+
+__all__ = ["asymre", "opmd", "otr", "rec_off_policy_reinforce", "rover"]
+
+
+def rec_off_policy_reinforce(
+    clip: str = "one-side",
+    weight: str = "none",
+    regulariser: str = "none",
+    drop: str = "none",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    far_low: float = 0.6,
+    far_high: float = 2.0,
+    temperature: float = 1.0,
+    coefficient: float = 0.1,
+    scale: str = "none",
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """REC/REP/RED: off-policy REINFORCE (Group-Relative REINFORCE Is Off-Policy, arXiv 2509.24203, 2025).
+
+    A = r - mean_g (scale "std": over the population standard deviation + epsilon), rho = sg(pi / pi_behaviour), and
+
+        loss = token mean of -sg(A W M) log pi + regulariser
+
+    clip: where M is 1: "none" everywhere, "one-side" as in PPO, "two-side" 1 - clip_low <= rho <= 1 + clip_high, "ring"
+    also where A >= 0, rho <= 1 - far_low or A <= 0, rho >= 1 + far_high. weight: W = 1 ("none"), rho ("importance") or
+    exp(A / temperature) ("advantage", RED-Weight; its exponent is bounded at 20). regulariser, outside of M: "none",
+    "forward-kl" -c log pi (AsymRE) or "k2" c (log pi - log pi_behaviour)^2 (OPMD), c = coefficient. drop "balance"
+    (RED-Drop): random bad samples go until a group has no more of them than of good ones, r >= mean; statistics are of
+    those kept, the others have A = 0 and still count in the token mean. Members: REINFORCE ("none", "none", "none");
+    GRPO ("one-side", "importance", scale "std"); REC-OneSide, REC-TwoSide and REC-Ring with W none or importance;
+    `opmd`; `asymre`. The wide clip 0.6, 2.0 is faster. Of a group of one A is 0 (the code has r).
+    """
+    require_choice("regulariser", regulariser, ("none", "forward-kl", "k2"))
+    require_choice("drop", drop, ("none", "balance"))
+    score = masked_score(clip, weight, clip_low, clip_high, far_low, far_high, temperature)
+    objective = policy_gradient(token_ratio(), log_probability(score), token_mean())
+    if regulariser != "none" and not is_off(coefficient):
+        # 2 c k2 = c l^2
+        objective += coefficient * (imitation() if regulariser == "forward-kl" else 2.0 * kl("behaviour", "k2"))
+    advantages = balanced_relative if drop == "balance" else group_relative
+    return Algorithm(advantages(scale, 0, epsilon), objective)
+
+
+def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
+    """Online Policy Mirror Descent (Kimi k1.5, arXiv 2501.12599, 2025), as a member of REC (arXiv 2509.24203).
+
+    loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. No ratio, no
+    clip: the square keeps the policy near the one that sampled. scale "std" divides A by the population's deviation.
+    """
+    return rec_off_policy_reinforce(clip="none", regulariser="k2", coefficient=coefficient, scale=scale)
+
+
+def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
+    """Asymmetric REINFORCE (arXiv 2506.20520, 2025), as a member of REC (arXiv 2509.24203).
+
+    loss = -token mean of (A + c) log pi, A = r - mean_g: the baseline is lowered by c = coefficient > 0, so that off
+    policy good answers pull more than bad ones push. scale "std" divides A by the population standard deviation.
+    """
+    return rec_off_policy_reinforce(clip="none", regulariser="forward-kl", coefficient=coefficient, scale=scale)
+
+
+def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none", epsilon: float = 1e-6) -> Algorithm:
+    """Random Policy Valuation (ROVER, arXiv 2509.24981, 2025).
+
+    Where rewards are right or wrong at the end, acting greedily on the value of the uniform policy is optimal. The
+    log-ratio is read as that value and trained by one-step regression with a uniform backup:
+
+        Q_t = rho_T (log pi - log pi_behaviour),  V_t = mean over the vocabulary of the same
+        loss = token mean of (Q_t - sg(r_c + next_scale V_next(t)))^2,  r_c = r - mean_g
+
+    rho_T = ratio_scale; V_next(t) is that of the row's next action, 0 after the last. scale "std" divides r_c by the
+    group's standard deviation plus epsilon (the mathematics script). No clip, no KL. Groups of equal rewards still
+    train. On policy the first gradient is that of REINFORCE with the group's mean, times 2.
+    """
+    require("ratio_scale", ratio_scale, above=0)
+    return Algorithm(group_relative(scale, 1, epsilon), random_policy_regression(ratio_scale, next_scale))
+
+
+def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
+    """One-Token Rollout (arXiv 2509.26313, 2025).
+
+    The paper is of supervised data: at each position K tokens are drawn from the model, one equal to the label earns 1,
+    another beta = penalty <= 0, and REINFORCE on them replaces cross-entropy. Here the labels are the actions of
+    answers with a score above `threshold`; the other answers have no labels and the weight 0. The draws are replaced
+    by their expectation at temperature 1, which needs only the label's probability p and the entropy H:
+
+        loss = token mean of -(1 - beta) sg(p) log p + beta sg(H)
+
+    because sum_a p grad log p = 0. So beta scales the gradient alone; cross-entropy times the model's own probability.
+    The paper draws at a higher temperature, about 1.3, where wrong tokens count beyond that: see
+    `objectives.regression.one_token_loss` and `expected_one_token_loss` for what full distributions would allow.
+    """
+    require("penalty", penalty, most=0)
+
+    def label(batch: Trajectories) -> Trajectories:
+        rows = right_answers(threshold)(batch)[:, None] * batch.action_mask
+        return batch.replace(advantages=rows, weights=batch.loss_weights * rows)
+
+    return Algorithm(stateless(label), policy_gradient(token_ratio(), one_token(penalty), token_mean()))

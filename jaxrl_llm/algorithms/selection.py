@@ -1,0 +1,149 @@
+"""Methods that choose which samples and tokens of a batch to train on."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.buckets import bucket_sums
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.schedules import ramp
+from jaxrl_llm.algorithms.actor_critic import ppo
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.selection.noise import row_noise, token_noise
+from jaxrl_llm.selection.rows import (
+    RANK_SCHEMES,
+    SCORE_SCHEMES,
+    against_reference,
+    keep_weighted,
+    key_noise,
+    max_variance_subset,
+    random_member,
+    rank_weights,
+    ranks_within,
+    resampled_counts,
+    score_weights,
+)
+from jaxrl_llm.selection.tokens import share_up, top_tokens
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import chain, counted
+
+__all__ = ["brpo", "d3s", "pf_ppo"]
+
+
+def d3s(
+    rows_first: float = 0.25,
+    rows_last: float = 0.75,
+    tokens_first: float = 0.2,
+    tokens_last: float = 0.8,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    total_steps: float | None = None,
+) -> Algorithm:
+    """Dynamic Dual-Level Down-Sampling (D3S, arXiv 2509.22115, 2025).
+
+    After GRPO's advantages, keeps the rows of the batch, across prompts, whose advantages have the greatest variance,
+    then of their tokens those with the greatest |A| H, H the entropy of the policy that drew them:
+
+        S = argmax over |S| = n of Var(A_i, i in S);  the ceil(K * tokens of S) tokens of greatest |A_i| H_it
+
+    n is a share of the scored rows that goes in a straight line from rows_first to rows_last over total_steps (100 when
+    None), K from tokens_first to tokens_last. PPO's clip (clip_low, clip_high), mean over the tokens that are kept. The
+    sources print none of these values. Ties are broken at random (the paper: not stated; summaries: by index).
+    """
+    for name, share in (("rows_first", rows_first), ("rows_last", rows_last)):
+        require(name, share, above=0, most=1)
+    steps = 100 if total_steps is None else total_steps
+
+    def rows(step: jax.Array, batch: Trajectories) -> jax.Array:
+        scored = ~jnp.isnan(batch.scores)
+        A = jnp.max(jnp.where(batch.action_mask, batch.need("advantages"), -jnp.inf), axis=1)
+        number = share_up(jnp.sum(scored), ramp(step, steps, rows_first, rows_last))
+        return max_variance_subset(A, scored, number, row_noise(batch, step))
+
+    def tokens(step: jax.Array, batch: Trajectories) -> jax.Array:
+        score = jnp.abs(batch.need("advantages")) * batch.need("entropy")
+        share = ramp(step, steps, tokens_first, tokens_last)
+        return top_tokens(score, batch.loss_weights > 0, share, token_noise(batch, step), "batch")
+
+    return Algorithm(
+        transform=chain(group_relative(), keep_weighted(rows), keep_weighted(tokens)),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+def brpo(
+    outlier: float = 0.6,
+    count_reference: bool = True,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Algorithm:
+    """Bootstrapped Relative Policy Optimization (Writing-Zero, arXiv 2506.00103, 2025).
+
+    A random member of each group is the reference, and the verdict of a judge that compares another member with it is
+    that member's advantage, without normalisation: A_i = +1 if o_i beats the reference, else -1; A_ref = 0. Groups with
+    |sum A| / G > outlier are dropped: their reference was one. PPO's clip (clip_low, clip_high), mean over tokens, of
+    which those of the reference are or are not counted (count_reference; the sources do not say).
+
+    The judge here compares scores, of which a tie does not beat. A pairwise judge is a reward that scores a group.
+    """
+    require("outlier", outlier, least=0)
+
+    def judged(step: jax.Array, batch: Trajectories) -> Trajectories:
+        scored = ~jnp.isnan(batch.scores)
+        reference = random_member(batch.group, scored, row_noise(batch, step))
+        A = against_reference(batch.scores, batch.group, reference)
+        total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
+        keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
+        keep &= ~reference | count_reference
+        return batch.replace(
+            advantages=jnp.where(batch.action_mask, A[:, None], 0.0), weights=batch.loss_weights * keep[:, None]
+        )
+
+    return Algorithm(counted(judged), policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
+
+
+def pf_ppo(
+    scheme: str = "best_random",
+    draws: float | None = None,
+    power: float = 2.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coefficient: float = 0.05,
+) -> Algorithm:
+    """Policy Filtration for PPO (PF-PPO, arXiv 2409.06957, 2024).
+
+    A reward model is most reliable at its extremes: PPO is trained only on samples drawn by the rank of their reward
+    among the N of the group, the greatest first, or by their score in the batch. scheme is one of
+
+        "best_random"  1/2 for the best, 1/(2(N - 1)) for each other      "best_worst"  1/2 for the best and the worst
+        "best"         the best only                                      "uniform"     no filter
+        "power"        |score|^power over the batch, "max_min" and "max_random" (verl's resampling)
+
+    draws: per group, or per batch for the last three; None: as many as there are samples. A sample counts as often as
+    it is drawn; draws are systematic, see `selection.rows.resampled_counts`. Advantages and returns are PPO's,
+    untouched; clip_low, clip_high and kl_coefficient are its. The critic learns from the same samples.
+    """
+    require_choice("scheme", scheme, (*RANK_SCHEMES, *SCORE_SCHEMES))
+    require("draws", draws, least=1)
+
+    def drawn(step: jax.Array, batch: Trajectories) -> jax.Array:
+        scored, noise = ~jnp.isnan(batch.scores), row_noise(batch, step)
+        keys = batch.group if scheme in RANK_SCHEMES else jnp.zeros_like(batch.group)
+        (size,) = bucket_sums(keys, scored.astype(jnp.float32))
+        if scheme in RANK_SCHEMES:
+            weights = rank_weights(ranks_within(keys, batch.scores, noise, scored), size, scheme)
+        else:
+            weights = score_weights(batch.scores, scored, scheme, power)
+        return resampled_counts(
+            jnp.where(scored, weights, 0.0),
+            keys,
+            size if draws is None else draws,
+            key_noise(row_noise(batch, step + 2**20), keys, scored),
+            noise,
+        )
+
+    base = ppo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient)
+    return Algorithm(chain(base.transform, keep_weighted(drawn)), base.objective)

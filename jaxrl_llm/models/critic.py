@@ -1,0 +1,81 @@
+"""Critics: state values from hidden states, by a head on the policy or by a copy of it ("tower") with a head.
+
+The weights are one more entry of the policy's parameters, params["critic"]; see `init_critic`. A value belongs to the
+state that an action was chosen from, so it knows the tokens before the action and not the action itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.models.policy import Params, Policy
+
+KINDS = ("tower", "shared")
+EPSILON = 1e-5  # of the layer norm
+
+
+@dataclass(frozen=True)
+class Critic:
+    """What kind of critic. Hashable, so that it can be a static argument of `jit`.
+
+    kind: "tower" is a decoder of its own, which starts as a copy of the policy; "shared" reads the policy's states.
+    heads: values per state; 1 has no axis of its own. hidden: units of an MLP with layer norm before the values, 0 for
+    a linear head. detach: a shared critic's loss does not move the policy's weights. Raises InputError otherwise.
+    """
+
+    kind: str = "tower"
+    heads: int = 1
+    hidden: int = 0
+    detach: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice("critic kind", self.kind, KINDS)
+        require("critic heads", self.heads, least=1)
+        require("critic hidden units", self.hidden, least=0)
+
+
+def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) -> Params:
+    """The parameters with those of a critic as `params["critic"]`; what they had there is replaced.
+
+    {"head": {"weight" [D or hidden, heads], "bias" [heads]}}, with "norm", "norm_bias" [D], "up" [D, hidden] and
+    "up_bias" [hidden] too for an MLP, all float32. For a tower also "tower": a copy of the policy's "embed", "layers"
+    and "final_norm" in their dtypes. The last layer is zero, so every value starts at 0.
+    """
+    D = policy.config.hidden_size
+    width = critic.hidden or D
+    head: Params = {"weight": jnp.zeros((width, critic.heads)), "bias": jnp.zeros(critic.heads)}
+    if critic.hidden:
+        head |= {
+            "norm": jnp.ones(D),
+            "norm_bias": jnp.zeros(D),
+            "up": jax.random.normal(key, (D, critic.hidden)) / D**0.5,
+            "up_bias": jnp.zeros(critic.hidden),
+        }
+    entry: Params = {"head": head}
+    if critic.kind == "tower":
+        # Real copies: an update that donates its buffers must not be given the same one twice.
+        entry["tower"] = jax.tree.map(jnp.copy, {name: params[name] for name in ("embed", "layers", "final_norm")})
+    return {**params, "critic": entry}
+
+
+def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:
+    """Values f32[...] (or f32[..., heads]) of hidden states [..., D].
+
+    The states are the policy's where the critic is shared, and the tower's otherwise; `params` the policy's.
+    With an MLP, v = W gelu(U layer_norm(x) + b) + c; else v = W x + c. In float32.
+    """
+    head: dict[str, Any] = params["critic"]["head"]
+    x = states.astype(jnp.float32)
+    if critic.detach and critic.kind == "shared":
+        x = jax.lax.stop_gradient(x)
+    if critic.hidden:
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        scaled = centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + EPSILON)
+        x = jax.nn.gelu((scaled * head["norm"] + head["norm_bias"]) @ head["up"] + head["up_bias"])
+    out = x @ head["weight"] + head["bias"]
+    return out[..., 0] if critic.heads == 1 else out

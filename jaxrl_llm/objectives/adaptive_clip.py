@@ -1,0 +1,122 @@
+"""Clip bounds that are found for each batch: relaxed until good tokens contribute enough (BAPO, 2510.18927)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.objectives.ratios import Ratio
+from jaxrl_llm.objectives.surrogates import Surrogate, clip
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Metrics, Refresh, control
+
+Number = float | jax.Array
+STATISTICS, ORDERS, CRITERIA = ("value", "gradient"), ("high_first", "low_first"), ("share", "ratio")
+ROUNDING = 1e-5  # a bound in float32 may miss another by this much
+MOST_STEPS = 10_000  # a step of 0 (numbers may be traced) must not search for ever
+
+
+def contributions(
+    ratio: jax.Array, advantages: jax.Array, weights: jax.Array, low: Number, high: Number, statistic: str = "value"
+) -> tuple[jax.Array, jax.Array]:
+    """What tokens with A >= 0 and with A < 0 contribute, f32[] each >= 0, with ratio bounds [low, high].
+
+    "value": sums of w |A| min(rho, high) and of w |A| max(rho, low), the absolute surrogate. "gradient": sums of
+    w |A| rho over the tokens whose gradient the clip leaves.
+    """
+    require_choice("statistic", statistic, STATISTICS)
+    good = advantages >= 0
+    if statistic == "value":
+        size = jnp.where(good, jnp.minimum(ratio, high), jnp.maximum(ratio, low))
+    else:
+        size = jnp.where(jnp.where(good, ratio <= high, ratio >= low), ratio, 0.0)
+    size = weights * jnp.abs(advantages) * size
+    return jnp.sum(jnp.where(good, size, 0.0)), jnp.sum(jnp.where(good, 0.0, size))
+
+
+def search_bounds(
+    ratio: jax.Array,
+    advantages: jax.Array,
+    weights: jax.Array,
+    target: Number,
+    low: tuple[Number, Number, Number],
+    high: tuple[Number, Number, Number],
+    order: str = "high_first",
+    criterion: str = "share",
+    statistic: str = "value",
+) -> tuple[jax.Array, jax.Array]:
+    """The first bounds, f32[] each, with which good tokens contribute the target; the last ones where none do.
+
+    low, high: (start, end, step) of each bound. "high_first" raises the upper bound as far as it goes, then the lower
+    by one step, and so on until the lower cannot rise (the paper); "low_first" raises the lower bound to its end, then
+    the upper one (the code). criterion: P / (P + N) >= target ("share") or P / N >= target ("ratio").
+    """
+    require_choice("order", order, ORDERS)
+    require_choice("criterion", criterion, CRITERIA)
+    (low_start, low_end, low_step), (high_start, high_end, high_step) = low, high
+
+    Steps = tuple[jax.Array, jax.Array]  # taken so far; counts, as sums of steps in float32 would drift
+
+    def bounds(n: Steps) -> tuple[jax.Array, jax.Array]:
+        return jnp.minimum(low_start + n[0] * low_step, low_end), jnp.minimum(high_start + n[1] * high_step, high_end)
+
+    def can_rise(n: Steps) -> tuple[jax.Array, jax.Array]:
+        if order == "low_first":
+            a, b = bounds(n)
+            return a < low_end - ROUNDING, b < high_end - ROUNDING
+        low_next, high_next = low_start + (n[0] + 1) * low_step, high_start + (n[1] + 1) * high_step
+        return low_next <= low_end + ROUNDING, high_next <= high_end + ROUNDING
+
+    def more(n: Steps) -> jax.Array:
+        good, bad = contributions(ratio, advantages, weights, *bounds(n), statistic)
+        enough = good >= target * (bad + 1e-8 if criterion == "ratio" else good + bad)
+        low_can, high_can = can_rise(n)
+        going = low_can | high_can if order == "low_first" else low_can
+        return ~enough & going & (n[0] + n[1] < MOST_STEPS)
+
+    def relax(n: Steps) -> Steps:
+        low_can, high_can = can_rise(n)
+        raise_low = low_can if order == "low_first" else ~high_can
+        return n[0] + raise_low, n[1] + ~raise_low
+
+    return bounds(jax.lax.while_loop(more, relax, (jnp.float32(0), jnp.float32(0))))
+
+
+def find_bounds(
+    rho: Ratio,
+    target: Number,
+    low: tuple[Number, Number, Number],
+    high: tuple[Number, Number, Number],
+    order: str = "high_first",
+    criterion: str = "share",
+    statistic: str = "value",
+    weighted: bool = True,
+) -> Refresh:
+    """`search_bounds` over the whole batch, into the controls "clip_low" and "clip_high" (bounds of the ratio).
+
+    weighted: each token counts by its probability when it was drawn.
+    """
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        weights = batch.loss_weights
+        A = jnp.where(weights != 0, batch.need("advantages"), 0.0)
+        if weighted:
+            weights = weights * jnp.exp(jnp.where(weights != 0, batch.behaviour_logp, 0.0))
+        a, b = search_bounds(rho(outputs, batch), A, weights, target, low, high, order, criterion, statistic)
+        return batch.with_controls(clip_low=a, clip_high=b)
+
+    return refresh
+
+
+def controlled_clip(dual: float | None = None) -> Surrogate:
+    """`clip` with the ratio bounds of the controls "clip_low" and "clip_high"."""
+    require("dual clip", dual, above=1)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        low, high = control(batch, "clip_low"), control(batch, "clip_high")
+        value, metrics = clip(1 - low, high - 1, dual)(ratio, outputs, batch)  # type: ignore[arg-type]
+        bounds = {"clip/low_bound": jnp.full_like(ratio, low), "clip/high_bound": jnp.full_like(ratio, high)}
+        return value, {**metrics, **bounds}
+
+    return surrogate

@@ -1,0 +1,68 @@
+"""Policies to stay near of while the run goes on: centres of the clip, mixed anchors, step sizes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require
+from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.objectives.penalties import kl
+from jaxrl_llm.objectives.ratios import log_ratio, source
+from jaxrl_llm.objectives.surrogates import Surrogate, clip
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Metrics, Objective, Transform, counted
+
+Number = float | jax.Array
+
+
+def centred_clip(low: Number = 0.2, high: Number = 0.2, of: str = "old", over: str = "behaviour") -> Surrogate:
+    """min(rho A, clip(rho, c - low, c + high) A) with c = pi_of / pi_over of the token (2507.06892).
+
+    rho is against `over`, the policy that drew the token; the trust region is around `of`. c = 1 where these are one.
+    The objective's `needs` must name `of`'s field.
+    """
+    require("clip low", low, least=0, most=1)
+    require("clip high", high, least=0)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        c = jnp.exp(log_ratio(source(batch, of), source(batch, over), batch.loss_weights != 0))
+        value, metrics = clip(1 - c + low, c + high - 1)(ratio, outputs, batch)  # type: ignore[arg-type]
+        return value, {**metrics, "clip/centre": c}
+
+    return surrogate
+
+
+def stepwise_decay(
+    t: Number, hold: Number = 50, every: Number = 10, drop: Number = 0.1, least: Number = 0.5
+) -> jax.Array:
+    """max(1 - drop ceil(max(t - hold, 0) / every), least): 1 for `hold` iterations, then down in steps."""
+    return jnp.maximum(1 - drop * jnp.ceil(jnp.maximum(t - hold, 0) / every), least)
+
+
+def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least: Number = 0.5) -> Transform:
+    """`stepwise_decay` of the iteration t = 1, 2, ... as the control "reference_share"; the rest is "old_share"."""
+
+    def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
+        share = stepwise_decay(step.astype(jnp.float32) + 1, hold, every, drop, least)
+        return batch.with_controls(reference_share=share, old_share=1 - share)
+
+    return counted(apply)
+
+
+def mixed_anchor(estimator: str = "k3", average: Average | None = None) -> Objective:
+    """share KL(pi || reference) + (1 - share) KL(pi || old), with the shares of `mix_anchors`."""
+    near_reference = kl("reference", estimator, average, metric="kl/reference")
+    return "reference_share" * near_reference + "old_share" * kl("old", estimator, average, metric="kl/old")
+
+
+def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Array:
+    """first (1 - k / total) of iteration k = 0, 1, ..., at least first / total; without a total, first."""
+    return jnp.asarray(first if total is None else first * (1 - jnp.minimum(k, total - 1) / total), jnp.float32)
+
+
+def mirror_step(total: Number | None, first: Number = 1.0) -> Transform:
+    """1 / `linear_step` as the control "proximity": how much a divergence from the last policy weighs."""
+    require("total_steps", total, least=1)
+    require("step_size", first, above=0)
+    return counted(lambda k, batch: batch.with_controls(proximity=1 / linear_step(k.astype(jnp.float32), total, first)))

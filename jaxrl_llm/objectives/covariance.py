@@ -1,0 +1,101 @@
+"""Tokens whose log-probability and advantage vary together, which is what the entropy is lost by (2505.22617)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require
+from jaxrl_llm.objectives.penalties import absolute
+from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to
+from jaxrl_llm.objectives.surrogates import Surrogate, clip
+from jaxrl_llm.selection.noise import token_noise
+from jaxrl_llm.selection.tokens import share_down
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Metrics, Refresh, Transform, control, counted
+
+Number = float | jax.Array
+
+
+def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """(x - mean x)(y - mean y) where the mask is true, 0 elsewhere; means over the mask. Any shape."""
+    count = jnp.maximum(jnp.sum(mask), 1)
+    x, y = (jnp.where(mask, v, 0.0) for v in (x, y))
+    return jnp.where(mask, (x - jnp.sum(x) / count) * (y - jnp.sum(y) / count), 0.0)
+
+
+def first_k(order: tuple[jax.Array, ...], mask: jax.Array, k: jax.Array) -> jax.Array:
+    """The k elements with the mask that come first by `order[0]`, ties by `order[1]` and so on; bool, same shape."""
+    flat = mask.reshape(-1)
+    places = jnp.lexsort((*(x.reshape(-1) for x in reversed(order)), ~flat))
+    rank = jnp.zeros(flat.shape, jnp.int32).at[places].set(jnp.arange(flat.size, dtype=jnp.int32))
+    return mask & (rank < k).reshape(mask.shape)
+
+
+def _covariances(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    return covariance_terms(batch.need("advantages"), outputs.logp, batch.loss_weights != 0)
+
+
+def count_batches(name: str = "batches") -> Transform:
+    """Write how many batches came before into the controls, as a salt for random choices."""
+    return counted(lambda step, batch: batch.with_controls(**{name: step.astype(jnp.float32)}))
+
+
+def draw_covariant(
+    ratio: Ratio, low: Number, high: Number, share: Number, clip_low: Number, clip_high: Number
+) -> Refresh:
+    """Choose max(1, floor(share n)) of n tokens at random among those with low < covariance < high that no clip cuts.
+
+    Written: info "detached" bool[N, L]. Chance is salted by the control of `count_batches`.
+    """
+    require("covariance share", share, least=0, most=1)
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        counts, A, rho = batch.loss_weights != 0, batch.need("advantages"), ratio(outputs, batch)
+        cov = _covariances(outputs, batch)
+        clipped = -A * jnp.clip(rho, 1 - clip_low, 1 + clip_high) > -A * rho
+        candidates = counts & ~clipped & (cov > low) & (cov < high)
+        noise = token_noise(batch, control(batch, "batches"))
+        return batch.with_info(
+            detached=first_k((noise,), candidates, jnp.maximum(1.0, share_down(jnp.sum(counts), share)))
+        )
+
+    return refresh
+
+
+def clip_and_detach(low: float, high: float) -> Surrogate:
+    """`clip`, and nothing at all, neither value nor gradient, for the tokens of info "detached"."""
+    clipped = clip(low, high)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        value, metrics = clipped(ratio, outputs, batch)
+        detached = batch.need("detached")
+        return jnp.where(detached, 0.0, value), {**metrics, "detached": detached.astype(jnp.float32)}
+
+    return surrogate
+
+
+def mark_covariant(share: Number) -> Refresh:
+    """Mark max(1, floor(share n)) of n tokens, those of greatest covariance; ties by chance.
+
+    Written: info "covariant" bool[N, L].
+    """
+    require("covariance share", share, least=0, most=1)
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        counts = batch.loss_weights != 0
+        order = (-_covariances(outputs, batch), token_noise(batch, 0))
+        return batch.with_info(covariant=first_k(order, counts, jnp.maximum(1.0, share_down(jnp.sum(counts), share))))
+
+    return refresh
+
+
+def penalise_covariant(coefficient: Number, against: str = "behaviour") -> Surrogate:
+    """rho A, minus coefficient |logp - logp_old| for the tokens of info "covariant"."""
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        marked = batch.need("covariant").astype(jnp.float32)
+        penalty = marked * absolute(log_ratio_to(outputs, batch, against))
+        return ratio * batch.need("advantages") - coefficient * penalty, {"covariant": marked}
+
+    return surrogate

@@ -1,0 +1,77 @@
+"""Entropy over turns and over the run: nested means, and a corridor around the mean of past updates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require
+from jaxrl_llm.objectives.averages import Average, weighted
+from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
+from jaxrl_llm.objectives.ratios import over_span
+from jaxrl_llm.trajectory import Trajectories, totals_of
+from jaxrl_llm.transform import Objective, State, Transform
+
+Number = float | jax.Array
+
+
+def turn_mean() -> Average:
+    """Mean over sequences of the mean over turns of the mean over a turn's tokens."""
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        weights = batch.loss_weights
+        size = over_span(jnp.abs(weights), batch, "turn", mean=False)
+        of_turn = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
+        turns = jnp.sum(of_turn * weights, axis=1)
+        rows = jnp.sum(weighted(values, batch) * of_turn, axis=1) / jnp.where(turns > 0, turns, 1.0)
+        return jnp.sum(rows) / totals_of(batch)["sequences"]
+
+    return average
+
+
+class History(NamedTuple):
+    """Of a metric of past updates."""
+
+    total: jax.Array  # f32[]
+    updates: jax.Array  # f32[]
+
+
+def with_last(history: History, batch: Trajectories, metric: str) -> History:
+    """The history with the metric of the last update, where there was one."""
+    if batch.feedback is None or metric not in batch.feedback:
+        return history
+    known = batch.feedback["updates"] > 0
+    total = history.total + jnp.where(known, batch.feedback[metric], 0.0)
+    return History(total, history.updates + known.astype(jnp.float32))
+
+
+def phase_weight(k: Number, total: Number, decay: Number) -> jax.Array:
+    """1 + exp(-decay k / floor(total / 2)): from 2 at the start of the run towards 1 (2509.22576)."""
+    return 1 + jnp.exp(-decay * k / jnp.maximum(jnp.floor(jnp.asarray(total, jnp.float32) / 2), 1))
+
+
+def corridor_of_history(low: Number, high: Number, strength: Number, total: Number, decay: Number) -> Transform:
+    """A corridor around the mean H of the token entropies of past updates, as controls.
+
+    "entropy_low" = low H, "entropy_high" = high H, and "corridor" = strength `phase_weight`, 0 while there is no
+    history.
+    """
+    require("corridor_low", low, least=0)
+    require("corridor_high", high, least=0)
+    require("total_steps", total, least=1)
+
+    def apply(history: History, batch: Trajectories) -> tuple[State, Trajectories]:
+        history = with_last(history, batch, "entropy")
+        mean = history.total / jnp.maximum(history.updates, 1)
+        weight = jnp.where(history.updates > 0, strength * phase_weight(history.updates, total, decay), 0.0)
+        return history, batch.with_controls(entropy_low=low * mean, entropy_high=high * mean, corridor=weight)
+
+    return Transform(lambda: History(jnp.float32(0), jnp.float32(0)), apply, frozenset({"feedback"}))
+
+
+def smoothed_entropy() -> Objective:
+    """Entropy minus "corridor" times its distance from the corridor of the controls, both by `turn_mean`."""
+    average = turn_mean()
+    return entropy(average, "entropy/turns") - "corridor" * entropy_corridor("entropy_low", "entropy_high", average)

@@ -1,0 +1,146 @@
+"""Losses that couple the rows of a group: preferences between samples, and good ones against bad ones.
+
+Each row has one differentiable number, its score. What the loss makes of all scores is not a sum over rows, so
+`coupled` finds each row's share of the loss, and the loss's derivative by its score, over the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.buckets import bucket_sums
+from jaxrl_llm.objectives.averages import row_means
+from jaxrl_llm.objectives.ratios import log_ratio_to, needed
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Metrics, Objective
+
+Number = float | jax.Array
+RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
+
+
+def coupled(
+    score: RowScore,
+    shares: Callable[[jax.Array, Trajectories], jax.Array],
+    metric: str = "coupled",
+    needs: frozenset[str] = frozenset(),
+) -> Objective:
+    """The loss sum_i c_i with c = shares(s, batch) f32[N] of all rows' scores s; value and gradient, however split.
+
+    `refresh` takes c and g = d (sum c) / d s at the current scores s0; a slice then adds c_i + g_i (s_i - s0_i).
+    """
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        def total(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+            parts = shares(s, batch)
+            return jnp.sum(parts), parts
+
+        slope, parts = jax.grad(total, has_aux=True)(score(outputs, batch))
+        return batch.with_info(**{f"{metric}/share": parts, f"{metric}/slope": jax.lax.stop_gradient(slope)})
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        s = score(outputs, batch)
+        slope, parts = batch.need(f"{metric}/slope"), batch.need(f"{metric}/share")
+        value = jnp.sum(jax.lax.stop_gradient(parts) + slope * (s - jax.lax.stop_gradient(s)))
+        return value, {metric: value}
+
+    return Objective(objective, needs, refresh)
+
+
+def mean_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    """Mean log-probability of each row's tokens that count, f32[N]."""
+    return row_means(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch)
+
+
+def mean_log_ratio(against: str = "reference") -> RowScore:
+    """Mean log-ratio of each row's tokens that count, f32[N]: the length-normalised reward that DPO implies."""
+    return lambda outputs, batch: row_means(log_ratio_to(outputs, batch, against), batch)
+
+
+def preference_shares(
+    implied: jax.Array,
+    reward: jax.Array,
+    group: jax.Array,
+    beta: Number = 0.1,
+    best: Number = 1.0,
+    best_scale: Number = 1.0,
+) -> jax.Array:
+    """Each row's share f32[N] of mean -log sigmoid(c beta (h_i - h_j)) over the pairs of a group with r_i > r_j.
+
+    implied f32[N]: h. c = best_scale where r_i >= best, else 1. Without any pair: of mean -log sigmoid(+-h_i), + where
+    r_i >= best. NaN rewards take no part.
+    """
+    known = ~jnp.isnan(reward)
+    good = reward >= best
+    pairs = (group[:, None] == group) & (reward[:, None] > reward)
+    z = jnp.where(good, best_scale, 1.0)[:, None] * beta * (implied[:, None] - implied)
+    of_pairs = jnp.sum(jnp.where(pairs, jax.nn.softplus(-z), 0.0), axis=1) / jnp.maximum(jnp.sum(pairs), 1)
+    alone = jnp.where(known, jax.nn.softplus(jnp.where(good, -implied, implied)), 0.0) / jnp.maximum(jnp.sum(known), 1)
+    return jnp.where(jnp.any(pairs), of_pairs, alone)
+
+
+def preference(
+    beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: str = "reference"
+) -> Objective:
+    """`preference_shares` of the rows' mean log-ratios: DPO on all pairs of a group that differ in reward."""
+
+    def shares(h: jax.Array, batch: Trajectories) -> jax.Array:
+        return preference_shares(h, batch.scores, batch.group, beta, best, best_scale)
+
+    return coupled(mean_log_ratio(against), shares, "preference", needed(against))
+
+
+def bucket_log_sum_exp(keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """log sum exp of the values with the mask that share a sample's key, f32[N]; 0 where there are none."""
+    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
+    top = jax.ops.segment_max(jnp.where(mask, values, -jnp.inf), index, num_segments=keys.shape[0])[index]
+    top = jax.lax.stop_gradient(jnp.where(top > -jnp.inf, top, 0.0))
+    (total,) = bucket_sums(keys, jnp.where(mask, jnp.exp(jnp.where(mask, values - top, 0.0)), 0.0))
+    return jnp.where(total > 0, top + jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
+
+
+def discriminative_shares(
+    score: jax.Array,
+    right: jax.Array,
+    wrong: jax.Array,
+    group: jax.Array,
+    merit: jax.Array,
+    merit_temperature: Number = 0.1,
+    temperature: Number = 10.0,
+) -> jax.Array:
+    """Each row's share f32[N] of sum_i w_i s_i - tau log mean_j exp(s_j / tau), summed over groups with both kinds.
+
+    i: right rows, w = softmax(merit / merit_temperature) among those of a group; j: wrong rows; tau = temperature.
+    The shares of wrong rows are equal. right, wrong bool[N].
+    """
+    number_right, number_wrong = bucket_sums(group, right.astype(jnp.float32), wrong.astype(jnp.float32))
+    both = (number_right > 0) & (number_wrong > 0)
+    logits = merit / merit_temperature
+    w = jnp.exp(jnp.where(right, logits - bucket_log_sum_exp(group, logits, right), 0.0))
+    worst = bucket_log_sum_exp(group, score / temperature, wrong) - jnp.log(jnp.maximum(number_wrong, 1))
+    share = jnp.where(right, w * score, 0.0) - jnp.where(wrong, temperature * worst / jnp.maximum(number_wrong, 1), 0.0)
+    return jnp.where(both, share, 0.0)
+
+
+def discriminative(
+    merit: Callable[[Trajectories], jax.Array],
+    threshold: Number = 0.5,
+    merit_temperature: Number = 0.1,
+    temperature: Number = 10.0,
+) -> Objective:
+    """-`discriminative_shares` of mean log-probabilities per prompt; right: score above the threshold (2510.04474).
+
+    Every prompt with an action counts in the denominator.
+    """
+
+    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+        score, acts = batch.scores, jnp.any(batch.action_mask, axis=1).astype(jnp.float32)
+        (size,) = bucket_sums(batch.group, acts)
+        prompts = jnp.maximum(jnp.sum(acts / jnp.maximum(size, 1)), 1.0)
+        right, wrong = score > threshold, score <= threshold
+        gain = discriminative_shares(s, right, wrong, batch.group, merit(batch), merit_temperature, temperature)
+        return -gain / prompts
+
+    return coupled(mean_logp, shares, "discriminative")

@@ -1,0 +1,181 @@
+"""Losses that regress something of the policy onto a target, and score functions with masks and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.baselines import above_baseline
+from jaxrl_llm.advantages.buckets import bucket_moments
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.penalties import absolute
+from jaxrl_llm.objectives.ratios import log_ratio, log_ratio_to, needed
+from jaxrl_llm.objectives.surrogates import Surrogate
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Metrics, Objective, Transform, stateless
+
+Number = float | jax.Array
+CLIPS = ("none", "one-side", "two-side", "ring")
+WEIGHTS = ("none", "importance", "advantage")
+
+
+def clip_mask(
+    shape: str, ratio: jax.Array, advantages: jax.Array, low: Number, high: Number, far_low: Number, far_high: Number
+) -> jax.Array:
+    """Where a token's gradient is kept (2509.24203), bool, elementwise.
+
+    "none": everywhere. "one-side": as PPO's clip, rho <= 1 + high where A >= 0, rho >= 1 - low where A <= 0.
+    "two-side": 1 - low <= rho <= 1 + high. "ring": also where the step leads back from far away: A >= 0 and
+    rho <= 1 - far_low, or A <= 0 and rho >= 1 + far_high.
+    """
+    require_choice("clip", shape, CLIPS)
+    good, bad = advantages >= 0, advantages <= 0
+    if shape == "none":
+        return jnp.ones(ratio.shape, bool)
+    if shape == "one-side":
+        return (good & (ratio <= 1 + high)) | (bad & (ratio >= 1 - low))
+    inside = (ratio >= 1 - low) & (ratio <= 1 + high)
+    if shape == "two-side":
+        return inside
+    return inside | (good & (ratio <= 1 - far_low)) | (bad & (ratio >= 1 + far_high))
+
+
+def score_weight(shape: str, ratio: jax.Array, advantages: jax.Array, temperature: Number = 1.0) -> jax.Array:
+    """Weight of the score function: 1, rho ("importance"), or exp(A / temperature) ("advantage"), elementwise."""
+    require_choice("weight", shape, WEIGHTS)
+    if shape == "importance":
+        return ratio
+    # The exponent is bounded as log-ratios are, so that weight and gradient stay finite.
+    return jnp.exp(jnp.clip(advantages / temperature, -20.0, 20.0)) if shape == "advantage" else jnp.ones_like(ratio)
+
+
+def signed_ratio_distance(ratio: jax.Array, target: jax.Array, advantages: jax.Array) -> jax.Array:
+    """|(rho - target) A|: a weighted L1 regression of the ratio, whose gradient at the target is 0; elementwise."""
+    return absolute((ratio - target) * advantages)
+
+
+def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
+    """1 - low + (low + high) sigmoid(z): the ratio to aim at, in [1 - low, 1 + high] (2604.18578); elementwise."""
+    return 1 - low + (low + high) * jax.nn.sigmoid(z)
+
+
+def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6) -> Transform:
+    """Write `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature as info "ratio_target" f32[N]."""
+    require("low", low, least=0, most=1)
+    require("high", high, least=0)
+
+    def aim(batch: Trajectories) -> Trajectories:
+        deviation = bucket_moments(batch.group, batch.scores, ddof)[2]
+        z = above_baseline(batch.scores, batch.group, "median") / (deviation + epsilon) / temperature
+        return batch.with_info(ratio_target=bounded_ratio(z, low, high))
+
+    return stateless(aim)
+
+
+def toward_ratio(name: str = "ratio_target") -> Surrogate:
+    """-`signed_ratio_distance` to info[name] f32[N]; minus its average is the loss."""
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        target = jnp.broadcast_to(batch.need(name)[:, None], ratio.shape)
+        return -signed_ratio_distance(ratio, target, batch.need("advantages")), {"ratio/target": target}
+
+    return surrogate
+
+
+def next_action_value(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """values f32[N, L] at the next position of the row with the mask, f32[N, L]; 0 where there is none, or no mask."""
+    L = values.shape[1]
+    place = jnp.where(mask, jnp.arange(L), L)
+    after = jnp.pad(jax.lax.cummin(place, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=L)
+    found = jnp.take_along_axis(jnp.where(mask, values, 0.0), jnp.minimum(after, L - 1), axis=1)
+    return jnp.where(mask & (after < L), found, 0.0)
+
+
+def bellman_target(reward: jax.Array, next_values: jax.Array, scale: Number = 1.0) -> jax.Array:
+    """r + scale V_next under stop-gradient; elementwise."""
+    return jax.lax.stop_gradient(reward + scale * next_values)
+
+
+def random_policy_regression(
+    scale: Number = 1.0, next_scale: Number = 1.0, against: str = "behaviour", average: Average | None = None
+) -> Objective:
+    """Mean of (Q - sg(r + next_scale V_next))^2 with Q = scale (logp - logp_old).
+
+    The log-ratio is read as the value Q of a policy that acts at random, whose backup is the plain mean of
+    Q over the vocabulary (ROVER, 2509.24981): V_next is that of the row's next action, 0 after the last.
+    r: the advantages. Needs "mean_logp". Metrics: "q/mean", "q/error".
+    """
+    mean = average or token_mean()
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        counts = batch.loss_weights != 0
+        Q = scale * log_ratio_to(outputs, batch, against)
+        now = (outputs.extras or {}).get("mean_logp", jnp.zeros_like(outputs.logp))
+        V = scale * log_ratio(now, batch.need("mean_logp"), batch.action_mask)
+        reward = jnp.where(counts, batch.need("advantages"), 0.0)
+        error = mean((Q - bellman_target(reward, next_action_value(V, batch.action_mask), next_scale)) ** 2, batch)
+        return error, {"q/mean": mean(Q, batch), "q/error": error}
+
+    return Objective(objective, needed(against) | {"mean_logp"})
+
+
+def one_token_loss(logp: jax.Array, label: jax.Array, samples: jax.Array, penalty: Number = -0.1) -> jax.Array:
+    """-(1/K) sum_k R(a_k) log p(a_k), R = 1 for the label and `penalty` for others (2509.26313), f32[...].
+
+    logp [..., V], label int [...], samples int [..., K].
+    """
+    reward = jnp.where(samples == label[..., None], 1.0, penalty)
+    return -jnp.mean(reward * jnp.take_along_axis(logp, samples, axis=-1), axis=-1)
+
+
+def expected_one_token_loss(
+    logp: jax.Array, label: jax.Array, penalty: Number = -0.1, temperature: Number = 1.0
+) -> jax.Array:
+    """-sum_a q(a) R(a) log p(a), q = sg(softmax(logp / temperature)): the mean of `one_token_loss`, f32[...]."""
+    q = jax.lax.stop_gradient(jax.nn.softmax(logp / temperature, axis=-1))
+    reward = jnp.where(jax.nn.one_hot(label, logp.shape[-1], dtype=bool), 1.0, penalty)
+    return -jnp.sum(q * reward * logp, axis=-1)
+
+
+def one_token(penalty: Number = -0.1) -> Surrogate:
+    """-`expected_one_token_loss` at temperature 1 times A, from what is known of the label alone, its log-probability:
+
+    (1 - penalty) sg(p) log p - penalty sg(H), H the entropy, because the gradient of sum_a p log p, p fixed, is 0.
+    """
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        logp = jnp.where(batch.loss_weights != 0, outputs.logp, 0.0)
+        p, H = jax.lax.stop_gradient((jnp.exp(jnp.minimum(logp, 0.0)), outputs.entropy))
+        value = (1 - penalty) * p * logp - penalty * jnp.where(batch.loss_weights != 0, H, 0.0)
+        return batch.need("advantages") * value, {"label/probability": p}
+
+    return surrogate
+
+
+def masked_score(
+    clip: str = "none",
+    weight: str = "none",
+    clip_low: Number = 0.2,
+    clip_high: Number = 0.2,
+    far_low: Number = 0.6,
+    far_high: Number = 2.0,
+    temperature: Number = 1.0,
+) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """The weight M W of `log_probability`: `clip_mask` times `score_weight`."""
+    require_choice("clip", clip, CLIPS)
+    require_choice("weight", weight, WEIGHTS)
+    require("clip_low", clip_low, least=0, most=1)
+    require("clip_high", clip_high, least=0)
+    require("far_low", far_low, least=0)
+    require("far_high", far_high, least=0)
+    require("temperature", temperature, above=0)
+
+    def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        mask = clip_mask(clip, ratio, A, clip_low, clip_high, far_low, far_high)
+        return jnp.where(mask, score_weight(weight, ratio, A, temperature), 0.0)
+
+    return weigh

@@ -1,0 +1,34 @@
+"""Means over the tokens of some rows alone, whose number is known only from the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.objectives.averages import Average, weighted
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, control, stateless
+
+
+def count_tokens(rows: Callable[[Trajectories], jax.Array], name: str) -> Transform:
+    """Write how many tokens the rows with rows(batch) f32[N] have, each by its weight, as the control `name`.
+
+    It must come after what changes the weights.
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        return batch.with_controls(**{name: jnp.sum(rows(batch)[:, None] * batch.loss_weights)})
+
+    return stateless(apply)
+
+
+def mean_by(name: str) -> Average:
+    """Sum over all tokens / the control `name`; 0 where that is 0. Values must be 0 on the tokens it does not count."""
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        count = control(batch, name)
+        return jnp.where(count > 0, jnp.sum(weighted(values, batch)) / jnp.where(count > 0, count, 1.0), 0.0)
+
+    return average

@@ -1,0 +1,86 @@
+"""Clips whose range, or whose treatment of what is outside, differs from token to token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require
+from jaxrl_llm.objectives.surrogates import Surrogate, clip_fractions, clipped_value
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Metrics
+
+Number = jax.Array | float
+Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> how far below and above 1 a ratio may go
+
+
+def bounded_loss(value: jax.Array, advantages: jax.Array, dual: Number | None) -> jax.Array:
+    """max(value, dual A) where A < 0: the dual clip (1912.09729). None: off."""
+    return value if dual is None else jnp.where(advantages < 0, jnp.maximum(value, dual * advantages), value)
+
+
+def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
+    """min(rho A, clip(rho, 1 - low, (1 + high) rho / sg(rho)) A): above the range the gradient is scaled, not cut.
+
+    The value is that of the usual clip. Its gradient is F A grad log pi with F = 1 + high where rho > 1 + high and
+    A > 0; 0 where rho < 1 - low and A < 0; else rho (AEPO, 2510.14545; the upper clip of GPPO, 2508.07629).
+    """
+    held = jax.lax.stop_gradient(ratio)
+    upper = (1 + high) * ratio / held
+    # Where the branch is known the minimum need not be differentiated at a tie.
+    return jnp.where(
+        advantages > 0,
+        jnp.where(held > 1 + high, upper, ratio) * advantages,
+        jnp.where(held < 1 - low, 1 - low, ratio) * advantages,
+    )
+
+
+def gradient_preserving_clip(low: float = 0.2, high: float = 0.28, dual: float | None = None) -> Surrogate:
+    """`gradient_preserving_value`, with the dual clip where one is given. low in [0, 1], high >= 0, dual > 1."""
+    require("clip low", low, least=0, most=1)
+    require("clip high", high, least=0)
+    require("dual clip", dual, above=1)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A = batch.need("advantages")
+        value = bounded_loss(gradient_preserving_value(ratio, A, low, high), A, dual)
+        return value, clip_fractions(ratio, A, low, high)
+
+    return surrogate
+
+
+def level_bounds(level: jax.Array, low: Number, high: Number, slope: Number) -> tuple[jax.Array, jax.Array]:
+    """Clip widths by a level h in [-1, 1]: low (1 - slope h) where h <= 0, high (1 + slope h) where h > 0 (2509.16591).
+
+    So what is low may fall further, and what is high may rise further.
+    """
+    return low * (1 - slope * jnp.minimum(level, 0.0)), high * (1 + slope * jnp.maximum(level, 0.0))
+
+
+def redistributed(
+    advantages: jax.Array, ratio: jax.Array, level: jax.Array, low: Number, high: Number, strength: Number
+) -> jax.Array:
+    """A (1 + strength h) for tokens of high level that moved, and of low level that did not; else A (HAPO, 2509.16591).
+
+    A ratio in (1 - low / 2, 1 + high / 2) has not moved. Elementwise.
+    """
+    still = (ratio > 1 - low / 2) & (ratio < 1 + high / 2)
+    return advantages * jnp.where(still == (level <= 0), 1 + strength * level, 1.0)
+
+
+def token_clip(bounds: Bounds, dual: float | None = None, revise: Callable[..., jax.Array] | None = None) -> Surrogate:
+    """PPO's clip with a range for each token, `bounds(batch)`; dual > 1 bounds the loss of bad actions.
+
+    revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on how far a token has moved.
+    """
+    require("dual clip", dual, above=1)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A, (low, high) = batch.need("advantages"), bounds(batch)
+        if revise is not None:
+            A = revise(A, jax.lax.stop_gradient(ratio), batch)
+        return bounded_loss(clipped_value(ratio, A, low, high), A, dual), clip_fractions(ratio, A, low, high)
+
+    return surrogate

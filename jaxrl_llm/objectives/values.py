@@ -1,0 +1,145 @@
+"""What critics learn: errors of values, clipped losses, and several heads made into one value.
+
+Plain functions work on arrays of any shape. An error is a function of V - R; half squares have the gradient V - R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import InputError, require, require_choice
+from jaxrl_llm.objectives.averages import Average, token_mean, weighted
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
+from jaxrl_llm.transform import Metrics, Objective
+
+Number = jax.Array | float
+Error = Callable[[jax.Array], jax.Array]
+
+
+def needed_values(heads: int = 1) -> frozenset[str]:
+    """What the loop must provide: a critic with this many heads."""
+    require("heads", heads, least=1)
+    return frozenset({"values" if heads == 1 else f"values:{heads}"})
+
+
+def half_square(x: jax.Array) -> jax.Array:
+    """x^2 / 2: the mean of the returns is learnt."""
+    return 0.5 * x**2
+
+
+def huber(width: Number = 1.0) -> Error:
+    """x^2 / 2 where |x| <= width, else width (|x| - width / 2): outliers pull no harder than that (Huber, 1964)."""
+    require("huber width", width, above=0)
+
+    def error(x: jax.Array) -> jax.Array:
+        near = jnp.clip(x, -width, width)
+        return near * (x - 0.5 * near)
+
+    return error
+
+
+def pinball(quantile: Number = 0.5) -> Error:
+    """q (R - V) where R > V, else (1 - q) (V - R): the quantile q of the returns is learnt, at 1/2 their median."""
+    require("quantile", quantile, above=0, below=1)
+    return lambda x: jnp.where(x < 0, -quantile * x, (1 - quantile) * x)
+
+
+def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
+    """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the least one as a -> 0, their mean as a -> inf.
+
+    Values of one head, [N, L], are left as they are.
+    """
+    require("soft minimum temperature", temperature, above=0)
+
+    def combine(values: jax.Array) -> jax.Array:
+        if values.ndim == 2:
+            return values
+        total = jax.nn.logsumexp(-values / temperature, axis=-1)
+        return -temperature * (total - jnp.log(values.shape[-1]))
+
+    return combine
+
+
+def clipped_error(
+    values: jax.Array, before: jax.Array, returns: jax.Array, clip: Number, error: Error = half_square, of: str = "max"
+) -> jax.Array:
+    """max(e(V - R), e(V_c - R)) with V_c = V_old + clip(V - V_old, -clip, clip) (PPO's code); elementwise.
+
+    of "mean": the mean of the two instead.
+    """
+    require_choice("of", of, ("max", "mean"))
+    near = before + jnp.clip(values - before, -clip, clip)
+    free, held = error(values - returns), error(near - returns)
+    return jnp.maximum(free, held) if of == "max" else 0.5 * (free + held)
+
+
+def last_action_mean() -> Average:
+    """Mean over sequences of the value at their last action."""
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        last = batch.action_index == batch.lengths[:, None].astype(jnp.int32) - 1
+        return jnp.sum(jnp.where(last, weighted(values, batch), 0.0)) / totals_of(batch)["sequences"]
+
+    return average
+
+
+def _mean(each: list[jax.Array]) -> jax.Array:
+    return jnp.mean(jnp.stack(each), axis=0)
+
+
+def value_loss(
+    clip: Number | None = 0.2,
+    average: Average | None = None,
+    *,
+    error: Error | Sequence[Error] = half_square,
+    of: str = "max",
+    combine: Callable[[jax.Array], jax.Array] | None = None,
+    heads: int = 1,
+) -> Objective:
+    """average(clipped_error) of the critic's values against `batch.returns`; without a clip, average(e(V - R)).
+
+    average: default token_mean(). combine: from several heads to the one value that is trained, e.g. soft_minimum();
+    by default each head learns the same returns, and the loss is the mean over heads. error: a function for all heads,
+    or one for each head, e.g. (half_square, pinball(0.5)) for mean and median. heads: how many to ask for. Rows
+    without a score teach nothing.
+    Metrics: "value/loss", "value/mean", "value/error" (the mean |V - R|), with a clip "value/clip" (how many moved
+    farther than it), and "value/explained_variance" before the update, where the transform found it.
+    """
+    require("value clip", clip, above=0)
+    mean, per_token = average or token_mean(), token_mean()
+    errors: list[Error] | None = None if callable(error) else list(error)
+    same: Error = error if callable(error) else half_square
+
+    def split(values: jax.Array) -> list[jax.Array]:
+        """Each head's values f32[N, L]."""
+        values = values if combine is None else combine(values)
+        return [values] if values.ndim == 2 else list(jnp.moveaxis(values, -1, 0))
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        extras, controls = outputs.extras or {}, batch.controls or {}
+        if "values" not in extras:
+            raise InputError("the value loss needs outputs.extras['values']: give the policy a critic (models.critic)")
+        counts = batch.loss_weights != 0
+        if batch.reward is not None:
+            counts &= ~jnp.isnan(batch.reward)[:, None]
+        R = jnp.where(counts, batch.need("returns"), 0.0)
+        new, old = ([jnp.where(counts, v, 0.0) for v in split(x)] for x in (extras["values"], batch.need("values")))
+        if errors is not None and len(errors) != len(new):
+            raise InputError(f"the value loss has {len(errors)} errors for {len(new)} heads: give one for each head")
+        each = errors or [same] * len(new)
+        if clip is None:
+            losses = [e(v - R) for e, v in zip(each, new, strict=True)]
+        else:
+            losses = [clipped_error(v, o, R, clip, e, of) for e, v, o in zip(each, new, old, strict=True)]
+        loss, V, V_old = mean(_mean(losses), batch), _mean(new), _mean(old)
+        statistics = {"value/mean": V, "value/error": jnp.abs(V - R)}
+        if clip is not None:
+            statistics["value/clip"] = (jnp.abs(V - V_old) > clip).astype(jnp.float32)
+        if "explained_variance" in controls:
+            statistics["value/explained_variance"] = jnp.broadcast_to(controls["explained_variance"], V.shape)
+        return loss, {"value/loss": loss, **{name: per_token(x, batch) for name, x in statistics.items()}}
+
+    return Objective(objective, needed_values(heads))

@@ -1,0 +1,125 @@
+"""Weights of the score function: how much of a token's log-probability gradient is used, by its ratio.
+
+Each makes a `Weight`, for `surrogates.log_probability`, which takes it under stop-gradient. Weights multiply, and
+differ by the sign of the advantage; ratios may be multiplied by a factor of the batch before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.trajectory import Trajectories
+
+Number = jax.Array | float
+Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]
+DIVERGENCES = ("tv", "kl")
+LEAST = 1e-8  # of a sequence's ratio, as in the code of VESPO
+
+
+def clipped(low: Number, high: Number) -> Weight:
+    """clip(rho, 1 - low, 1 + high): no token loses its gradient (CISPO, 2506.13585). low >= 1 does not bind."""
+    require("clip low", low, least=0)
+    require("clip high", high, least=0)
+    return lambda ratio, batch: jnp.clip(ratio, 1 - low, 1 + high)
+
+
+def capped(cap: Number) -> Weight:
+    """min(rho, cap): truncated importance sampling. cap > 0."""
+    require("cap", cap, above=0)
+    return lambda ratio, batch: jnp.minimum(ratio, cap)
+
+
+def within(low: Number, high: Number) -> Weight:
+    """0 where PPO's clip cuts the gradient: A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low; else 1."""
+    require("clip low", low, least=0)
+    require("clip high", high, least=0)
+
+    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        return jnp.where(((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low)), 0.0, 1.0)
+
+    return weight
+
+
+def gamma_weight(ratio: jax.Array, power: Number, decay: Number) -> jax.Array:
+    """phi(W) = W^power exp(decay (1 - W)): 1 at W = 1, most at W = power / decay (VESPO, 2602.10693); elementwise.
+
+    W is at least 1e-8.
+
+    >>> [round(float(x), 4) for x in gamma_weight(jnp.array([0.5, 1.0, 2.0]), 2.0, 3.0)]
+    [1.1204, 1.0, 0.1991]
+    """
+    W = jnp.maximum(ratio, LEAST)
+    return jnp.exp(decay + power * jnp.log(W) - decay * W)
+
+
+def gamma(power: Number, decay: Number) -> Weight:
+    """`gamma_weight` of the ratio. power >= 0, decay > 0."""
+    require("power", power, least=0)
+    require("decay", decay, above=0)
+    return lambda ratio, batch: gamma_weight(ratio, power, decay)
+
+
+def bernoulli_kl(p0: jax.Array, p: jax.Array) -> jax.Array:
+    """KL(p0 || p) of whether the token is drawn, nats: p0 log(p0/p) + (1 - p0) log((1 - p0)/(1 - p)); elementwise."""
+    rest = jnp.log((1 - p0 + 1e-8) / (1 - p + 1e-8))
+    return p0 * jnp.log(jnp.maximum(p0, 1e-37) / jnp.maximum(p, 1e-37)) + (1 - p0) * rest
+
+
+def small_moves(
+    p: jax.Array, p0: jax.Array, advantages: jax.Array, low: Number, high: Number, divergence: str = "tv"
+) -> jax.Array:
+    """bool: false where probability moved from p0 the way the advantage wants by more than a bound (DPPO, 2602.04879).
+
+    divergence "tv": by p - p0 > high where A > 0, by p0 - p > low where A <= 0. "kl": the same with `bernoulli_kl`.
+    """
+    require_choice("divergence", divergence, DIVERGENCES)
+    up = advantages > 0
+    if divergence == "tv":
+        return jnp.where(up, p - p0 <= high, p - p0 >= -low)
+    moved = bernoulli_kl(p0, p)
+    return jnp.where(up, (moved <= high) | (p <= p0), (moved <= low) | (p >= p0))
+
+
+def within_divergence(low: Number, high: Number, divergence: str = "tv") -> Weight:
+    """1 where `small_moves`, else 0. The ratio must be that to the behaviour policy. Both bounds at least 0."""
+    require("threshold low", low, least=0)
+    require("threshold high", high, least=0)
+    require_choice("divergence", divergence, DIVERGENCES)
+
+    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+        p0 = jnp.exp(jnp.where(batch.loss_weights != 0, batch.behaviour_logp, 0.0))
+        p = jnp.minimum(p0 * ratio, 1.0)
+        return small_moves(p, p0, batch.need("advantages"), low, high, divergence).astype(jnp.float32)
+
+    return weight
+
+
+def by_sign(positive: Weight, negative: Weight) -> Weight:
+    """One weight where the advantage is at least 0, another where it is below."""
+
+    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+        return jnp.where(batch.need("advantages") >= 0, positive(ratio, batch), negative(ratio, batch))
+
+    return weight
+
+
+def product(*weights: Weight) -> Weight:
+    """The product of weights."""
+
+    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+        out = jnp.ones_like(ratio)
+        for factor in weights:
+            out = out * factor(ratio, batch)
+        return out
+
+    return weight
+
+
+def of_scaled_ratio(weight: Weight, factor: Callable[[Trajectories], jax.Array]) -> Weight:
+    """The weight of the ratio times factor(batch) f32[N, L], e.g. that between the old and the behaviour policy."""
+    return lambda ratio, batch: weight(ratio * factor(batch), batch)

@@ -1,0 +1,104 @@
+"""Rewards rewritten before credit is assigned: graded, ranked, stretched, held to a budget, or taken out.
+
+Scaling by running moments is `advantages.normalisation.running_reward_scaling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.buckets import bucket_sums
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, stateless
+
+
+def rescore(reward: Callable[[Trajectories], jax.Array]) -> Transform:
+    """Replace the combined reward by `reward(batch)` f32[N]; what is not scored stays so."""
+    return stateless(lambda b: b.replace(reward=jnp.where(jnp.isnan(b.scores), jnp.nan, reward(b))))
+
+
+def leave_out(rows: Callable[[Trajectories], jax.Array]) -> Transform:
+    """Take the rows bool[N] out: no score, so no part in statistics, and no loss weight.
+
+    Averages that count every row with an action (`objectives.constant`) still do.
+    """
+
+    def drop(batch: Trajectories) -> Trajectories:
+        out = rows(batch)
+        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
+        return batch.replace(reward=jnp.where(out, jnp.nan, batch.scores), weights=jnp.where(out[:, None], 0.0, before))
+
+    return stateless(drop)
+
+
+def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
+    """clip((value - low)/(high - low), 0, 1): a score stretched over the range in which it tells samples apart."""
+    return jnp.clip((value - low) / (high - low), 0.0, 1.0)
+
+
+def graded(correct: jax.Array, flawed: jax.Array, penalty: float | jax.Array = 1.0) -> jax.Array:
+    """+1 correct, 1 - penalty correct by a flawed derivation, -1 wrong; f32 of bools (FAPO, 2510.22543)."""
+    return jnp.where(correct, 1.0 - penalty * flawed, -1.0)
+
+
+def flawed_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: info "flawed", or else where the component "sound" is at most 0.5 (NaN is sound), or else none."""
+    if (flawed := (batch.info or {}).get("flawed")) is not None:
+        return flawed.astype(bool)
+    sound = (batch.rewards or {}).get("sound")
+    return jnp.zeros(batch.group.shape, bool) if sound is None else sound <= 0.5
+
+
+def likelihood_rank(likelihood: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rank of each sample in its group, 0 for the most likely, and the size of the group, f32[N] each.
+
+    likelihood f32[N], NaN where it takes no part. Equal samples share the mean of their ranks.
+    """
+    known = ~jnp.isnan(likelihood)
+    mates = (group[:, None] == group) & known[:, None] & known
+    above = jnp.sum(mates & (likelihood > likelihood[:, None]), axis=1)
+    same = jnp.sum(mates & (likelihood == likelihood[:, None]), axis=1)
+    (size,) = bucket_sums(group, known.astype(jnp.float32))
+    return above + 0.5 * jnp.maximum(same - 1.0, 0.0), size
+
+
+def rank_penalty(
+    reward: jax.Array,
+    likelihood: jax.Array,
+    group: jax.Array,
+    coefficient: float | jax.Array = 0.25,
+    offset: float | jax.Array = 0.0,
+) -> jax.Array:
+    """r_i (1 - coefficient (G - offset - rank_i)/G), f32[N]: less, the more likely a sample was (2506.02355).
+
+    rank and G: `likelihood_rank`. offset 0 takes something of the least likely sample too, 1 nothing.
+    """
+    rank, size = likelihood_rank(jnp.where(jnp.isnan(reward), jnp.nan, likelihood), group)
+    return reward * (1 - coefficient * (size - offset - rank) / jnp.maximum(size, 1))
+
+
+def budget_level(tokens: jax.Array, max_length: float | jax.Array, scale: float | jax.Array = 4.0) -> jax.Array:
+    """scale cos(pi tokens / (2 max_length)): from `scale` for none to 0 for max_length tokens."""
+    return scale * jnp.cos(jnp.pi * tokens / (2 * max_length))
+
+
+def budget_reward(
+    lengths: jax.Array,
+    budget: jax.Array,
+    max_length: float | jax.Array,
+    scale: float | jax.Array = 4.0,
+    slope: float | jax.Array = 0.0,
+    flat: bool = True,
+) -> jax.Array:
+    """The reward of a correct completion of n tokens that was told a budget b, f32[N] (HBPO, 2507.15844).
+
+    With c = `budget_level`: c(n) - slope |n - b| for b < n <= max_length, c(b) for n <= b, and 0 beyond max_length.
+    flat False: min(c(n) - slope |n - b|, c(b)) on both sides, so that a completion short of its budget loses too.
+    """
+    level = budget_level(budget, max_length, scale)
+    over = budget_level(lengths, max_length, scale) - slope * jnp.abs(lengths - budget)
+    held = jnp.where(lengths > budget, over, level) if flat else jnp.minimum(over, level)
+    return jnp.where(lengths <= max_length, held, 0.0)

@@ -1,0 +1,46 @@
+"""Which tokens to train on: a share of a row or of the batch by score, or the end of each row. Masks bool[N, L]."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import require_choice
+
+SCOPES = ("row", "batch")
+
+
+def share_up(count: jax.Array, share: jax.Array | float) -> jax.Array:
+    """ceil(count * share), where rounding of the product in float32 does not add one."""
+    return jnp.ceil(count * share - 1e-4 - 2e-7 * count)
+
+
+def share_down(count: jax.Array, share: jax.Array | float) -> jax.Array:
+    """floor(count * share), where rounding of the product in float32 does not take one away."""
+    return jnp.floor(count * share + 1e-4 + 2e-7 * count)
+
+
+def top_tokens(score: jax.Array, mask: jax.Array, share: jax.Array | float, ties: jax.Array, scope: str) -> jax.Array:
+    """The ceil(share * n) of the n masked tokens of each row, or of the batch, whose score f32[N, L] is greatest.
+
+    Of equal scores that with the smaller `ties` f32[N, L] is taken. share may be one number per row, f32[N, 1].
+
+    >>> score = jnp.array([[0.15, 1.8, 0.6], [1.0, 0.15, 0.3]])
+    >>> print(top_tokens(score, score > 0, 0.5, -score, "batch").astype(int))
+    [[0 1 1]
+     [1 0 0]]
+    """
+    require_choice("scope", scope, SCOPES)
+    shape = score.shape
+    if scope == "batch":
+        score, mask, ties = (x.reshape(1, -1) for x in (score, mask, ties))
+    order = jnp.lexsort((ties, jnp.where(mask, -score, 0.0), ~mask), axis=-1)
+    rank = jnp.argsort(order, axis=-1)
+    count = jnp.sum(mask, axis=1, keepdims=True)
+    return (mask & (rank < share_up(count, share))).reshape(shape)
+
+
+def late_tokens(action_index: jax.Array, lengths: jax.Array, skip: jax.Array | float) -> jax.Array:
+    """The actions of each row but the first min(floor(skip * T), T - 1) of its T = lengths f32[N]."""
+    first = jnp.minimum(share_down(lengths, skip), lengths - 1)
+    return (action_index >= 0) & (action_index >= first[:, None])

@@ -1,0 +1,110 @@
+"""From a configuration to the parts of a run: the method, the model, the prompts, the rewards, the optimiser."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm.algorithms import Algorithm, constructor, get
+from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.distributed import check_rows, data_mesh, replicate
+from jaxrl_llm.errors import unknown
+from jaxrl_llm.models import load_policy
+from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.training.rollout import PromptSet, make_rewards, prompt_sets
+from jaxrl_llm.training.update import TrainState, init_state
+from jaxrl_llm.transform import Transform, chain
+
+
+class Parts(NamedTuple):
+    """What a run is made of and does not change."""
+
+    algorithm: Algorithm
+    policy: Policy
+    tokenizer: Any
+    prompts: PromptSet
+    held_out: PromptSet | None
+    rewards: list[Reward]
+    optimizer: optax.GradientTransformation
+    rate: optax.Schedule
+    reference: Params | None  # the initial weights, where the method needs them
+    mesh: jax.sharding.Mesh
+
+
+def make_algorithm(config: TrainConfig) -> Algorithm:
+    """The configured method, told the facts of the run, with the soft overlong penalty in front where it is on.
+
+    InputError for an unknown method or hyper-parameter, or a value out of range.
+    """
+    facts = {
+        "max_length": config.max_new_tokens,
+        "total_steps": config.steps,
+        "learning_rate": config.optimizer.learning_rate,
+    }
+    given = {name: value for name, value in config.hyperparameters.items() if value is not None}
+    known = inspect.signature(constructor(config.algorithm)).parameters
+    missing = {name: value for name, value in facts.items() if name in known and name not in given}
+    algorithm = get(config.algorithm, **given, **missing)
+    for need in algorithm.needs:
+        value_of(need)  # for its own check
+    if not config.overlong_tokens:
+        return algorithm
+    penalty: Transform = soft_overlong_penalty(config.max_new_tokens, config.overlong_tokens)
+    return dataclasses.replace(algorithm, transform=chain(penalty, algorithm.transform))
+
+
+def needs_values(algorithm: Algorithm) -> bool:
+    """Whether the method has a critic."""
+    return any(value_of(need)[0] == "values" for need in algorithm.needs)
+
+
+def with_critic(config: TrainConfig, algorithm: Algorithm, policy: Policy, params: Params) -> tuple[Policy, Params]:
+    """The policy and its parameters with a critic, where the method needs one."""
+    if not needs_values(algorithm):
+        return policy, params
+    heads = int(max(values_of(algorithm.needs, "values"), default=1))
+    critic = Critic(kind=config.critic, heads=heads)
+    policy = dataclasses.replace(policy, critic=critic)
+    return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
+
+
+def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Params, Any]:
+    """Policy, initial parameters (the critic's among them) and tokenizer of a run."""
+    policy, params, tokenizer = load_policy(
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=config.remat
+    )
+    return *with_critic(config, algorithm, policy, params), tokenizer
+
+
+def set_up(config: TrainConfig) -> tuple[Parts, TrainState, Any]:
+    """The parts of a run, and its state and the method's memory before the first step, on all devices."""
+    algorithm, mesh = make_algorithm(config), data_mesh()
+    check_rows(config.prompts_per_step * config.group_size, config.minibatches, config.micro_batches, mesh.size)
+    policy, params, tokenizer = load_model(config, algorithm)
+    prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions)
+    rewards = make_rewards(config, sorted(set(prompts.rows[0]) & set((held_out or prompts).rows[0])))
+    if config.eval_reward is not None and config.eval_reward not in (known := [r.name for r in rewards]):
+        raise unknown("reward to judge by", config.eval_reward, known)
+    params = replicate(params, mesh)
+    # The update donates its parameters, so a reference needs buffers of its own.
+    refers = any(need.startswith("reference") for need in algorithm.needs)
+    reference = jax.tree.map(jnp.copy, {k: v for k, v in params.items() if k != "critic"}) if refers else None
+    gradient_steps = config.steps * config.epochs * config.minibatches
+    optimizer = make_optimizer(config.optimizer, gradient_steps)
+    # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
+    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init()), mesh)
+    parts = Parts(
+        algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
+        learning_rate(config.optimizer, gradient_steps), reference, mesh,
+    )  # fmt: skip
+    return parts, state, memory

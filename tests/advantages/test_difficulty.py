@@ -1,0 +1,62 @@
+"""Weights of prompts, and subgroups with targets."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages.difficulty import (
+    easiness_weight,
+    joint_key,
+    length_gain,
+    promising,
+    solved_without,
+    subgroup_advantage,
+)
+from jaxrl_llm.errors import InputError
+
+GROUP = jnp.array([0, 0, 1, 1, 2, 2])
+
+
+def test_easy_groups_weigh_less() -> None:
+    reward = jnp.array([0.0, 1.0, 1.0, jnp.nan, 2.0, 4.0])
+    assert easiness_weight(reward, GROUP).tolist() == [1, 1, 1, 1, 0.5, 0.5]
+    np.testing.assert_allclose(easiness_weight(reward, GROUP, start=0.0, end=1.0, least=0.2)[:2], 0.6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("edges", "expected"), [("strict", [False, True, True]), ("lenient", [True, False, True])])
+def test_edges_of_the_length_gain(edges: str, expected: list[bool]) -> None:
+    """A group without a correct sample, one without a wrong one, and one with both."""
+    correct = jnp.array([False, False, True, True, True, False])
+    wrong = jnp.array([True, True, False, False, False, True])
+    lengths = jnp.array([5.0, 7, 3, 4, 9, 2])
+    assert length_gain(correct, wrong, lengths, GROUP, edges=edges).tolist() == [x for x in expected for _ in range(2)]
+
+
+def test_unknown_choices_are_refused() -> None:
+    none = jnp.zeros(6, bool)
+    with pytest.raises(InputError, match="edges"):
+        length_gain(none, none, jnp.ones(6), GROUP, edges="sharp")
+    with pytest.raises(InputError, match="rule"):
+        promising(jnp.ones(6), jnp.ones(6), none, GROUP, rule="xor")
+
+
+def test_a_group_is_solved_by_those_that_were_not_helped() -> None:
+    helped = jnp.array([True, False, False, True, False, False])
+    reward = jnp.array([1.0, 0.0, 1.0, 0.0, jnp.nan, 0.0])
+    assert solved_without(reward, helped, GROUP).tolist() == [False, False, True, True, False, False]
+
+
+def test_joint_keys_tell_pairs_apart() -> None:
+    key = joint_key(GROUP, jnp.array([0.5, 0.5, 0.5, 2.0, 2.0, 2.0]))
+    assert len(set(key.tolist())) == 4
+    assert key[0] == key[1]
+    assert key[4] == key[5]
+    assert key[2] != key[3]
+
+
+def test_a_subgroup_shares_its_first_term() -> None:
+    reward, target = jnp.array([1.0, 3.0, 2.0, 2.0, 7.0, jnp.nan]), jnp.full(6, 2.5)
+    A = subgroup_advantage(reward, target, GROUP, jnp.array([0, 0, 0, 1, 0, 0]))
+    np.testing.assert_allclose(A, [-0.5 - 0.5**0.5, -0.5 + 0.5**0.5, -0.5, -0.5, 0, 0], atol=1e-5)

@@ -1,0 +1,98 @@
+"""A batch with all that any method may need, and some updates made of it: for tests over the whole catalogue."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from batches import batch_of
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms.needs import value_of
+from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
+
+N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
+
+
+class Case(NamedTuple):
+    """A batch with all that any method may need, and what the policy says of it."""
+
+    batch: Trajectories
+    outputs: PolicyOutputs
+
+
+def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
+    """Three ragged groups of right and wrong answers in turns, near the policy that sampled them."""
+    random = np.random.default_rng(seed)
+    mask = np.arange(L) < random.integers(3, L + 1, N)[:, None]
+    mask &= np.arange(L) != 1  # one token is the environment's
+    behaviour = changes.pop("behaviour", -random.gamma(2.0, 0.5, (N, L)))
+
+    def near(scale: float) -> np.ndarray:
+        return behaviour + scale * random.normal(size=(N, L))
+
+    heads = [int(value_of(need)[1] or 1) for need in algorithm.needs if need.startswith("values")]
+    values = random.normal(size=(N, L, *heads) if heads and heads[0] > 1 else (N, L))
+    fields: dict[str, Any] = {
+        "old_logp": near(0.05),
+        "reference_logp": near(0.2),
+        "entropy": random.gamma(2.0, 0.4, (N, L)),
+        "values": values,
+        "rewards": {"a": random.random(N), "b": random.integers(0, 2, N).astype(float)},
+        "info": {
+            "greedy_reward": random.integers(0, 2, 3).astype(float)[GROUP],
+            "squared_probability": random.uniform(0.2, 0.9, (N, L)),
+            "cubed_probability": random.uniform(0.1, 0.8, (N, L)),
+            "hidden_square": random.gamma(2.0, 0.5, (N, L)),
+            "effective_rank": random.uniform(1, 5, (N, 3)),
+            "reference_affinity": random.uniform(0.8, 1, (N, L)),
+            "mean_logp": -random.uniform(3, 5, (N, L)),
+            "internal_logp": near(0.5),
+            **{need: near(0.1) for need in algorithm.needs if need.startswith("tempered_logp:")},
+        },
+        "prompt_id": GROUP + 10,
+        "truncated": random.random(N) < 0.2,
+    }
+    reward = np.concatenate([random.permutation([1.0, 0.0, *random.integers(0, 2, n - 2)]) for n in (5, 4, 3)])
+    batch = batch_of(
+        changes.pop("mask", mask), changes.pop("reward", reward), behaviour, GROUP, **{**fields, **changes}
+    )
+    turn = jnp.where(batch.action_mask, jnp.asarray(np.broadcast_to(np.arange(L) // 4, (N, L))), -1)
+    extras = {"values": jnp.asarray(values + 0.1, jnp.float32), "internal_logp": jnp.asarray(near(0.5), jnp.float32)}
+    extras["mean_logp"] = jnp.asarray(-random.uniform(3, 5, (N, L)), jnp.float32)
+    logp, entropy = jnp.asarray(near(0.2), jnp.float32), jnp.asarray(random.gamma(2.0, 0.4, (N, L)), jnp.float32)
+    return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
+
+
+class Found(NamedTuple):
+    loss: jax.Array
+    gradient: Any  # of the outputs
+
+
+def learn(algorithm: Algorithm, cases: list[Case], parts: list[np.ndarray] | None = None) -> Found:
+    """The last of some updates: each hands memory and metrics on to the next. parts: rows of micro-batches."""
+    memory, feedback = algorithm.transform.init(), None
+    for number, (batch, outputs) in enumerate(cases):
+        memory, ready = algorithm.transform.apply(memory, batch.replace(feedback=feedback))
+
+        def loss(outputs: PolicyOutputs, ready: Trajectories = ready) -> Any:
+            if parts is None:
+                return algorithm.objective(outputs, ready)
+            whole = algorithm.objective.refreshed(outputs, with_totals(ready))
+            shared = {name: getattr(whole, name) for name in SHARED}
+            total, metrics = jnp.float32(0), {}
+            for rows in parts:
+                cut = map_rows(lambda x, rows=rows: x[rows], whole).replace(**shared)
+                one, some = algorithm.objective.function(jax.tree.map(lambda x, rows=rows: x[rows], outputs), cut)
+                total, metrics = total + one, {k: v + metrics.get(k, 0.0) for k, v in some.items()}
+            return total, metrics
+
+        (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(outputs)
+        feedback = {
+            "entropy": 0.5, "kl/behaviour": 0.01, "mismatch": 0.01, "grad_norm": 1.0, "loss": value, **metrics,
+            "updates": float(number + 1),
+        }  # fmt: skip
+        feedback = {k: jnp.float32(v) for k, v in feedback.items()}
+    return Found(value, gradient)

@@ -1,0 +1,148 @@
+"""Three policies: worked examples, loops in double precision, and where they are one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import batch_of, gradient_of, loss_of, outputs_of
+from ratio_loops import Rows, assert_is_the_loop, case, clipped, mean
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms.group_relative import dapo, dr_grpo
+from jaxrl_llm.algorithms.mismatch import decoupled_ppo, hispo, minirl
+from jaxrl_llm.objectives.corrections import importance_correction
+from jaxrl_llm.transform import chain, stateless
+
+RAGGED = case(3)
+
+
+def given(advantages: Any, *after: Any) -> Any:
+    """A transform that writes these advantages, then the rest of a method's."""
+    return chain(stateless(lambda b: b.replace(advantages=jnp.asarray(advantages, jnp.float32))), *after)
+
+
+def test_decoupled_ppo_worked_example() -> None:
+    batch = batch_of(np.ones((1, 3)), [1.0], [[-1, -0.5, -2]], old_logp=np.array([[-0.8, -0.6, -0.3]]))
+    logp, A = [[-0.7, -0.9, -0.25]], [[1.0, 1, -1]]
+    expected = {("mask", False): -0.673393, ("mask", True): -2.020179 / 2}
+    expected["truncate", False] = (-1.349859 - 0.670320 + 5 * 1.051271) / 3
+    for (mode, leave), loss in expected.items():
+        correction = importance_correction("token", mode, high=5.0, leave_count=leave)
+        algorithm = Algorithm(given(A, correction), decoupled_ppo().objective)
+        assert loss_of(algorithm, batch, logp) == pytest.approx(loss, abs=2e-6)
+
+
+def mismatch(old: float, behaviour: float) -> float:
+    return float(np.exp(old - behaviour))
+
+
+@pytest.mark.parametrize(("correction", "leave"), [("mask", False), ("mask", True), ("truncate", False)])
+def test_decoupled_ppo_is_the_loop(correction: str, leave: bool) -> None:
+    def loop(logp: Rows, held: Rows) -> float:
+        total, count = 0.0, 0
+        for row, old, b, A in zip(logp, RAGGED.old, RAGGED.behaviour, RAGGED.advantage, strict=True):
+            for x, y, z in zip(row, old, b, strict=True):
+                w = mismatch(y, z)
+                kept = w <= 1.05 or correction == "truncate"
+                total += min(w, 1.05) * kept * clipped(np.exp(x - y), A, 0.1, 0.1)
+                count += kept or not leave
+        return -total / count
+
+    algorithm = decoupled_ppo(0.1, 0.1, cap=1.05, correction=correction, leave_count=leave)
+    assert_is_the_loop(algorithm, RAGGED, loop)
+
+
+def test_decoupled_ppo_with_one_old_policy_is_ppo() -> None:
+    batch = RAGGED.batch.replace(old_logp=RAGGED.batch.behaviour_logp)
+    plain = dapo(clip_high=0.2, dynamic_sampling=False)
+    found, expected = (gradient_of(a, batch, RAGGED.logp) for a in (decoupled_ppo(), plain))
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("A", "loss", "gradient"),
+    [(0.75, 1.267854, [0, -0.645531, -0.528516]), (-0.25, -0.514263, [0.372956, 0.215177, 0])],
+)
+def test_minirl_worked_example(A: float, loss: float, gradient: list[float]) -> None:
+    old = np.array([[-0.9, -1.3, -0.4]])
+    batch = batch_of(np.ones((1, 3)), [1.0], [[-1, -1.2, -0.4]], old_logp=old, advantages=np.full((1, 3), A))
+
+    def value(logp: jax.Array) -> jax.Array:
+        return minirl().objective(outputs_of(logp), batch)[0]
+
+    found, slope = jax.value_and_grad(value)(jnp.array([[-0.6, -1.35, -0.75]]))
+    assert float(found) == pytest.approx(loss, abs=1.5e-6)
+    np.testing.assert_allclose(slope[0], gradient, atol=1.5e-6)
+
+
+def test_minirl_is_the_loop() -> None:
+    def loop(logp: Rows, held: Rows) -> float:
+        rows = []
+        for row, fixed, old, b, A in zip(logp, held, RAGGED.old, RAGGED.behaviour, RAGGED.centred, strict=True):
+            total = 0.0
+            for x, h, y, z in zip(row, fixed, old, b, strict=True):
+                r = np.exp(h - y)
+                masked = (A > 0 and r > 1.1) or (A < 0 and r < 0.9)
+                total += 0.0 if masked else min(np.exp(h - z), 1.15) * A * x
+            rows.append(total)
+        return -mean(rows)
+
+    assert_is_the_loop(minirl(0.1, 0.1, cap=1.15), RAGGED, loop)
+
+
+def test_on_policy_minirl_and_hispo_are_the_policy_gradient() -> None:
+    batch = RAGGED.batch.replace(old_logp=RAGGED.batch.behaviour_logp)
+    expected = gradient_of(dr_grpo(max_length=1), batch, batch.behaviour_logp)
+    np.testing.assert_allclose(gradient_of(minirl(), batch, batch.behaviour_logp), expected, atol=1e-6)
+    found = gradient_of(hispo(scale="none", max_length=1), batch, batch.behaviour_logp)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_hispo_worked_example() -> None:
+    old = np.array([[-1, -2, -0.5], [-1, -0.3, -0.7]])
+    behaviour = np.array([[-1.02, -1.95, -0.9], [-1.3, -0.8, -1]])
+    batch = batch_of(np.ones((2, 3)), [1.0, 0], behaviour, old_logp=old)
+    masks = [
+        importance_correction(level, "reject", 1 - bound, 1 + bound)
+        for level, bound in (("geometric", 0.2), ("token", 0.3))
+    ]
+    algorithm = Algorithm(given([[1.0] * 3, [-1.0] * 3], *masks), hispo().objective)
+    logp = old + np.array([[0.1, -0.1, 0.05], [0.2, 0, 0.1]])
+    assert loss_of(algorithm, batch, logp) == pytest.approx(-0.331367, abs=1.5e-6)
+
+
+def test_hispo_bounds_bad_actions_from_both_sides() -> None:
+    batch = batch_of(np.ones((1, 3)), [1.0], [[-1.3, -0.8, -1]], advantages=-np.ones((1, 3)))
+
+    def value(logp: jax.Array) -> jax.Array:
+        return -3 * hispo(dual_clip=1.5).objective(outputs_of(logp), batch)[0]
+
+    found, slope = jax.value_and_grad(value)(jnp.array([[-0.8, -1.5, -0.6]]))
+    assert float(found) == pytest.approx(-1.5 - 0.8 - 1.491825, abs=1e-5)
+    np.testing.assert_allclose(slope[0], [0, 0, -1.491825], atol=1e-5)
+
+
+@pytest.mark.parametrize("max_length", [None, 9])
+def test_hispo_is_the_loop(max_length: int | None) -> None:
+    kept = []
+
+    def loop(logp: Rows, held: Rows) -> float:
+        rows = []
+        for row, old, b, A in zip(logp, RAGGED.old, RAGGED.behaviour, RAGGED.advantage, strict=True):
+            s = np.exp(mean([y - z for y, z in zip(old, b, strict=True)]))
+            total = 0.0
+            for x, y, z in zip(row, old, b, strict=True):
+                r = np.exp(x - z)
+                H = abs(s - 1) < 0.03 and abs(np.exp(y - z) - 1) < 0.05
+                kept.append(H)
+                total += H * (min(r, 1.12) * A if A >= 0 else min(max(r, 0.9), 1.15) * A)
+            rows.append(total)
+        return -mean(rows) / (max_length or max(len(row) for row in logp))
+
+    algorithm = hispo(0.1, 0.12, dual_clip=1.15, sequence_bound=0.03, token_bound=0.05, max_length=max_length)
+    assert_is_the_loop(algorithm, RAGGED, loop)
+    assert 0 < sum(kept) < len(kept)

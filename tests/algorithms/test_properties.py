@@ -1,0 +1,157 @@
+"""What no method's loss or gradient may depend on, and what none may be upset by: all methods, one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from experience import Case, Found, L, N, case, learn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.trajectory import map_rows
+
+ODD, EVEN = np.arange(1, N, 2), np.arange(0, N, 2)
+every = pytest.mark.parametrize("name", algorithms.names())
+few = settings(max_examples=2, deadline=None, derandomize=True, database=None)
+seeds = st.sampled_from([11, 23])  # of batches; few, so that what they are held against is computed once
+
+
+@lru_cache(maxsize=256)
+def plain(name: str, seed: int) -> Found:
+    """What the others are held against."""
+    algorithm = algorithms.get(name)
+    return jax.device_get(learn(algorithm, [case(seed, algorithm), case(seed + 1, algorithm)]))
+
+
+def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slice(None)) -> None:
+    """Equal to 1e-6 of the gradient's size; rows and columns say where the first's places are in the second."""
+    scale = max(1.0, abs(float(a.loss)))
+    assert abs(float(a.loss) - float(b.loss)) <= 3e-6 * scale
+    for one, two in zip(jax.tree.leaves(a.gradient), jax.tree.leaves(b.gradient), strict=True):
+        two = np.asarray(two)[rows][:, columns]
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=3e-6 * max(1e-3, np.abs(one).max()))
+
+
+def check(name: str, seed: int, change: Callable[[Case], Case], **places: Any) -> None:
+    algorithm = algorithms.get(name)
+    cases = [case(seed, algorithm), case(seed + 1, algorithm)]
+    assert_same(plain(name, seed), learn(algorithm, [change(one) for one in cases]), **places)
+
+
+def rows_of(one: Case, rows: np.ndarray) -> Case:
+    pick = lambda x: x[rows]  # noqa: E731
+    return Case(map_rows(pick, one.batch), jax.tree.map(pick, one.outputs))
+
+
+@every
+@few
+@given(seed=seeds)
+def test_the_order_of_rows_does_not_matter(name: str, seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(N)
+    check(name, seed, lambda one: rows_of(one, order), rows=np.argsort(order))
+
+
+@every
+@few
+@given(seed=seeds)
+def test_the_names_of_groups_do_not_matter(name: str, seed: int) -> None:
+    names = jnp.asarray(np.random.default_rng(seed).permutation([7, 0, 100]).astype(np.int32))
+    check(name, seed, lambda one: one._replace(batch=one.batch.replace(group=names[one.batch.group])))
+
+
+@every
+@few
+@given(seed=seeds)
+def test_padding_on_either_side_does_not_matter(name: str, seed: int) -> None:
+    left = seed % 3
+
+    def pad(x: Any) -> Any:
+        if x.ndim < 2 or x.shape[1] != L:
+            return x
+        fill = False if x.dtype == bool else 3
+        return jnp.pad(x, ((0, 0), (left, 2 - left), *[(0, 0)] * (x.ndim - 2)), constant_values=fill)
+
+    def padded(one: Case) -> Case:
+        return Case(map_rows(pad, one.batch), jax.tree.map(pad, one.outputs))
+
+    check(name, seed, padded, columns=slice(left, left + L))
+
+
+@every
+@few
+@given(seed=seeds)
+def test_rows_without_actions_do_not_matter(name: str, seed: int) -> None:
+    def longer(one: Case) -> Case:
+        more = rows_of(one, np.concatenate([np.arange(N), [0, N - 1]]))
+        empty = np.arange(N + 2) >= N
+        batch = more.batch.replace(
+            action_mask=more.batch.action_mask & ~empty[:, None],
+            turn=jnp.where(empty[:, None], -1, more.batch.turn),
+            reward=jnp.where(empty, 5.0, more.batch.reward),
+            group=jnp.where(np.arange(N + 2) == N + 1, 99, more.batch.group).astype(jnp.int32),
+        )
+        return more._replace(batch=batch)
+
+    check(name, seed, longer, rows=slice(0, N))
+
+
+@every
+@few
+@given(seed=seeds)
+def test_micro_batches_do_not_matter(name: str, seed: int) -> None:
+    if name == "bnpo":
+        pytest.skip("bnpo is defined by the mean over the slice at hand")
+    algorithm = algorithms.get(name)
+    cases = [case(seed, algorithm), case(seed + 1, algorithm)]
+    assert_same(plain(name, seed), learn(algorithm, cases, [ODD, EVEN]))
+
+
+@every
+def test_compiled_or_not_does_not_matter(name: str) -> None:
+    algorithm = algorithms.get(name)
+    cases = [case(11, algorithm), case(12, algorithm)]
+    assert_same(plain(name, 11), jax.jit(lambda cases: learn(algorithm, cases))(cases))
+
+
+EVEN_HARDER = {
+    "no actions": {"mask": np.zeros((N, L), bool)},
+    "one row with actions": {"mask": np.arange(N)[:, None] * np.ones((1, L)) == 4},
+    "one action in each row": {"mask": np.ones((N, 1)) * np.arange(L) == 2},
+    "groups of one": {"group": np.arange(N)},
+    "equal rewards": {"reward": np.ones(N)},
+    "no reward": {"reward": np.zeros(N)},
+    "huge rewards": {"reward": np.where(np.arange(N) % 2, 1e6, -1e6)},
+    "not scored": {"reward": np.where(np.arange(N) % 3, np.nan, 1.0)},
+    "nothing scored": {"reward": np.full(N, np.nan)},
+    "impossible tokens": {"behaviour": np.full((N, L), -1e4)},
+    "huge ratios": {"old_logp": np.full((N, L), -1e4), "reference_logp": np.full((N, L), 0.0)},
+    "all dropped": {"weights": np.zeros((N, L))},
+    "all truncated": {"truncated": np.ones(N, bool)},
+}
+
+
+@every
+def test_nothing_upsets_it(name: str) -> None:
+    algorithm = algorithms.get(name)
+    for what, changes in EVEN_HARDER.items():
+        changes = dict(changes)
+        group = changes.pop("group", None)
+        cases = [case(seed, algorithm, **changes) for seed in (5, 6)]
+        if group is not None:
+            cases = [c._replace(batch=c.batch.replace(group=jnp.asarray(group, jnp.int32))) for c in cases]
+        if what == "impossible tokens":  # likely now, or never likely
+            spread = jnp.where(jnp.arange(N) % 2, 0.0, -1e4)[:, None] * jnp.ones((N, L))
+            cases = [c._replace(outputs=c.outputs.replace(logp=spread)) for c in cases]
+        found = learn(algorithm, cases)
+        assert np.isfinite(found.loss), what
+        for part in jax.tree.leaves(found.gradient):
+            assert np.isfinite(part).all(), what
+            where = np.asarray(cases[-1].batch.action_mask)
+            assert (np.asarray(part)[~where] == 0).all(), f"{what}: a gradient where there is no action"

@@ -1,0 +1,99 @@
+"""Critics: what their parameters are, and the values they give to hidden states."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.critic import Critic, init_critic, values_of
+from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.policy import Params
+
+D = 8
+CONFIG = ModelConfig(
+    family="qwen2", vocab_size=11, hidden_size=D, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=4, norm_epsilon=1e-6, tie_embeddings=False, rope_of_layer=(0, 0), window_of_layer=(0, 0), query_scale=0.5,
+)  # fmt: skip
+POLICY = Policy(CONFIG)
+PARAMS = init_params(jax.random.key(0), CONFIG)
+STATES = jax.random.normal(jax.random.key(1), (3, 5, D))
+
+
+def with_random_head(params: Params, seed: int = 0) -> Params:
+    """The same with a head whose last layer is not zero."""
+    random, head = np.random.default_rng(seed), params["critic"]["head"]
+    filled = {name: jnp.asarray(random.normal(size=x.shape), jnp.float32) for name, x in head.items()}
+    return {**params, "critic": {**params["critic"], "head": filled}}
+
+
+@pytest.mark.parametrize("critic", [Critic(), Critic("shared"), Critic("shared", hidden=7), Critic("tower", 2, 4)])
+def test_values_start_at_zero(critic: Critic) -> None:
+    params = init_critic(jax.random.key(2), POLICY, PARAMS, critic)
+    found = values_of(critic, params, STATES)
+    assert found.shape == ((3, 5) if critic.heads == 1 else (3, 5, 2))
+    assert found.dtype == jnp.float32
+    assert (np.asarray(found) == 0).all()
+    assert set(params) == {*PARAMS, "critic"}
+    assert ("tower" in params["critic"]) == (critic.kind == "tower")
+    assert hash(critic) == hash(Critic(critic.kind, critic.heads, critic.hidden))
+
+
+def test_the_tower_starts_as_a_copy_of_the_policy() -> None:
+    params = init_critic(jax.random.key(2), POLICY, PARAMS, Critic("tower"))
+    tower = params["critic"]["tower"]
+    assert "unembed" not in tower
+    for name in ("embed", "final_norm"):
+        np.testing.assert_array_equal(tower[name], PARAMS[name])
+        assert tower[name] is not PARAMS[name]
+    tokens, real = jnp.asarray([[1, 5, 2, 3]]), jnp.ones((1, 4), jnp.int32)
+    place = jnp.arange(4)[None]
+    expected, _ = POLICY.forward(PARAMS, tokens, place, real)
+    np.testing.assert_allclose(POLICY.forward(tower, tokens, place, real)[0], expected, atol=1e-6)
+    unrolled = init_critic(jax.random.key(2), POLICY, unstack(PARAMS), Critic("tower"))
+    np.testing.assert_allclose(POLICY.forward(unrolled["critic"]["tower"], tokens, place, real)[0], expected, atol=1e-5)
+
+
+def test_a_linear_head_and_an_mlp_by_numpy() -> None:
+    x = np.asarray(STATES, np.float64)
+    linear = with_random_head(init_critic(jax.random.key(2), POLICY, PARAMS, Critic("shared", heads=2)))
+    head = {name: np.asarray(w, np.float64) for name, w in linear["critic"]["head"].items()}
+    expected = x @ head["weight"] + head["bias"]
+    np.testing.assert_allclose(values_of(Critic("shared", heads=2), linear, STATES), expected, atol=1e-5)
+    mlp = with_random_head(init_critic(jax.random.key(2), POLICY, PARAMS, Critic("shared", hidden=7)))
+    head = {name: np.asarray(w, np.float64) for name, w in mlp["critic"]["head"].items()}
+    y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    y = (y * head["norm"] + head["norm_bias"]) @ head["up"] + head["up_bias"]
+    y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    expected = (y @ head["weight"] + head["bias"])[..., 0]
+    np.testing.assert_allclose(values_of(Critic("shared", hidden=7), mlp, STATES), expected, atol=1e-4)
+
+
+def test_a_detached_critic_does_not_move_the_policy() -> None:
+    for critic, moves in (
+        (Critic("shared"), True),
+        (Critic("shared", detach=True), False),
+        (Critic(detach=True), True),
+    ):
+        params = with_random_head(init_critic(jax.random.key(2), POLICY, PARAMS, critic))
+        by_states = jax.grad(lambda x, critic=critic, params=params: values_of(critic, params, x).sum())(STATES)
+        assert bool(np.asarray(by_states).any()) == moves
+        by_head = jax.grad(lambda p, critic=critic: values_of(critic, p, STATES).sum())(params)["critic"]["head"]
+        assert np.asarray(by_head["weight"]).any()
+
+
+def test_a_new_critic_learns_at_once() -> None:
+    """A zero last layer has a gradient, even where it stops that of the layers before."""
+    for critic in (Critic("shared"), Critic("shared", hidden=7)):
+        params = init_critic(jax.random.key(2), POLICY, PARAMS, critic)
+        slope = jax.grad(lambda p, critic=critic: ((values_of(critic, p, STATES) - 1) ** 2).mean())(params)
+        assert np.asarray(slope["critic"]["head"]["weight"]).any()
+
+
+def test_bad_critics_are_refused() -> None:
+    for bad in ({"kind": "twoer"}, {"heads": 0}, {"hidden": -1}):
+        with pytest.raises(InputError, match="critic"):
+            Critic(**bad)

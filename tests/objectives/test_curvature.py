@@ -1,0 +1,54 @@
+"""The second-order model of one token's step: full arrays, and the closed form of a plain gradient step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.objectives.curvature import adam_direction, gradient_step_effect, head_gradient, step_effect
+
+H, PI, ACTION = jnp.array([0.5, -1.0]), jnp.array([0.7, 0.2, 0.1]), 1
+
+
+def closed(A: float, learning_rate: float) -> tuple[float, float]:
+    p, squares, cubes, h_square, a = (jnp.float32(x) for x in (0.2, 0.54, 0.352, 1.25, A))
+    change, kl = gradient_step_effect(p, squares, cubes, h_square, a, learning_rate)
+    return float(change), float(kl)
+
+
+@pytest.mark.parametrize(
+    ("A", "learning_rate", "change", "kl"),
+    [(1.0, 0.1, 0.149869, 0.010153), (-1.0, 0.1, 0.135131, 0.010153), (1.0, 0.001, 0.001426, 0.000001)],
+)
+def test_worked_example_of_a_gradient_step(A: float, learning_rate: float, change: float, kl: float) -> None:
+    assert closed(A, learning_rate) == pytest.approx((change, kl), abs=1e-6)
+    full = step_effect(H, PI, ACTION, A, head_gradient(H, PI, ACTION, A), learning_rate)
+    assert tuple(map(float, full)) == pytest.approx(closed(A, learning_rate), rel=1e-5)
+
+
+def test_worked_example_of_an_adam_step() -> None:
+    g = head_gradient(H, PI, ACTION, 1.0)
+    direction = adam_direction(g, jnp.zeros_like(g), jnp.zeros_like(g), 0)
+    np.testing.assert_allclose(direction, jnp.sign(g), rtol=1e-5)
+    change, kl = step_effect(H, PI, ACTION, 1.0, direction, 0.001)
+    assert (float(change), float(kl)) == pytest.approx((0.002402, 0.000003), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_closed_form_is_that_of_full_arrays(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    h, pi = jnp.asarray(random.normal(size=5), jnp.float32), jnp.asarray(random.dirichlet(np.ones(7)), jnp.float32)
+    A, rate = float(random.normal()), 0.3
+    full = step_effect(h, pi, 3, A, head_gradient(h, pi, 3, A), rate)
+    found = gradient_step_effect(pi[3], jnp.sum(pi**2), jnp.sum(pi**3), jnp.sum(h**2), jnp.float32(A), rate)
+    np.testing.assert_allclose(found, full, rtol=1e-4, atol=1e-6)
+
+
+def test_the_first_order_term_is_the_change_of_the_objective() -> None:
+    """A log pi(a) after a small step of the unembedding, by automatic differentiation."""
+    W, h = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32), H
+    pi = jax.nn.softmax(W @ h)
+    by = jax.grad(lambda W: 0.7 * jax.nn.log_softmax(W @ h)[ACTION])(W)
+    np.testing.assert_allclose(by, head_gradient(h, pi, ACTION, 0.7), atol=1e-6)

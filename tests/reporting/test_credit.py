@@ -1,0 +1,152 @@
+"""Credit side by side: numbers of known methods, stand-ins, and the drawing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import on_actions
+from jaxrl_llm.algorithms import Algorithm, get
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.objectives import kl, log_probability, policy_gradient, sequence_sum, token_ratio
+from jaxrl_llm.reporting.credit import compare
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.transform import Objective
+
+MASK = np.array([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 1, 1]], bool)
+REWARD = np.array([1.0, 0.0, 0.0, 1.0])
+TEXTS = [["Q", "<b>", "a", "b"], ["Q", "c", "d", None], ["Q", "e", None, None], ["Q", "f", "\n", "g"]]
+
+
+@pytest.fixture(scope="module")
+def batch() -> Trajectories:
+    mask = jnp.asarray(MASK)
+    group = jnp.zeros(4, jnp.int32)
+    return Trajectories(
+        tokens=jnp.arange(16, dtype=jnp.int32).reshape(4, 4),
+        token_mask=mask.at[:, 0].set(True),
+        action_mask=mask,
+        behaviour_logp=jnp.where(mask, -0.5, 0.0),
+        policy_step=jnp.zeros((4, 4), jnp.int32),
+        turn=jnp.where(mask, 0, -1),
+        group=group,
+        prompt_id=group,
+        truncated=jnp.zeros(4, bool),
+        reward=jnp.asarray(REWARD, jnp.float32),
+    )
+
+
+def reinforce() -> Algorithm:
+    objective = policy_gradient(token_ratio(), log_probability(), sequence_sum())
+    return Algorithm(on_actions(lambda b: b.scores - 0.25), objective)
+
+
+def test_reinforce_has_its_gradient(batch: Trajectories) -> None:
+    found = compare({"REINFORCE": reinforce()}, batch)
+    expected = (REWARD - 0.25)[:, None] * MASK
+    np.testing.assert_allclose(found.advantages["REINFORCE"], expected)
+    np.testing.assert_allclose(found.gradients["REINFORCE"], -expected / 4, atol=1e-7)
+    np.testing.assert_allclose(found.pushes["REINFORCE"], expected / 4, atol=1e-7)
+    assert found.filled["REINFORCE"] == {}
+
+
+def test_what_the_batch_lacks_is_filled_in_and_named(batch: Trajectories) -> None:
+    found = compare(["grpo", reinforce()], batch, kl_coefficient=0.1)
+    assert found.names == ("grpo", "algorithm 2")
+    assert found.filled["grpo"] == {"reference_logp": "the behaviour policy"}
+    # At the reference the penalty has no gradient.
+    plain = compare("grpo", batch, kl_coefficient=0.0)
+    assert plain.filled["grpo"] == {}
+    np.testing.assert_allclose(found.gradients["grpo"], plain.gradients["grpo"], atol=1e-7)
+    assert "reference_logp (the behaviour policy stands in)" in found.table()
+
+
+def test_every_need_has_a_stand_in(batch: Trajectories) -> None:
+    needs = ["values", "old_logp", "feedback", "greedy_reward", "squared_probability", "cubed_probability"]
+    needs += ["hidden_square", "effective_rank", "reference_affinity", "tempered_logp:1.2", "mean_logp"]
+
+    def loss(outputs: PolicyOutputs, b: Trajectories) -> tuple[jax.Array, dict[str, jax.Array]]:
+        extras = outputs.extras or {}
+        read = [b.need(name) for name in needs if name != "feedback"] + [extras["values"], extras["mean_logp"]]
+        return jnp.sum(outputs.logp) + 0 * sum(jnp.sum(x) for x in read), {}
+
+    found = compare({"all": Algorithm(reinforce().transform, Objective(loss, frozenset(needs)))}, batch)
+    assert set(found.filled["all"]) == set(needs) - {"feedback"}
+    np.testing.assert_allclose(found.gradients["all"], MASK)
+
+
+def test_at_other_outputs(batch: Trajectories) -> None:
+    at = PolicyOutputs(batch.behaviour_logp - 0.3, jnp.zeros((4, 4)))
+    penalty = Algorithm(reinforce().transform, kl(to="behaviour", estimator="k2"))
+    found = compare({"penalty": penalty}, batch, at)
+    np.testing.assert_allclose(found.gradients["penalty"], -0.3 * MASK / MASK.sum(), atol=1e-6)
+
+
+def test_the_drawing_has_the_signs_of_the_push(batch: Trajectories) -> None:
+    found = compare({"A & B": reinforce(), "down": reinforce_reversed()}, batch)
+    page = found.to_html(TEXTS)
+    assert page == page.encode().decode()
+    assert "A &amp; B" in page
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+    shades = re.findall(r'<i class="(a-?\d|given)"[^>]*>([^<]*)</i>', page)
+    levels = [int(kind[1:]) for kind, _ in shades if kind != "given"]
+    actions = int(MASK.sum())
+    assert len(levels) == 2 * actions
+    first = [level for n in range(4) for level in row_levels(page, "A &amp; B", n)]
+    up = np.repeat(REWARD > 0, MASK.sum(1))
+    assert [level > 0 for level in first] == up.tolist()
+    second = [level for n in range(4) for level in row_levels(page, "down", n)]
+    assert [level < 0 for level in second] == up.tolist()
+    assert 'title="advantage 0.75, d loss / d logp -0.1875"' in page
+    assert sum(kind == "given" for kind, _ in shades) == 8
+    by_advantage = found.to_html(TEXTS, shade="advantage")
+    assert row_levels(by_advantage, "down", 0) == row_levels(by_advantage, "A &amp; B", 0)
+
+
+def reinforce_reversed() -> Algorithm:
+    forward = reinforce()
+    return Algorithm(forward.transform, -1.0 * forward.objective)
+
+
+def row_levels(page: str, name: str, n: int) -> list[int]:
+    """Levels of the shaded tokens in the n-th line of an algorithm."""
+    lines: list[Any] = re.findall(f"<tr><th>{re.escape(name)}</th><td>(.*?)</td></tr>", page, re.S)
+    return [int(level) for level in re.findall(r'class="a(-?\d)"', lines[n])]
+
+
+def test_ids_stand_in_for_texts(batch: Trajectories) -> None:
+    page = compare("grpo", batch)._repr_html_()
+    assert ">13 </i>" in page
+    assert ">7 </i>" not in page  # padding
+    assert "reference_logp (the behaviour policy stands in)" in page
+
+
+def test_the_table(batch: Trajectories) -> None:
+    found = compare({"one": reinforce(), "two": reinforce_reversed(), "grpo": get("grpo")}, batch)
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["row", "group", "reward", "actions", "one", "two", "grpo"]
+    assert lines[1].split()[:6] == ["0", "0", "1", "3", "+0.5625", "-0.5625"]
+    assert next(line for line in lines if line.strip().startswith("cosine")).split()[1:3] == ["1.000", "-1.000"]
+
+
+def test_bad_arguments_are_refused(batch: Trajectories) -> None:
+    with pytest.raises(InputError, match="did you mean 'kl_coefficient'"):
+        compare("grpo", batch, kl_coeficient=0.1)
+    with pytest.raises(InputError, match="did you mean 'grpo'"):
+        compare("gropo", batch)
+    with pytest.raises(InputError, match="twice"):
+        compare(["grpo", "grpo"], batch)
+    with pytest.raises(InputError, match="nothing to compare"):
+        compare([], batch)
+    found = compare("grpo", batch)
+    with pytest.raises(InputError, match="4 lists of at most 4"):
+        found.to_html(TEXTS[:2])
+    with pytest.raises(InputError, match="shade"):
+        found.to_html(shade="colour")
