@@ -25,7 +25,7 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.in_jax import LABORATORY, QUICK_COMPILE, Settings, evaluate, make_train, warm_start
 
 # Supervised steps after which the policy earns a part of the reward, but far from all.
-WARM_STEPS = {"addition": 100, "sequence_lock": 40}
+WARM_STEPS = {"addition": 120, "sequence_lock": 20}
 OPTIONS = {"addition": {"digits": 2, "base": 5}, "sequence_lock": {}}
 WINDOW = 10  # last iterations whose mean reward is the final one
 
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     lines = [
         f"{options.task}: after {steps} supervised steps {parts}. {options.seeds} seeds, {options.iterations} "
         f"iterations of {settings.prompts} prompts x {settings.group_size} completions, learning rate "
-        f"{options.learning_rate:g}. Final: mean of the last {WINDOW} iterations, and its 95 % interval over the seeds.",
+        f"{options.learning_rate:g}. Final: mean of the last {WINDOW} iterations, with 95 % intervals over seeds.",
         "",
         "| method | final reward | 95 % | gain | in standard errors | seconds | note |",
         "|---|---|---|---|---|---|---|",

@@ -96,6 +96,18 @@ class PolicyOutputs(flax.struct.PyTreeNode):
     extras: dict[str, Any] | None = None  # what else an objective declared that it needs
 
 
+def weighted(values: Array, batch: Trajectories) -> Array:
+    """Values times loss weights, f32[N, L]; what is masked may be anything, even NaN."""
+    weights = batch.loss_weights
+    return jnp.where(weights != 0, values, 0.0) * weights
+
+
+def row_means(values: Array, batch: Trajectories) -> Array:
+    """Mean of each row over its weighted tokens, f32[N]; 0 where there are none."""
+    length = jnp.sum(batch.loss_weights, axis=1)
+    return jnp.sum(weighted(values, batch), axis=1) / jnp.where(length > 0, length, 1.0)
+
+
 SHARED = ("totals", "controls", "feedback")  # what has no row axis
 
 

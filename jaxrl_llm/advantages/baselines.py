@@ -8,8 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.selection.rows import ranks_within
 
 BASELINES = ("mean", "leave_one_out", "weighted", "median", "quantile", "best", "none")

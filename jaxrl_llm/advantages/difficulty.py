@@ -7,9 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 

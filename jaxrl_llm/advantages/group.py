@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import BASELINES, above_baseline
-from jaxrl_llm.advantages.buckets import bucket_moments
 from jaxrl_llm.errors import InputError, require, require_choice
+from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 

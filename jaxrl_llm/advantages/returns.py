@@ -13,11 +13,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
 from jaxrl_llm.errors import require, require_choice, unknown
-from jaxrl_llm.objectives.averages import row_means
-from jaxrl_llm.objectives.penalties import ESTIMATORS
-from jaxrl_llm.objectives.ratios import log_ratio, needed, source
-from jaxrl_llm.objectives.values import needed_values
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
+from jaxrl_llm.trajectory import Trajectories, row_means
 from jaxrl_llm.transform import State, Transform, control, stateless
 
 __all__ = [
@@ -43,6 +40,12 @@ __all__ = [
 
 Number = jax.Array | float
 PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
+
+
+def needed_values(heads: int = 1) -> frozenset[str]:
+    """What the loop must provide: a critic with this many heads."""
+    require("heads", heads, least=1)
+    return frozenset({"values" if heads == 1 else f"values:{heads}"})
 
 
 def scored_actions(batch: Trajectories) -> jax.Array:

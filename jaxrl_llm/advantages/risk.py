@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import masked_quantile
-from jaxrl_llm.advantages.buckets import bucket_moments
 from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import above_baseline, bucket_best
-from jaxrl_llm.advantages.buckets import bucket_sums
 from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.selection.rows import ranks_within
 
 SET_SCALES = ("std", "none", "unbiased")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.buckets import bucket_sums
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
-from jaxrl_llm.objectives.ratios import log_ratio
+from jaxrl_llm.grouping import bucket_sums
+from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.buckets import bucket_sums
 from jaxrl_llm.advantages.group import standardised
 from jaxrl_llm.errors import require
+from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import State, Transform
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.buckets import bucket_sums
 from jaxrl_llm.errors import require, require_choice
-from jaxrl_llm.selection.noise import _mix as mix
-from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.grouping import bucket_sums
+from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, counted

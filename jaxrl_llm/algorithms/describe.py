@@ -28,7 +28,7 @@ def describe(name: str) -> Card:
     title = (inspect.getdoc(constructor(name)) or "").split("\n\n")[0].replace("\n", " ")
     paper, year = PAPER.search(title), YEAR.search(title)
     if not paper or not year:
-        raise ValueError(f"the docstring of {name} must begin with a line that names its paper, as (..., arXiv ID, YEAR).")
+        raise ValueError(f"the docstring of {name} must begin with its paper, as in (..., arXiv ID, YEAR).")
     return Card(name, title, int(year[0]), paper[0], tuple(sorted(get(name).needs)))
 
 
@@ -50,7 +50,8 @@ def page(name: str) -> str:
     needs = [f"  {need}: {NEEDS[value_of(need)[0]]}" for need in describe(name).needs]
     parts = [
         f"{name}\n\n{inspect.getdoc(build)}",
-        "Hyper-parameters (--algorithm.NAME VALUE; None is filled in by the run):\n" + "\n".join(defaults or ["  none"]),
+        "Hyper-parameters (--algorithm.NAME VALUE; None is filled in by the run):\n"
+        + "\n".join(defaults or ["  none"]),
         "Needs beyond a sampled and scored batch:\n" + "\n".join(needs or ["  nothing"]),
         "Composition:\n\n" + _code(source),
     ]

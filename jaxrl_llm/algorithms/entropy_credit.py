@@ -21,8 +21,8 @@ from jaxrl_llm.advantages.multipliers import (
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
 from jaxrl_llm.errors import InputError, require, require_choice
+from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, level_bounds, redistributed, token_clip
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within

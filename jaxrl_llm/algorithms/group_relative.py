@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import bucket_quantile
-from jaxrl_llm.advantages.buckets import bucket_moments
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.advantages.multi_reward import component
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
 from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.objectives.averages import average_by_name, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.buckets import bucket_sums
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise
 from jaxrl_llm.selection.rows import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 
 from jaxrl_llm.advantages.baselines import margin_over_second
-from jaxrl_llm.advantages.buckets import bucket_moments
 from jaxrl_llm.advantages.group import group_relative, on_actions
 from jaxrl_llm.advantages.risk import bundled_risk
 from jaxrl_llm.advantages.sets import best_of_sets_advantage, diverse_sets_advantage
@@ -13,6 +12,7 @@ from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
 from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.trajectory import Trajectories
 

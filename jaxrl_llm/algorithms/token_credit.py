@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.rank import rank_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import Ratio, clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.rows import keep_weighted
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens

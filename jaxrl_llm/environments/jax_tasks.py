@@ -62,7 +62,8 @@ def addition(digits: int = 2, base: int = 10) -> Task:
         return jnp.concatenate([numbers[0], jnp.array([plus]), numbers[1], jnp.array([equals])]).astype(jnp.int32)
 
     def answer(prompt: Array) -> Array:
-        result = _digits_of(sum(terms(prompt)), digits + 1, base)
+        first, second = terms(prompt)
+        result = _digits_of(first + second, digits + 1, base)
         return jnp.append(result, end).astype(jnp.int32)
 
     def score(prompt: Array, completion: Array) -> tuple[dict[str, Array], Array]:

@@ -152,9 +152,7 @@ def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.A
     )
 
 
-def _values(
-    policy: Policy, params: Params, view: _View, batch: Trajectories, layout: Layout | None
-) -> jax.Array:
+def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, layout: Layout | None) -> jax.Array:
     from jaxrl_llm.models.critic import values_of
 
     if policy.critic is None or "critic" not in params:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require
+from jaxrl_llm.log_ratios import log_ratio, source
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import kl
-from jaxrl_llm.objectives.ratios import log_ratio, source
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics, Objective, Transform, counted

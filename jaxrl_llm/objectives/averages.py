@@ -11,23 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require, require_choice
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
+from jaxrl_llm.grouping import bucket_sums
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.transform import Refresh, control
 
 Average = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
 AVERAGES = ("sequence", "token", "prompt", "sum", "constant", "slice")
-
-
-def weighted(values: jax.Array, batch: Trajectories) -> jax.Array:
-    """Values times loss weights, f32[N, L]; what is masked may be anything, even NaN."""
-    weights = batch.loss_weights
-    return jnp.where(weights != 0, values, 0.0) * weights
-
-
-def row_means(values: jax.Array, batch: Trajectories) -> jax.Array:
-    """Mean of each row over its weighted tokens, f32[N]; 0 where there are none."""
-    length = jnp.sum(batch.loss_weights, axis=1)
-    return jnp.sum(weighted(values, batch), axis=1) / jnp.where(length > 0, length, 1.0)
 
 
 def token_mean() -> Average:
@@ -76,8 +65,6 @@ def prompt_mean() -> Average:
 
 def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
     """A `Refresh`: 1 / (P T_g) of `prompt_mean` for each row, f32[N], as info["prompt_share"]."""
-    from jaxrl_llm.advantages.buckets import bucket_sums  # here, as parts of advantages are made of averages
-
     (tokens,) = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1))
     (rows,) = bucket_sums(batch.group, jnp.ones(tokens.shape, jnp.float32))
     some = tokens > 0

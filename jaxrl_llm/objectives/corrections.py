@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require, require_choice
-from jaxrl_llm.objectives.penalties import k2, k3
-from jaxrl_llm.objectives.ratios import LARGEST, log_ratio, source
+from jaxrl_llm.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require
-from jaxrl_llm.objectives.penalties import absolute
+from jaxrl_llm.log_ratios import absolute
 from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require
-from jaxrl_llm.objectives.averages import Average, weighted
+from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
 from jaxrl_llm.objectives.ratios import over_span
-from jaxrl_llm.trajectory import Trajectories, totals_of
+from jaxrl_llm.trajectory import Trajectories, totals_of, weighted
 from jaxrl_llm.transform import Objective, State, Transform
 
 Number = float | jax.Array

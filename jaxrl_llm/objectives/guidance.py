@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require
-from jaxrl_llm.objectives.averages import Average, weighted
-from jaxrl_llm.objectives.ratios import LARGEST
+from jaxrl_llm.log_ratios import LARGEST
+from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, weighted
 from jaxrl_llm.transform import Metrics
 
 

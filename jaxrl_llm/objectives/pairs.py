@@ -11,10 +11,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.buckets import bucket_sums
-from jaxrl_llm.objectives.averages import row_means
-from jaxrl_llm.objectives.ratios import log_ratio_to, needed
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.grouping import bucket_sums
+from jaxrl_llm.log_ratios import needed
+from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.transform import Metrics, Objective
 
 Number = float | jax.Array

@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require, require_choice, unknown
+from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average, token_mean
-from jaxrl_llm.objectives.ratios import log_ratio, log_ratio_to, needed, over_span, source
+from jaxrl_llm.objectives.ratios import log_ratio_to, over_span
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics, Objective, control
 
 Number = float | jax.Array
-
-
-def k1(log_ratio: jax.Array) -> jax.Array:
-    """l = logp - logp_ref: an unbiased value, but a zero-mean gradient; for rewards, not for losses."""
-    return log_ratio
-
-
-def k2(log_ratio: jax.Array) -> jax.Array:
-    """l^2 / 2: its gradient on-policy is that of KL(pi || ref)."""
-    return 0.5 * log_ratio**2
-
-
-def k3(log_ratio: jax.Array) -> jax.Array:
-    """exp(-l) - 1 + l: unbiased and never negative; its gradient on-policy is that of KL(ref || pi) (GRPO)."""
-    return jnp.expm1(-log_ratio) + log_ratio
-
-
-def absolute(log_ratio: jax.Array) -> jax.Array:
-    """|l|, whose gradient is 0 at l = 0 (that of jnp.abs is 1)."""
-    return log_ratio * jnp.sign(log_ratio)
-
-
-def straight_through(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The value of an estimator with the gradient of k2, which is on-policy that of KL(pi || ref)."""
-    gradient = k2(log_ratio)
-    return gradient + jax.lax.stop_gradient(estimate(log_ratio) - gradient)
-
-
-_VALUES: dict[str, Callable[[jax.Array], jax.Array]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
-ESTIMATORS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    **_VALUES,
-    **{f"{name}+": partial(straight_through, estimate=f) for name, f in _VALUES.items()},
-}
 
 
 def kl(

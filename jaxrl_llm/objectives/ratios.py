@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError, require_choice, unknown
+from jaxrl_llm.errors import require_choice
+from jaxrl_llm.log_ratios import LARGEST, log_ratio, needed, source
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
-SOURCES = {"behaviour": "behaviour_logp", "old": "old_logp", "reference": "reference_logp"}
 SPANS = ("token", "turn", "segment", "sequence")
-LARGEST = 20.0  # exp(20) = 5e8: far outside any clip range, and its square is finite in float32
 
 
 @dataclass(frozen=True)
@@ -28,31 +27,6 @@ class Ratio:
 
     def __call__(self, outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return self.function(outputs, batch)
-
-
-def needed(name: str) -> frozenset[str]:
-    """The batch field that the loop must fill in for one of SOURCES; every batch has the behaviour policy's.
-
-    Raises InputError for another name.
-    """
-    if name not in SOURCES:
-        raise unknown("log-probability source", name, SOURCES)
-    return frozenset() if name == "behaviour" else frozenset({SOURCES[name]})
-
-
-def source(batch: Trajectories, name: str) -> jax.Array:
-    """Log-probabilities f32[N, L] of one of SOURCES; InputError where the batch does not have them."""
-    if name not in SOURCES:
-        raise unknown("log-probability source", name, SOURCES)
-    value = getattr(batch, SOURCES[name])
-    if value is None:
-        raise InputError(f"the objective needs {SOURCES[name]}, which the batch does not have")
-    return value
-
-
-def log_ratio(logp: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
-    """logp - other where the mask is true, 0 elsewhere, bounded by LARGEST so that its exponential stays finite."""
-    return jnp.clip(jnp.where(mask, logp - other, 0.0), -LARGEST, LARGEST)
 
 
 def log_ratio_to(outputs: PolicyOutputs, batch: Trajectories, against: str) -> jax.Array:

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import above_baseline
-from jaxrl_llm.advantages.buckets import bucket_moments
 from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.grouping import bucket_moments
+from jaxrl_llm.log_ratios import absolute, log_ratio, needed
 from jaxrl_llm.objectives.averages import Average, token_mean
-from jaxrl_llm.objectives.penalties import absolute
-from jaxrl_llm.objectives.ratios import log_ratio, log_ratio_to, needed
+from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics, Objective, Transform, stateless

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objectives.averages import Average, weighted
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.trajectory import Trajectories, weighted
 from jaxrl_llm.transform import Transform, control, stateless
 
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require
+from jaxrl_llm.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.objectives.averages import Average, token_mean
-from jaxrl_llm.objectives.penalties import straight_through
-from jaxrl_llm.objectives.ratios import log_ratio, log_ratio_to, needed, source
+from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics, Objective, State, Transform, control
 

@@ -10,19 +10,14 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.errors import InputError, require, require_choice
-from jaxrl_llm.objectives.averages import Average, token_mean, weighted
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
+from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.transform import Metrics, Objective
 
 Number = jax.Array | float
 Error = Callable[[jax.Array], jax.Array]
-
-
-def needed_values(heads: int = 1) -> frozenset[str]:
-    """What the loop must provide: a critic with this many heads."""
-    require("heads", heads, least=1)
-    return frozenset({"values" if heads == 1 else f"values:{heads}"})
 
 
 def half_square(x: jax.Array) -> jax.Array:

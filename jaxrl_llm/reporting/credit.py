@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.buckets import bucket_moments
 from jaxrl_llm.algorithms import Algorithm, constructor, get
 from jaxrl_llm.algorithms.needs import value_of
 from jaxrl_llm.errors import InputError, require_choice, unknown
+from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.reporting.report import _LEVELS, _palette, _visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories

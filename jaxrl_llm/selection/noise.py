@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.trajectory import Trajectories
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def mix(x: jax.Array) -> jax.Array:
     """A bijection of uint32 whose output bits depend on all input bits (multiply, shift and xor, twice)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
@@ -20,11 +20,11 @@ def _mix(x: jax.Array) -> jax.Array:
 
 def _row_hash(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
     """uint32[N] of each row's prompt, actions and their log-probabilities."""
-    seed = _mix(_mix(jnp.asarray(salt).astype(jnp.uint32)) + batch.prompt_id.astype(jnp.uint32))
-    place = _mix(batch.action_index.astype(jnp.uint32))
+    seed = mix(mix(jnp.asarray(salt).astype(jnp.uint32)) + batch.prompt_id.astype(jnp.uint32))
+    place = mix(batch.action_index.astype(jnp.uint32))
     logp = jax.lax.bitcast_convert_type(batch.behaviour_logp.astype(jnp.float32), jnp.uint32)
-    token = _mix(_mix(batch.tokens.astype(jnp.uint32) + place) + logp)
-    return _mix(seed + jnp.sum(jnp.where(batch.action_mask, token, 0), axis=1, dtype=jnp.uint32))
+    token = mix(mix(batch.tokens.astype(jnp.uint32) + place) + logp)
+    return mix(seed + jnp.sum(jnp.where(batch.action_mask, token, 0), axis=1, dtype=jnp.uint32))
 
 
 def _uniform(bits: jax.Array) -> jax.Array:
@@ -39,4 +39,4 @@ def row_noise(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
 
 def token_noise(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
     """Uniform noise f32[N, L] in [0, 1) for each action."""
-    return _uniform(_mix(_row_hash(batch, salt)[:, None] + _mix(batch.action_index.astype(jnp.uint32))))
+    return _uniform(mix(_row_hash(batch, salt)[:, None] + mix(batch.action_index.astype(jnp.uint32))))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.log_ratios import ESTIMATORS
 from jaxrl_llm.objectives import entropy, k1, k2, k3, kl, sequence_mean
 from jaxrl_llm.objectives.penalties import (
-    ESTIMATORS,
     entropy_corridor,
     entropy_target,
     exact_kl,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.log_ratios import LARGEST, SOURCES, log_ratio, source
 from jaxrl_llm.objectives import token_ratio
-from jaxrl_llm.objectives.ratios import LARGEST, SOURCES, log_ratio, source
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 LOGP = [[-1.0, -2.0, -0.5], [-0.25, -3.0, -1.0]]

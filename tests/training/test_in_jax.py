@@ -32,14 +32,13 @@ TASK = sequence_lock(2, 3)
 
 @cache
 def start() -> Any:
-    return warm_start(jax.random.key(0), TASK, TINY, 40, learning_rate=1e-2)
+    return warm_start(jax.random.key(0), TASK, TINY, 12, learning_rate=1e-2)
 
 
 @cache
 def batch_and_prompts() -> Any:
-    sample = jax.jit(
-        lambda p, k: sample_batch(make_policy(TASK, TINY), p, TASK, k, 3, 4, 4), compiler_options=QUICK_COMPILE
-    )
+    policy = make_policy(TASK, TINY)
+    sample = jax.jit(lambda p, k: sample_batch(policy, p, TASK, k, 3, 4, 4), compiler_options=QUICK_COMPILE)
     return sample(start(), jax.random.key(1))
 
 
@@ -87,12 +86,12 @@ def test_runs_are_the_same_alone_and_under_vmap() -> None:
 
 
 def test_the_reward_rises() -> None:
-    settings = Settings(iterations=60, prompts=16, group_size=8, hidden=16, layers=1, learning_rate=1e-2)
+    settings = Settings(iterations=60, prompts=16, group_size=8, hidden=16, layers=1, learning_rate=3e-3)
     train = make_train(TASK, "grpo", settings)
     run = jax.jit(lambda k, p: train(k, {"kl_coefficient": 0.0}, p), compiler_options=QUICK_COMPILE)
     rewards = np.asarray(run(jax.random.key(3), start()).metrics["reward"])
-    assert rewards[:5].mean() < 0.6
-    assert rewards[-10:].mean() > rewards[:5].mean() + 0.2
+    assert rewards[0] < 0.6
+    assert rewards[-10:].mean() > rewards[0] + 0.3
 
 
 def test_the_warm_start_earns_a_part_of_the_reward() -> None:

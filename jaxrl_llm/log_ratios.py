@@ -1,0 +1,73 @@
+"""Where log-probabilities come from, their differences, and what those say of a KL divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.trajectory import Trajectories
+
+SOURCES = {"behaviour": "behaviour_logp", "old": "old_logp", "reference": "reference_logp"}
+LARGEST = 20.0  # exp(20) = 5e8: far outside any clip range, and its square is finite in float32
+
+
+def needed(name: str) -> frozenset[str]:
+    """The batch field that the loop must fill in for one of SOURCES; every batch has the behaviour policy's.
+
+    Raises InputError for another name.
+    """
+    if name not in SOURCES:
+        raise unknown("log-probability source", name, SOURCES)
+    return frozenset() if name == "behaviour" else frozenset({SOURCES[name]})
+
+
+def source(batch: Trajectories, name: str) -> jax.Array:
+    """Log-probabilities f32[N, L] of one of SOURCES; InputError where the batch does not have them."""
+    if name not in SOURCES:
+        raise unknown("log-probability source", name, SOURCES)
+    value = getattr(batch, SOURCES[name])
+    if value is None:
+        raise InputError(f"the objective needs {SOURCES[name]}, which the batch does not have")
+    return value
+
+
+def log_ratio(logp: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
+    """logp - other where the mask is true, 0 elsewhere, bounded by LARGEST so that its exponential stays finite."""
+    return jnp.clip(jnp.where(mask, logp - other, 0.0), -LARGEST, LARGEST)
+
+
+def k1(log_ratio: jax.Array) -> jax.Array:
+    """l = logp - logp_ref: an unbiased value, but a zero-mean gradient; for rewards, not for losses."""
+    return log_ratio
+
+
+def k2(log_ratio: jax.Array) -> jax.Array:
+    """l^2 / 2: its gradient on-policy is that of KL(pi || ref)."""
+    return 0.5 * log_ratio**2
+
+
+def k3(log_ratio: jax.Array) -> jax.Array:
+    """exp(-l) - 1 + l: unbiased and never negative; its gradient on-policy is that of KL(ref || pi) (GRPO)."""
+    return jnp.expm1(-log_ratio) + log_ratio
+
+
+def absolute(log_ratio: jax.Array) -> jax.Array:
+    """|l|, whose gradient is 0 at l = 0 (that of jnp.abs is 1)."""
+    return log_ratio * jnp.sign(log_ratio)
+
+
+def straight_through(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The value of an estimator with the gradient of k2, which is on-policy that of KL(pi || ref)."""
+    gradient = k2(log_ratio)
+    return gradient + jax.lax.stop_gradient(estimate(log_ratio) - gradient)
+
+
+_VALUES: dict[str, Callable[[jax.Array], jax.Array]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+ESTIMATORS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    **_VALUES,
+    **{f"{name}+": partial(straight_through, estimate=f) for name, f in _VALUES.items()},
+}
