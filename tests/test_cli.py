@@ -297,7 +297,7 @@ def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in lines] == algorithms.names()
     assert any(line.startswith("grpo ") and "Group Relative Policy Optimization" in line for line in lines)
     text = output_of(capsys, "algorithms", "grpo")
-    assert text.startswith("def grpo(")
+    assert "def grpo(" in text
     assert "2402.03300" in text
     assert main(["algorithms", "gropo"]) == 2
     assert "did you mean 'grpo'?" in capsys.readouterr().err

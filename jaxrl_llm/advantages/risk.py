@@ -171,6 +171,7 @@ def bundled_risk(
     require_choice("risk", risk, RISKS)
     require_choice("quantiles", quantiles, MODES)
     require_choice("credit", credit, CREDITS)
+    require_choice("ragged", ragged, ("repeat", "smallest"))
     require("bundle_size", bundle_size, least=1)
     require("alpha", alpha, above=0, below=1)
     require("beta", beta, above=0, below=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,8 @@ from jaxrl_llm.algorithms import (
     weighted,
 )
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
-from jaxrl_llm.errors import require, unknown
+from jaxrl_llm.algorithms.ranges import check
+from jaxrl_llm.errors import unknown
 
 FAMILIES = (
     actor_critic,
@@ -76,8 +76,7 @@ def get(name: str, **hyperparameters: Any) -> Algorithm:
     for given, value in hyperparameters.items():
         if given not in known:
             raise unknown(f"hyper-parameter of {name}", given, known)
-        if value is not None:
-            require(f"{name}: {given}", value, most=math.inf)
+        check(name, given, value)
     return build(**hyperparameters)
 
 

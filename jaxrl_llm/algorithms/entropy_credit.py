@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_advantage, group_relative, on_actions, uniform_groups
 from jaxrl_llm.advantages.multipliers import (
+    COMPOSITIONS,
     entropy_level,
     entropy_scaled,
     last_entropy,
@@ -198,6 +199,7 @@ def erpo_entropy_regulated(
     """
     require("gamma", gamma, least=0)
     require("buckets", buckets, least=1)
+    require_choice("compose", compose, COMPOSITIONS)
 
     def progressed(batch: Trajectories) -> jax.Array:
         mask = scored_actions(batch)

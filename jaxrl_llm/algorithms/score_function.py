@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import above_baseline
-from jaxrl_llm.advantages.group import group_advantage, group_relative, on_actions, standardised, uniform_groups
+from jaxrl_llm.advantages.group import SCALES, group_advantage, group_relative, on_actions, standardised, uniform_groups
 from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal_rewards
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
@@ -157,6 +157,7 @@ def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance"
     a share of 0.6 of valid samples).
     """
     require_choice("counted_by", counted_by, ("variance", "nonzero"))
+    require_choice("scale", scale, SCALES)
 
     def advantage(batch: Trajectories) -> jax.Array:
         r = batch.scores

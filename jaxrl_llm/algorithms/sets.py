@@ -7,7 +7,7 @@ import jax
 from jaxrl_llm.advantages.baselines import margin_over_second
 from jaxrl_llm.advantages.group import group_relative, on_actions
 from jaxrl_llm.advantages.risk import bundled_risk
-from jaxrl_llm.advantages.sets import best_of_sets_advantage, diverse_sets_advantage
+from jaxrl_llm.advantages.sets import DIVERSITIES, best_of_sets_advantage, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
@@ -93,6 +93,7 @@ def polychromic(
     average nor the coefficient was published. For one turn the prompt is the only state, and the paper's vines from
     visited states are the group (8 samples there).
     """
+    require_choice("diversity", diversity, DIVERSITIES)
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     if not is_off(kl_coefficient):

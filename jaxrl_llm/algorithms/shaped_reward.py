@@ -6,7 +6,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import easiness_weight, promising, subgroup_advantage, weigh_advantages
+from jaxrl_llm.advantages.difficulty import (
+    EDGES,
+    RULES,
+    easiness_weight,
+    promising,
+    subgroup_advantage,
+    weigh_advantages,
+)
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative, on_actions
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.advantages.multipliers import row_mean
@@ -199,6 +206,8 @@ def adora(
     (clip_low, clip_high, kl_coefficient) is GRPO. success is 1.01 for rewards of the code's kind.
     """
     require("other_weight", other_weight, least=0)
+    require_choice("rule", rule, RULES)
+    require_choice("edges", edges, EDGES)
     longest = 4054.0 if max_length is None else max_length
 
     def factor(b: Trajectories) -> Array:

@@ -97,6 +97,9 @@ def find_bounds(
 
     weighted: each token counts by its probability when it was drawn.
     """
+    require_choice("order", order, ORDERS)
+    require_choice("criterion", criterion, CRITERIA)
+    require_choice("statistic", statistic, STATISTICS)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         weights = batch.loss_weights

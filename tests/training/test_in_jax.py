@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.algorithms import grpo
+from jaxrl_llm.algorithms import Algorithm, grpo
 from jaxrl_llm.environments.jax_rollout import greedy_reward, sample_batch
 from jaxrl_llm.environments.jax_tasks import addition, sequence_lock
 from jaxrl_llm.errors import InputError
@@ -25,6 +25,7 @@ from jaxrl_llm.training.in_jax import (
     make_train,
     warm_start,
 )
+from jaxrl_llm.transform import Objective, chain, control, controller
 
 TINY = Settings(iterations=4, prompts=4, group_size=4, hidden=16, layers=1, learning_rate=1e-2)
 TASK = sequence_lock(2, 3)
@@ -114,6 +115,39 @@ def test_greedy_rewards_are_of_the_most_probable_completion() -> None:
         TASK.score(jnp.asarray(t[: TASK.prompt_length]), jnp.asarray(t[TASK.prompt_length :]))[1] for t in tokens
     ]
     np.testing.assert_array_equal(value, np.array(expected))
+
+
+def test_what_a_method_needs_is_filled_in() -> None:
+    """Feedback counts the updates; the old policy is the sampler's, and at first also the reference."""
+
+    def probe(outputs: Any, batch: Any) -> Any:
+        facts = {
+            "updates": control(batch, "updates"),
+            "last_loss": control(batch, "last_loss"),
+            "old": jnp.max(jnp.abs(batch.old_logp - batch.behaviour_logp)),
+            "reference": jnp.max(jnp.abs(batch.reference_logp - batch.behaviour_logp)),
+            "greedy": jnp.mean(batch.need("greedy_reward")),
+            "values": jnp.max(jnp.abs(batch.need("values") - outputs.extras["values"])),
+        }
+        return jnp.sum(outputs.logp), facts
+
+    def method() -> Algorithm:
+        transform = chain(
+            controller("updates", 0.0, lambda _, found: found["updates"]),
+            controller("last_loss", 0.0, lambda _, found: found["loss"]),
+        )
+        return Algorithm(
+            transform, Objective(probe, frozenset({"old_logp", "reference_logp", "values", "greedy_reward"}))
+        )
+
+    train = make_train(TASK, method, TINY)
+    metrics = jax.jit(train, compiler_options=QUICK_COMPILE)(jax.random.key(5), None, start()).metrics
+    np.testing.assert_array_equal(metrics["updates"], [0, 1, 2, 3])
+    np.testing.assert_allclose(metrics["last_loss"][1:], metrics["loss"][:-1], rtol=1e-6)
+    np.testing.assert_allclose(metrics["old"], 0.0, atol=1e-5)
+    assert float(metrics["reference"][0]) < 1e-5 < float(metrics["reference"][1])
+    np.testing.assert_allclose(metrics["values"], 0.0, atol=1e-5)
+    assert ((metrics["greedy"] >= 0) & (metrics["greedy"] <= 1)).all()
 
 
 def test_bad_input_is_refused() -> None:
