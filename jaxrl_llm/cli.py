@@ -147,12 +147,17 @@ def algorithms_command(arguments: list[str]) -> int:
 
 
 def report_command(arguments: list[str]) -> int:
-    """Write a run's report.html again."""
-    from jaxrl_llm.reporting import write_report
+    """Write a run's report.html again; --compare METHOD ... adds what other methods make of its last completions."""
+    from jaxrl_llm.reporting import compare, logged_batch, write_report
 
-    folder = _one_run(arguments, "jaxrl report RUN", report_command.__doc__)
+    arguments, others = _before(arguments, "--compare")
+    folder = _one_run(arguments, "jaxrl report RUN [--compare METHOD ...]", report_command.__doc__)
     if folder is not None:
-        print(write_report(folder))
+        more = {}
+        if others:
+            batch, texts = logged_batch(folder)
+            more["Credit by method"] = compare(others, batch).to_html(texts)
+        print(write_report(folder, more))
     return 0
 
 
@@ -234,6 +239,16 @@ def _one_run(arguments: list[str], usage: str, description: str | None) -> Path 
     folder = Path(_only(arguments))
     RunFolder(folder).read_config()
     return folder
+
+
+def _before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
+    """The arguments before an option that takes all that follow it, and those; InputError where nothing follows."""
+    if option not in arguments:
+        return arguments, []
+    at = arguments.index(option)
+    if at + 1 == len(arguments):
+        raise InputError(f"{option} needs at least one name")
+    return arguments[:at], arguments[at + 1 :]
 
 
 def _only(arguments: list[str]) -> str:

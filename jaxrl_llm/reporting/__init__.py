@@ -4,8 +4,11 @@ Importing this package needs no optional package; rich, matplotlib, jinja2, tens
 by the functions that use them.
 """
 
+from jaxrl_llm.reporting.credit import Comparison, compare
+from jaxrl_llm.reporting.logged import logged_batch
 from jaxrl_llm.reporting.progress import Progress
-from jaxrl_llm.reporting.report import shade, write_report
+from jaxrl_llm.reporting.report import write_report
+from jaxrl_llm.reporting.shading import shade
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from jaxrl_llm.reporting.writers import (
     JsonlWriter,
@@ -18,6 +21,7 @@ from jaxrl_llm.reporting.writers import (
 )
 
 __all__ = [
+    "Comparison",
     "JsonlWriter",
     "MetricWriter",
     "Progress",
@@ -25,6 +29,8 @@ __all__ = [
     "WandbWriter",
     "all_of",
     "bootstrap_interval",
+    "compare",
+    "logged_batch",
     "pass_at_k",
     "read_jsonl",
     "shade",

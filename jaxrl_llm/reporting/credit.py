@@ -16,7 +16,7 @@ from jaxrl_llm.algorithms import Algorithm, constructor, get
 from jaxrl_llm.algorithms.needs import value_of
 from jaxrl_llm.errors import InputError, require_choice, unknown
 from jaxrl_llm.grouping import bucket_moments
-from jaxrl_llm.reporting.report import _LEVELS, _palette, _visible
+from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
@@ -121,7 +121,7 @@ class Comparison:
                 body = "".join(self._token(name, n, t, x, values[name], limits[name]) for t, x in text)
                 lines.append(f"<tr><th>{html.escape(name)}</th><td>{body}</td></tr>")
         notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self._notes())
-        style = f"<style>{_STYLE}{_palette('advantage')}</style>"
+        style = f"<style>{_STYLE}{style_rules('advantage')}</style>"
         return f'<div class="jaxrl-credit show-advantage">{style}<table>{"".join(lines)}</table>{notes}</div>'
 
     def _repr_html_(self) -> str:
@@ -141,11 +141,11 @@ class Comparison:
     def _token(self, name: str, n: int, t: int, text: str, values: np.ndarray, limit: float) -> str:
         """An element for one token; those that are no actions have no numbers."""
         if not self.action_mask[n, t]:
-            return f'<i class="given">{_visible(text)}</i>'
-        level = round(_LEVELS * float(np.clip(values[n, t] / limit, -1.0, 1.0)))
+            return f'<i class="given">{visible(text)}</i>'
+        level = round(LEVELS * float(np.clip(values[n, t] / limit, -1.0, 1.0)))
         title = f"advantage {self.advantages[name][n, t]:.4g}, d loss / d logp {self.gradients[name][n, t]:.4g}"
         kind = f'class="a{level}" ' if level else ""
-        return f'<i {kind}title="{title}">{_visible(text)}</i>'
+        return f'<i {kind}title="{title}">{visible(text)}</i>'
 
     def _notes(self) -> list[str]:
         """One line for each algorithm that was given stand-ins."""

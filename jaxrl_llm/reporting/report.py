@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import unicodedata
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.reporting.shading import KINDS, LEVELS, shaded_tokens, style_rules
 from jaxrl_llm.reporting.statistics import as_number, thin, typical_size
 from jaxrl_llm.reporting.writers import iterate_jsonl, read_json, read_jsonl
 
-KINDS = {  # what tokens are shaded by: the colour (red, green, blue) below zero, and above
-    "advantage": ("214,64,52", "38,110,214"),
-    "logp": ("224,122,0", "224,122,0"),
-    "entropy": ("138,74,204", "138,74,204"),
-}
-_LEVELS = 6  # of shade on each side of zero
 _POINTS = 300  # of a curve: a chart is about as many pixels wide
 _TOKENS = 25_000  # shown in all, about 2.5 MB of the page
 _STEPS, _PROMPTS, _SAMPLES, _PAIRS = 6, 2, 8, 2  # shown: steps, prompts a step, samples a prompt, eval prompts a change
@@ -45,12 +39,12 @@ _CHARTS = {  # the metrics with a chart of their own: title, and the keys that i
 _INK, _LINE, _LATE = "#010203", "#010204", "#010205"
 
 
-def write_report(run_folder: Path) -> Path:
+def write_report(run_folder: Path, more: Mapping[str, str] | None = None) -> Path:
     """Write `report.html` in a run folder from what is there, and return its path.
 
     Reads config.json, metrics.jsonl, summary.json and completions.jsonl; any of them may be missing or empty, not all.
     The page asks nothing of the network and stays below 5 MB: curves are thinned out (mean, and range as a band), and
-    a few steps' completions are shown. Needs the packages jinja2 and matplotlib.
+    a few steps' completions are shown. more: sections at the end, HTML by heading. Needs jinja2 and matplotlib.
     Raises InputError where there is no run, or a file is damaged before its last line.
     """
     try:
@@ -71,75 +65,15 @@ def write_report(run_folder: Path) -> Path:
         title=folder.resolve().name,
         config=config,
         summary=summary,
-        palette="".join(map(_palette, KINDS)),
+        palette="".join(map(style_rules, KINDS)),
         histograms=_histograms([row for row in index if row.phase == "train"]),
+        more=more or {},
         **_curves(metrics),
         **_completions(files[3], index),
     )
     path = folder / "report.html"
     path.write_bytes(text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
     return path
-
-
-def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limit: float | None = None) -> str:
-    """HTML of one completion with each token shaded by its value, for notebooks (`IPython.display.HTML(shade(...))`).
-
-    `values`: one for each token; None or NaN leaves it plain. `kind`: "advantage" (red below zero, blue above), "logp"
-    (the deeper, the less likely) or "entropy" (nats). `limit` > 0: the absolute value with the full shade, by default
-    the 98th percentile. Newlines and other invisible characters are made visible.
-    Raises InputError for another kind, another number of values than tokens, or another limit.
-    """
-    if kind not in KINDS:
-        raise unknown("kind of shade", kind, KINDS)
-    if limit is not None and not limit > 0:
-        raise InputError(f"limit {limit}: the value with the full shade must be above 0")
-    body = _tokens_html(tokens, {kind: values}, {kind: limit or typical_size(values)})
-    block = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
-    style = f"<style>{_palette(kind)}.jaxrl-tokens i{{font-style:normal}}</style>"
-    return f'<div class="jaxrl-tokens show-{kind}" style="{block}">{style}{body}</div>'
-
-
-def _palette(kind: str) -> str:
-    """The style rules of one kind: classes a-6 to a6 for the advantage, in force below an element `show-advantage`."""
-    return "".join(
-        f".show-{kind} .{kind[0]}{n}{{background:rgba({KINDS[kind][n > 0]},{0.6 * abs(n) / _LEVELS:.1f})}}"
-        for n in range(-_LEVELS, _LEVELS + 1)
-    )
-
-
-def _tokens_html(
-    tokens: Sequence[str], values: Mapping[str, Sequence[Any]], limits: Mapping[str, float], most: int | None = None
-) -> str:
-    """An element a token: the classes shade it, the title has the numbers. Beyond `most`, the middle is left out."""
-    for kind, column in values.items():
-        if len(column) != len(tokens):
-            raise InputError(f"{len(column)} values of {kind} for {len(tokens)} tokens: pass one value for each token")
-    left_out = max(0, len(tokens) - (len(tokens) if most is None else most))
-    head = (len(tokens) - left_out) * 3 // 4
-    parts = []
-    for i in chain(range(head), range(head + left_out, len(tokens))):
-        if i == head + left_out and left_out:
-            parts.append(f"<em>[{left_out:,} tokens left out]</em>")
-        here = {kind: value for kind in values if math.isfinite(value := as_number(values[kind][i]))}
-        levels = {kind: round(_LEVELS * min(1.0, max(-1.0, value / limits[kind]))) for kind, value in here.items()}
-        classes = " ".join(f"{kind[0]}{level}" for kind, level in levels.items() if level)
-        title = ", ".join(f"{kind} {value:.3f}" for kind, value in here.items())
-        parts.append(f'<i class="{classes}" title="{title}">{_visible(tokens[i])}</i>')
-    return "".join(parts)
-
-
-def _visible(token: str) -> str:
-    """A token as escaped HTML in which every character can be seen; a newline is a sign and then breaks the line."""
-
-    def show(char: str) -> str:
-        if ord(char) < 32:
-            return {"\n": "↵\n", "\t": "⇥\t"}.get(char, chr(0x2400 + ord(char)))
-        # Format characters can hide or reorder the text around them, but the zero-width joiner belongs to emoji.
-        if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char != "\u200d":
-            return f"⟨U+{ord(char):04X}⟩"
-        return "⍽" if char == "\u00a0" else char
-
-    return html.escape("".join(map(show, token))) or "∅"
 
 
 class _Row(NamedTuple):  # what is kept in memory of a line of completions.jsonl
@@ -195,13 +129,13 @@ def _completions(path: Path, index: list[_Row]) -> dict[str, Any]:
     limits = {kind: typical_size(chain.from_iterable(s.get(kind) or () for s in samples.values())) for kind in kinds}
     for sample in samples.values():
         values = {kind: sample[kind] for kind in kinds if sample.get(kind)}
-        sample["html"] = _tokens_html(sample["tokens"], values, limits, most=max(60, _TOKENS // len(samples)))
+        sample["html"] = shaded_tokens(sample["tokens"], values, limits, most=max(60, _TOKENS // len(samples)))
     return {
         "train": {s: [([samples[r.offset] for r in rows], n) for rows, n in items] for s, items in train.items()},
         "pairs": [[row and samples[row.offset] for row in pair] for pair in pairs],
         "changes": {change: len(examples) for change, examples in changes.items() if examples},
         "limits": limits,
-        "levels": _LEVELS,
+        "levels": LEVELS,
     }
 
 

@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.report import shade, write_report
+from jaxrl_llm.reporting.report import write_report
+from jaxrl_llm.reporting.shading import shade
 
 pytest.importorskip("matplotlib")
 VOID = {"meta", "br", "input", "link", "img", "hr"}

@@ -1,0 +1,81 @@
+"""Tokens shaded by a number each: the one way in which reports and notebooks show credit, surprise and entropy."""
+
+from __future__ import annotations
+
+import html
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.reporting.statistics import as_number, typical_size
+
+KINDS = {  # what tokens are shaded by: the colour (red, green, blue) below zero, and above
+    "advantage": ("214,64,52", "38,110,214"),
+    "logp": ("224,122,0", "224,122,0"),
+    "entropy": ("138,74,204", "138,74,204"),
+}
+LEVELS = 6  # of shade on each side of zero
+
+
+def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limit: float | None = None) -> str:
+    """HTML of one completion with each token shaded by its value, for notebooks (`IPython.display.HTML(shade(...))`).
+
+    `values`: one for each token; None or NaN leaves it plain. `kind`: "advantage" (red below zero, blue above), "logp"
+    (the deeper, the less likely) or "entropy" (nats). `limit` > 0: the absolute value with the full shade, by default
+    the 98th percentile. Newlines and other invisible characters are made visible.
+    Raises InputError for another kind, another number of values than tokens, or another limit.
+    """
+    if kind not in KINDS:
+        raise unknown("kind of shade", kind, KINDS)
+    if limit is not None and not limit > 0:
+        raise InputError(f"limit {limit}: the value with the full shade must be above 0")
+    body = shaded_tokens(tokens, {kind: values}, {kind: limit or typical_size(values)})
+    block = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
+    style = f"<style>{style_rules(kind)}.jaxrl-tokens i{{font-style:normal}}</style>"
+    return f'<div class="jaxrl-tokens show-{kind}" style="{block}">{style}{body}</div>'
+
+
+def style_rules(kind: str) -> str:
+    """The style rules of one kind: classes a-6 to a6 for the advantage, in force below an element `show-advantage`."""
+    return "".join(
+        f".show-{kind} .{kind[0]}{n}{{background:rgba({KINDS[kind][n > 0]},{0.6 * abs(n) / LEVELS:.1f})}}"
+        for n in range(-LEVELS, LEVELS + 1)
+    )
+
+
+def shaded_tokens(
+    tokens: Sequence[str], values: Mapping[str, Sequence[Any]], limits: Mapping[str, float], most: int | None = None
+) -> str:
+    """An element a token: the classes shade it, the title has the numbers. Beyond `most`, the middle is left out."""
+    for kind, column in values.items():
+        if len(column) != len(tokens):
+            raise InputError(f"{len(column)} values of {kind} for {len(tokens)} tokens: pass one value for each token")
+    left_out = max(0, len(tokens) - (len(tokens) if most is None else most))
+    head = (len(tokens) - left_out) * 3 // 4
+    parts = []
+    for i in chain(range(head), range(head + left_out, len(tokens))):
+        if i == head + left_out and left_out:
+            parts.append(f"<em>[{left_out:,} tokens left out]</em>")
+        here = {kind: value for kind in values if math.isfinite(value := as_number(values[kind][i]))}
+        levels = {kind: round(LEVELS * min(1.0, max(-1.0, value / limits[kind]))) for kind, value in here.items()}
+        classes = " ".join(f"{kind[0]}{level}" for kind, level in levels.items() if level)
+        title = ", ".join(f"{kind} {value:.3f}" for kind, value in here.items())
+        parts.append(f'<i class="{classes}" title="{title}">{visible(tokens[i])}</i>')
+    return "".join(parts)
+
+
+def visible(token: str) -> str:
+    """A token as escaped HTML in which every character can be seen; a newline is a sign and then breaks the line."""
+
+    def show(char: str) -> str:
+        if ord(char) < 32:
+            return {"\n": "↵\n", "\t": "⇥\t"}.get(char, chr(0x2400 + ord(char)))
+        # Format characters can hide or reorder the text around them, but the zero-width joiner belongs to emoji.
+        if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char != "\u200d":
+            return f"⟨U+{ord(char):04X}⟩"
+        return "⍽" if char == "\u00a0" else char
+
+    return html.escape("".join(map(show, token))) or "∅"

@@ -1,0 +1,140 @@
+"""Sums over the vocabulary by blocks, and what `policy_outputs` finds with them, against whole logits."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.outputs import Layout, Wanted, affinity, inner_policy, policy_outputs
+from jaxrl_llm.models.vocabulary import Source, vocabulary_sum
+from jaxrl_llm.trajectory import Trajectories
+
+CONFIG = ModelConfig(
+    family="llama", vocab_size=37, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1,
+    head_dim=8, norm_epsilon=1e-5, tie_embeddings=False, rope_of_layer=(0,) * 3, window_of_layer=(0,) * 3,
+    query_scale=8**-0.5, logit_softcap=5.0,
+)  # fmt: skip
+POLICY = Policy(CONFIG, remat=False)
+PARAMS, OTHER = (init_params(jax.random.key(seed), CONFIG, scale=0.5) for seed in (0, 1))
+LAYOUT = Layout(2, 4, 6)
+
+
+def batch() -> Trajectories:
+    """Two groups of two with prompts of 3 and 4 tokens."""
+    random = np.random.default_rng(0)
+    start, end = np.array([3, 3, 4, 4])[:, None], np.array([8, 6, 9, 5])[:, None]
+    place = np.arange(9)
+    tokens = random.integers(0, 37, (4, 9))
+    tokens[1, :3], tokens[3, :4] = tokens[0, :3], tokens[2, :4]
+    action = jnp.asarray((place >= start) & (place < end))
+    zeros = jnp.zeros((4, 9), jnp.int32)
+    return Trajectories(
+        jnp.asarray(tokens, jnp.int32), jnp.asarray(place < end), action, zeros * 0.0, zeros, zeros,
+        jnp.asarray([0, 0, 1, 1]), jnp.asarray([0, 0, 1, 1]), jnp.zeros(4, bool),
+        temperature=jnp.asarray([0.7, 0.7, 1.3, 1.3]),
+    )  # fmt: skip
+
+
+BATCH = batch()
+ACTIONS = np.asarray(BATCH.action_mask)
+
+
+def log_softmax(policy: Policy, params: dict, times: float = 1.0) -> np.ndarray:
+    """f64[N, L, V] of the distribution that each token was drawn from, at a multiple of the temperature."""
+    logits = np.asarray(policy.logits(params, BATCH.tokens, BATCH.token_mask), np.float64)
+    logits = np.pad(logits[:, :-1], ((0, 0), (1, 0), (0, 0))) / (times * np.asarray(BATCH.temperature))[:, None, None]
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def of_tokens(logp: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(logp, np.asarray(BATCH.tokens)[..., None], axis=-1)[..., 0] * ACTIONS
+
+
+@pytest.mark.parametrize("block", [4, 37, 100])
+def test_sums_do_not_depend_on_the_blocks(block: int) -> None:
+    random = np.random.default_rng(1)
+    hidden, rows = random.normal(size=(5, 8)), random.normal(size=(37, 8))
+    z = 3 * np.tanh(hidden @ rows.T / 3) / np.arange(1, 6)[:, None]
+    logp = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    source = Source(*(jnp.asarray(x, jnp.float32) for x in (hidden, rows, np.arange(1, 6))), softcap=3.0)
+    found = vocabulary_sum(lambda p, q: jnp.exp(p) * q, source, source, block=block)
+    np.testing.assert_allclose(found, (np.exp(logp) * logp).sum(axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "shared"])
+def test_measures_are_those_of_whole_logits(layout: Layout | None) -> None:
+    names = ("squared_probability", "cubed_probability", "mean_logp", "hidden")
+    found = policy_outputs(POLICY, PARAMS, BATCH, layout, Wanted(names, temperatures=(0.8, 2.0))).extras
+    logp = log_softmax(POLICY, PARAMS)
+    assert found is not None
+    for name, expected in {
+        "squared_probability": np.exp(2 * logp).sum(axis=-1) * ACTIONS,
+        "cubed_probability": np.exp(3 * logp).sum(axis=-1) * ACTIONS,
+        "mean_logp": logp.mean(axis=-1) * ACTIONS,
+        "tempered_logp:0.8": of_tokens(log_softmax(POLICY, PARAMS, 0.8)),
+        "tempered_logp:2": of_tokens(log_softmax(POLICY, PARAMS, 2.0)),
+    }.items():
+        np.testing.assert_allclose(found[name], expected, rtol=2e-5, atol=2e-5, err_msg=name)
+    z = np.asarray(found["hidden"]) @ np.asarray(PARAMS["unembed"]).T
+    z = 5 * np.tanh(z / 5) / np.asarray(BATCH.temperature)[:, None, None]
+    again = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+    np.testing.assert_allclose(of_tokens(again), of_tokens(logp), atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "shared"])
+def test_affinity_of_two_policies(layout: Layout | None) -> None:
+    expected = np.exp((log_softmax(POLICY, PARAMS) + log_softmax(POLICY, OTHER)) / 2).sum(axis=-1) * ACTIONS
+    np.testing.assert_allclose(affinity(POLICY, PARAMS, OTHER, BATCH, layout), expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(affinity(POLICY, PARAMS, PARAMS, BATCH, layout), ACTIONS, atol=1e-5)
+
+
+def test_the_inner_policy_is_the_first_layers_without_the_last_norm() -> None:
+    """Against a model whose later layers do nothing and whose last norm is undone."""
+    wanted = Wanted(("internal_logp",), layer=2)
+    found = policy_outputs(POLICY, PARAMS, BATCH, LAYOUT, wanted).extras
+    inner, weights = inner_policy(POLICY, PARAMS, 2)
+    assert jax.tree.leaves(weights["layers"])[0].shape[0] == 2
+    assert found is not None
+    np.testing.assert_allclose(found["internal_logp"], of_tokens(log_softmax(inner, weights)), atol=2e-5)
+    idle = jax.tree.map(jnp.array, PARAMS)
+    for name in ("out", "down"):
+        idle["layers"][name] = idle["layers"][name].at[2].set(0)
+    real = BATCH.token_mask.astype(jnp.int32)
+    positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    whole, _ = POLICY.forward(idle, BATCH.tokens, positions, real)
+    short, _ = inner.forward(weights, BATCH.tokens, positions, real)
+    rms = np.sqrt(np.mean(np.asarray(short) ** 2, axis=-1, keepdims=True) + CONFIG.norm_epsilon)
+    np.testing.assert_allclose(np.asarray(short) / rms, whole, rtol=1e-4, atol=1e-4)
+    gradient = jax.grad(lambda p: policy_outputs(POLICY, p, BATCH, LAYOUT, wanted).extras["internal_logp"].sum())(
+        PARAMS
+    )
+    per_layer = np.abs(np.asarray(gradient["layers"]["query"])).reshape(3, -1).max(axis=1)
+    assert (per_layer[:2] > 0).all()
+    assert per_layer[2] == 0, "layers above get no gradient"
+    with pytest.raises(InputError, match="layer is 4, but the model has layers 1 to 3"):
+        inner_policy(POLICY, PARAMS, 4)
+
+
+@pytest.mark.parametrize("kind", ["tower", "shared"])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_values_are_of_the_state_before_the_action(kind: str, heads: int) -> None:
+    policy = Policy(CONFIG, remat=False, critic=Critic(kind, heads))
+    params = init_critic(jax.random.key(2), policy, PARAMS, policy.critic)
+    params["critic"]["head"]["weight"] = jax.random.normal(jax.random.key(3), (16, heads))
+    found = [policy_outputs(policy, params, BATCH, layout, Wanted(("values",))) for layout in (None, LAYOUT)]
+    hidden = np.asarray(policy_outputs(policy, params, BATCH, None, Wanted(("hidden",))).extras["hidden"])
+    expected = hidden @ np.asarray(params["critic"]["head"]["weight"])
+    for one in found:
+        values = np.asarray(one.extras["values"])
+        assert values.shape == ((4, 9) if heads == 1 else (4, 9, 2))
+        np.testing.assert_allclose(values.reshape(4, 9, heads), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_values_without_a_critic_are_refused() -> None:
+    with pytest.raises(InputError, match="give the policy a critic"):
+        policy_outputs(POLICY, PARAMS, BATCH, None, Wanted(("values",)))

@@ -1,0 +1,68 @@
+"""What was written down of a run is a batch again, and other methods' credit joins its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import compare
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting import logged_batch
+
+
+def write(folder: Path, lines: list[dict]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def line(
+    prompt: int, sample: int, tokens: list[str], reward: float | None, step: int = 3, phase: str = "train"
+) -> dict:
+    numbers = [-0.5 * (i + 1) for i in range(len(tokens))]
+    return {
+        "step": step, "phase": phase, "prompt_id": prompt, "sample": sample, "prompt": "?", "tokens": tokens,
+        "advantage": None, "logp": numbers, "entropy": [1.0] * len(tokens), "reward": reward,
+        "rewards": {"right": reward}, "answer": None, "truncated": sample == 1,
+    }  # fmt: skip
+
+
+LINES = [
+    line(7, 0, ["a"], 0.0, step=1),
+    line(7, 0, ["a", "b"], 1.0),
+    line(7, 1, ["c"], 0.0),
+    line(9, 0, ["a", "b", "d"], None),
+    line(9, 1, ["a"], 1.0, phase="eval_after"),
+]
+
+
+def test_the_last_step_of_training_comes_back(tmp_path: Path) -> None:
+    batch, texts = logged_batch(write(tmp_path, LINES))
+    assert texts == [["a", "b"], ["c"], ["a", "b", "d"]]
+    assert batch.action_mask.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
+    assert batch.behaviour_logp.tolist() == [[-0.5, -1, 0], [-0.5, 0, 0], [-0.5, -1, -1.5]]
+    assert batch.group.tolist() == [0, 0, 1]
+    assert batch.prompt_id.tolist() == [7, 7, 9]
+    assert batch.truncated.tolist() == [False, True, False]
+    np.testing.assert_array_equal(batch.reward, [1, 0, np.nan])
+    np.testing.assert_array_equal(batch.rewards["right"], [1, 0, np.nan])
+    assert batch.tokens[0, 0] == batch.tokens[2, 0] != batch.tokens[0, 1]
+    assert logged_batch(tmp_path, step=1)[1] == [["a"]]
+
+
+def test_methods_are_compared_on_it(tmp_path: Path) -> None:
+    batch, texts = logged_batch(write(tmp_path, LINES))
+    found = compare(["dr_grpo", "rloo"], batch)
+    np.testing.assert_allclose(found.advantages["dr_grpo"][:, 0], [0.5, -0.5, 0])
+    np.testing.assert_allclose(found.advantages["rloo"][:, 0], [1, -1, 0])
+    assert ">d</i>" in found.to_html(texts)
+
+
+def test_nothing_written_down_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has none"):
+        logged_batch(tmp_path)
+    with pytest.raises(InputError, match=r"has those of the steps \[1, 3\]"):
+        logged_batch(write(tmp_path, LINES), step=2)
