@@ -8,21 +8,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
-from jaxrl_llm.errors import unknown
+from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.training.rollout import PromptSet, make_rewards, prompt_sets
 from jaxrl_llm.training.update import TrainState, init_state
+from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
 
 
@@ -63,6 +67,28 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
     return dataclasses.replace(algorithm, transform=chain(penalty, algorithm.transform))
 
 
+def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
+    """InputError where a method compares the samples of a prompt, but there is one of each: it would learn nothing.
+
+    Found by trying: such a method gives no token of four lone samples with different rewards a gradient.
+    """
+    if config.group_size > 1:
+        return
+    action, rows = jnp.ones((4, 3), bool), jnp.arange(4, dtype=jnp.int32)
+    logp, zeros = -0.1 * (1 + jnp.arange(12.0).reshape(4, 3)), jnp.zeros((4, 3), jnp.int32)
+    reward = jnp.asarray([0.0, 1.0, 0.5, 1.0])
+    lone = Trajectories(
+        tokens=zeros, token_mask=action, action_mask=action, behaviour_logp=logp, policy_step=zeros, turn=zeros,
+        group=rows, prompt_id=rows, truncated=rows < 0, rewards={"probe": reward}, reward=reward,
+        info={"greedy_reward": jnp.full(4, 0.25)},
+    )  # fmt: skip
+    if not np.any(compare(algorithm, lone).gradients["algorithm 1"]):
+        raise InputError(
+            f"{config.algorithm} compares the completions of a prompt with each other: group_size is 1, but must be at "
+            "least 2"
+        )
+
+
 def needs_values(algorithm: Algorithm) -> bool:
     """Whether the method has a critic."""
     return any(value_of(need)[0] == "values" for need in algorithm.needs)
@@ -90,7 +116,10 @@ def set_up(config: TrainConfig) -> tuple[Parts, TrainState, Any]:
     """The parts of a run, and its state and the method's memory before the first step, on all devices."""
     algorithm, mesh = make_algorithm(config), data_mesh()
     check_rows(config.prompts_per_step * config.group_size, config.minibatches, config.micro_batches, mesh.size)
+    check_groups(config, algorithm)
     policy, params, tokenizer = load_model(config, algorithm)
+    for layer in values_of(algorithm.needs, "internal_logp"):
+        inner_policy(policy, params, int(layer))  # for its own check
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions)
     rewards = make_rewards(config, sorted(set(prompts.rows[0]) & set((held_out or prompts).rows[0])))
     if config.eval_reward is not None and config.eval_reward not in (known := [r.name for r in rewards]):

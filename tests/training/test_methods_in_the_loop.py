@@ -20,7 +20,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.load_run import load_run
-from jaxrl_llm.training.setup import set_up
+from jaxrl_llm.training.setup import check_groups, make_algorithm, set_up
 
 METHODS: dict[str, dict[str, Any]] = {
     "remax": {},
@@ -67,10 +67,8 @@ def test_feedback_and_a_critic_survive_a_restart(tmp_path: Path, monkeypatch: py
     """r2vpo's multiplier goes by the metrics of the last update; PPO's critic is among the parameters."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     for name in ("r2vpo", "ppo"):
-        config = config_of(tmp_path / name, name, steps=3, output=str(tmp_path / name / "run")) if (
-            tmp_path / name
-        ).mkdir() is None else None  # fmt: skip
-        assert config is not None
+        (tmp_path / name).mkdir()
+        config = config_of(tmp_path / name, name, steps=3)
         runs.train(config)
         whole, cut = Path(config.output), tmp_path / f"{name}-cut"
         shutil.copytree(whole, cut)
@@ -116,4 +114,18 @@ def test_what_cannot_be_had_is_refused_before_anything_is_sampled(tmp_path: Path
     deep = config_of(tmp_path, "bupo", hyperparameters={"layer": 99})
     with pytest.raises(InputError, match="layer is 99, but the model has layers 1 to"):
         runs.train(deep)
-    assert not (Path(deep.output) / "metrics.jsonl").exists()
+    assert not Path(deep.output).exists()
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "passk_grpo", "gdpo", "drpo_decoupled_reward"])
+def test_a_method_that_compares_samples_wants_more_than_one(name: str, tmp_path: Path) -> None:
+    lone = config_of(tmp_path, name, group_size=1)
+    with pytest.raises(InputError, match=f"{name} compares .* group_size is 1, but must be at least 2"):
+        runs.train(lone)
+    assert not Path(lone.output).exists()
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_plus_plus", "ppo", "spo_single_stream", "remax"])
+def test_others_do_not(name: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, name, group_size=1)
+    check_groups(config, make_algorithm(config))
