@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_llm import algorithms
+
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / "tests/vectors/llama_tied")
 
@@ -16,15 +18,21 @@ def code_lines(text: str) -> int:
 
 
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert code_lines(block) <= 15
+    first, second = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert code_lines(first) <= 15
     names: dict[str, object] = {}
-    exec(compile(block, "README.md", "exec"), names)  # the example itself is under test
+    exec(compile(first, "README.md", "exec"), names)  # the example itself is under test
     printed = capsys.readouterr().out
     assert printed.startswith("[")
     assert printed.count(",") >= 3
     assert "reference_logp" in names["grpo"].needs  # type: ignore[attr-defined]
     assert names["batch"].tokens.shape[0] == 4  # type: ignore[attr-defined]
+    exec(compile(second, "README.md", "exec"), names)
+    table = capsys.readouterr().out
+    assert table.splitlines()[0].split() == ["row", "group", "reward", "actions", "grpo", "dapo", "mine"]
+    assert f"has {len(algorithms.names())} published methods" in (ROOT / "README.md").read_text()
+    for definition in re.findall(r"^(?:grpo|dapo|mine) = \w+\(\n(.*?)^\)", second, flags=re.DOTALL | re.MULTILINE):
+        assert code_lines(definition) <= 5
 
 
 def test_readme_names_files_that_exist() -> None:

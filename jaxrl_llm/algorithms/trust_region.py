@@ -15,7 +15,6 @@ from jaxrl_llm.objectives import (
     entropy,
     kl,
     policy_gradient,
-    row_means,
     token_mean,
     token_ratio,
     unclipped,
@@ -32,7 +31,7 @@ from jaxrl_llm.objectives.covariance import (
 from jaxrl_llm.objectives.curvature import keep_small_steps
 from jaxrl_llm.objectives.penalties import ratio_variance
 from jaxrl_llm.objectives.regression import aim_at_bounds, toward_ratio
-from jaxrl_llm.trajectory import Trajectories, totals_of
+from jaxrl_llm.trajectory import Trajectories, row_means, totals_of
 from jaxrl_llm.transform import chain, controller
 
 __all__ = [

@@ -1,33 +1,80 @@
 """Losses as sums of small choices: ratio, surrogate, average, penalties."""
 
 from jaxrl_llm.log_ratios import k1, k2, k3
-from jaxrl_llm.objectives.averages import constant, sequence_mean, sequence_sum, slice_token_mean, token_mean
-from jaxrl_llm.objectives.penalties import entropy, kl
+from jaxrl_llm.objectives.averages import (
+    constant,
+    find_prompt_shares,
+    prompt_mean,
+    sequence_mean,
+    sequence_sum,
+    slice_token_mean,
+    token_mean,
+)
+from jaxrl_llm.objectives.corrections import divergence_rejection, importance_correction
+from jaxrl_llm.objectives.pairs import discriminative, preference
+from jaxrl_llm.objectives.penalties import (
+    entropy,
+    entropy_corridor,
+    entropy_target,
+    exact_kl,
+    imitation,
+    kl,
+    likelihood_preserving,
+    ratio_variance,
+    top_kl,
+)
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
-from jaxrl_llm.objectives.surrogates import clip, clipped_value, log_probability, unclipped
-from jaxrl_llm.trajectory import row_means, weighted
+from jaxrl_llm.objectives.surrogates import clip, clipped_value, geometric_clip, log_probability, soft_gate, unclipped
+from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, token_clip
+from jaxrl_llm.objectives.token_groups import token_groups
+from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, product, within, within_divergence
 
 __all__ = [
     "Ratio",
+    "by_sign",
+    "capped",
     "clip",
+    "clipped",
     "clipped_value",
     "constant",
+    "discriminative",
+    "divergence_rejection",
     "entropy",
+    "entropy_corridor",
+    "entropy_target",
+    "exact_kl",
+    "find_prompt_shares",
+    "gamma",
+    "geometric_clip",
+    "gradient_preserving_clip",
+    "imitation",
+    "importance_correction",
     "k1",
     "k2",
     "k3",
     "kl",
+    "likelihood_preserving",
     "log_probability",
     "policy_gradient",
-    "row_means",
+    "preference",
+    "product",
+    "prompt_mean",
+    "ratio_variance",
     "sequence_mean",
     "sequence_ratio",
     "sequence_sum",
     "slice_token_mean",
+    "soft_gate",
     "span_ratio",
+    "token_clip",
+    "token_groups",
     "token_mean",
     "token_ratio",
+    "top_kl",
     "unclipped",
-    "weighted",
+    "value_loss",
+    "within",
+    "within_divergence",
 ]

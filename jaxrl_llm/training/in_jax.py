@@ -164,6 +164,9 @@ def make_train(
             if asks(method, "greedy_reward"):
                 value = greedy_reward(policy, state.params, task, prompts)
                 batch = batch.with_info(greedy_reward=jnp.repeat(value, settings.group_size))
+            # As the task gave them: a method's transform may make other rewards of them.
+            seen = {"reward": jnp.mean(batch.need("reward")), "length": jnp.mean(batch.lengths)}
+            seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}
             batch = provide(policy, method.needs, state.params, reference, batch, layout).replace(feedback=feedback)
             memory, batch = method.transform.apply(memory, batch)
             state, metrics = update(
@@ -172,8 +175,6 @@ def make_train(
             )  # fmt: skip
             if feedback is not None:
                 feedback = {**metrics, "updates": feedback["updates"] + 1}
-            seen = {"reward": jnp.mean(batch.need("reward")), "length": jnp.mean(batch.lengths)}
-            seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}
             return Carry(state, memory, feedback), {**metrics, **seen}
 
         carry = Carry(init_state(params, optimizer), method.transform.init(), None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.compilation import compiles, count_compiles, use_compile_cache
 from jaxrl_llm.data import PromptStream
@@ -114,7 +115,10 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
                     "this step"
                 )
             feedback = {**metrics, "updates": feedback.get("updates", 0.0) + 1}
-            scored = scored._replace(batch=batch)
+            # What was scored is written down, not what a method's transform made of it.
+            if not np.array_equal(batch.reward, scored.batch.reward, equal_nan=True):
+                metrics["reward/shaped"] = float(np.nanmean(batch.reward))
+            scored = scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
             metrics |= facts(scored, config, sum(clock.seconds.values()) - sum(before.values()))
             metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in clock.seconds.items()}
             metrics |= {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
