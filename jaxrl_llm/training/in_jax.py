@@ -38,8 +38,9 @@ from jaxrl_llm.transform import Metrics
 Array = jax.Array
 # A run is many small operations: what the compiler's costly passes save is less than the time that they take.
 QUICK_COMPILE = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
-# Hyper-parameters that a decoder of few layers cannot have at their defaults.
-LABORATORY: dict[str, dict[str, Any]] = {"bupo": {"layer": 1}}
+# Hyper-parameters that cannot have their defaults here: the decoder has few layers, and right answers are as long as
+# completions may be, which methods that punish length would read as too long.
+LABORATORY: dict[str, dict[str, Any]] = {"bupo": {"layer": 1}, "fapo": {"max_length": 8}, "hbpo": {"max_length": 8}}
 
 
 @dataclass(frozen=True)
