@@ -1,0 +1,84 @@
+"""Methods with rows spread over devices: the same loss and gradient as on one, and programs that compile for TPUs.
+
+Those that are tried sort, select, count or look at whole groups, where a mistake of partitioning would show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tpu_environment import tpu_environment
+
+NAMES = ("bapo_adaptive_clip", "clip_cov", "d3s", "drpo_decoupled_reward", "epo", "gspo", "passk_grpo", "ppo", "riskpo")
+COMMON = """
+import json, sys
+sys.path.insert(0, {tools!r})
+import jax, jax.numpy as jnp, numpy as np
+from experience import case
+from jaxrl_llm import algorithms
+from jaxrl_llm.distributed import data_mesh, replicate, shard_rows
+from jaxrl_llm.trajectory import map_rows
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def program(algorithm):
+    def whole(memory, batch, outputs):
+        memory, ready = algorithm.transform.apply(memory, batch)
+        return memory, jax.value_and_grad(lambda outputs: algorithm.objective(outputs, ready)[0])(outputs)
+    return jax.jit(whole)
+"""
+ON_FOUR_DEVICES = """
+out = {{}}
+mesh = data_mesh()
+for name in {names!r}:
+    algorithm = algorithms.get(name)
+    one, run, memory = case(11, algorithm), program(algorithm), algorithm.transform.init()
+    alone = run(*jax.device_put((memory, one.batch, one.outputs), jax.devices()[0]))
+    spread = run(replicate(memory, mesh), *shard_rows((one.batch, one.outputs), mesh))
+    assert len(spread[1][1].logp.sharding.device_set) == 4
+    pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True)
+    out[name] = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)), initial=0)) for a, b in pairs)
+print("RESULT" + json.dumps(out))
+"""
+FOR_FOUR_CHIPS = """
+from jax.experimental import topologies
+mesh = data_mesh(list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices))
+out = {{}}
+
+def placed(tree, spec):
+    place = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+for name in {names!r}:
+    algorithm = algorithms.get(name)
+    one = case(11, algorithm)
+    arguments = placed(algorithm.transform.init(), P()), placed(one.batch, P("data")), placed(one.outputs, P("data"))
+    out[name] = program(algorithm).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+print("RESULT" + json.dumps(out))
+"""
+
+
+def run(program: str, environment: dict[str, str]) -> dict[str, float]:
+    tools = str(Path(__file__).parents[1] / "algorithms")
+    code = (COMMON + program).format(tools=tools, names=NAMES)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=500)
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    return json.loads(done.stdout.split("RESULT")[1])
+
+
+def test_four_devices_find_what_one_does() -> None:
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    differences = run(ON_FOUR_DEVICES, {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})
+    assert set(differences) == set(NAMES)
+    for name, difference in differences.items():
+        assert difference < 1e-5, name
+
+
+def test_they_compile_for_four_v5e_chips() -> None:
+    sizes = run(FOR_FOUR_CHIPS, tpu_environment())
+    assert set(sizes) == set(NAMES)
+    for name, size in sizes.items():
+        assert size < 2**26, name
