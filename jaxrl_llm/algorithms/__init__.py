@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.algorithms import (
@@ -80,10 +80,20 @@ def get(name: str, **hyperparameters: Any) -> Algorithm:
     return build(**hyperparameters)
 
 
+def with_facts(build: Callable[..., Algorithm], given: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+    """The hyper-parameters that were given, and of the facts of a run those that `build` has and nothing was given for.
+
+    facts: max_length (longest completion, tokens), total_steps (iterations), learning_rate.
+    """
+    known = inspect.signature(build).parameters
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return {**{name: value for name, value in facts.items() if name in known}, **chosen}
+
+
 def __getattr__(name: str) -> Callable[..., Algorithm]:
     if name in CATALOGUE:
         return CATALOGUE[name]
     raise AttributeError(f"{__name__} has no attribute {name!r}")
 
 
-__all__ = ["CATALOGUE", "Algorithm", "Resample", "constructor", "get", "names"]
+__all__ = ["CATALOGUE", "Algorithm", "Resample", "constructor", "get", "names", "with_facts"]

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.algorithms import Algorithm, constructor
+from jaxrl_llm.algorithms import Algorithm, constructor, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.environments.jax_rollout import greedy_reward, sample_batch
 from jaxrl_llm.environments.jax_tasks import Task
@@ -118,12 +118,13 @@ def build(make: Callable[..., Algorithm], settings: Settings, task: Task, given:
     known = inspect.signature(make).parameters
     for name in given.keys() - known.keys() - {"learning_rate"}:
         raise unknown("hyper-parameter", name, known)
-    facts = {
-        "max_length": task.completion_length,
-        "total_steps": settings.iterations,
-        "learning_rate": settings.learning_rate,
-    }
-    return make(**{name: value for name, value in {**facts, **given}.items() if name in known})
+    own = {name: value for name, value in given.items() if name in known}
+    return make(
+        **with_facts(
+            make, own, max_length=task.completion_length, total_steps=settings.iterations,
+            learning_rate=given.get("learning_rate", settings.learning_rate),
+        )
+    )  # fmt: skip
 
 
 def make_train(

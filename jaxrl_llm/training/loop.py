@@ -116,8 +116,8 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
                 )
             feedback = {**metrics, "updates": feedback.get("updates", 0.0) + 1}
             # What was scored is written down, not what a method's transform made of it.
-            if not np.array_equal(batch.reward, scored.batch.reward, equal_nan=True):
-                metrics["reward/shaped"] = float(np.nanmean(batch.reward))
+            if not np.array_equal(batch.need("reward"), scored.batch.need("reward"), equal_nan=True):
+                metrics["reward/shaped"] = float(np.nanmean(batch.need("reward")))
             scored = scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
             metrics |= facts(scored, config, sum(clock.seconds.values()) - sum(before.values()))
             metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in clock.seconds.items()}

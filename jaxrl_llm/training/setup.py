@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.algorithms import Algorithm, constructor, get
+from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.errors import InputError, unknown
@@ -50,15 +49,11 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
 
     InputError for an unknown method or hyper-parameter, or a value out of range.
     """
-    facts = {
-        "max_length": config.max_new_tokens,
-        "total_steps": config.steps,
-        "learning_rate": config.optimizer.learning_rate,
-    }
-    given = {name: value for name, value in config.hyperparameters.items() if value is not None}
-    known = inspect.signature(constructor(config.algorithm)).parameters
-    missing = {name: value for name, value in facts.items() if name in known and name not in given}
-    algorithm = get(config.algorithm, **given, **missing)
+    hyperparameters = with_facts(
+        constructor(config.algorithm), config.hyperparameters, max_length=config.max_new_tokens,
+        total_steps=config.steps, learning_rate=config.optimizer.learning_rate,
+    )  # fmt: skip
+    algorithm = get(config.algorithm, **hyperparameters)
     for need in algorithm.needs:
         value_of(need)  # for its own check
     if not config.overlong_tokens:
