@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxrl_llm.advantages.normalisation import running_reward_scaling
+from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
 from jaxrl_llm.advantages.returns import (
     adaptive_kl,
     clip_advantages,
@@ -55,6 +55,7 @@ def ppo(
     gamma: float = 1.0,
     lam: float = 0.95,
     whiten: bool = True,
+    normalise_returns: bool = False,
     kl_coefficient: float = 0.05,
     kl_in: str = "reward",
     kl_estimator: str | None = None,
@@ -73,6 +74,7 @@ def ppo(
     means over the tokens of the batch, V_old the critic's before the update and 0 after the last action. whiten makes A
     of mean 0 and variance 1 over the batch (unbiased variance), after R is found. dual_clip c > 1 bounds the loss of a
     bad action by -c A (1912.09729; verl's default is 3, the paper has none). entropy_coefficient: bonus.
+    normalise_returns lets the critic predict (R - mean) / std, of all earlier batches: for rewards of any scale.
 
     The paper has no reference policy. kl_coefficient beta (0: none) takes -beta k from each action's reward
     (kl_in "reward", k of the sampling policy, default kl_estimator "k1"), or adds beta mean_t k to the loss (kl_in
@@ -85,10 +87,11 @@ def ppo(
     require_choice("kl_in", kl_in, ("reward", "loss"))
     beta = kl_coefficient if kl_target is None else "kl_coefficient"
     rewarded = kl_in == "reward" and not is_off(beta)
+    credit = generalised_advantages(gamma, lam)
     transform = _present(
         None if kl_target is None else adaptive_kl(kl_coefficient, kl_target, kl_horizon),
         kl_reward(beta, kl_estimator or "k1") if rewarded else None,
-        generalised_advantages(gamma, lam),
+        normalised_values(credit) if normalise_returns else credit,
         whiten_advantages() if whiten else None,
     )
     objective = _clipped(clip_low, clip_high, dual_clip) + value_coefficient * value_loss(value_clip)

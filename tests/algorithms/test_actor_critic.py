@@ -167,6 +167,24 @@ def test_on_policy_ppo_is_the_policy_gradient_of_its_advantages() -> None:
     np.testing.assert_allclose(found, -ready.advantages / np.asarray(batch.action_mask).sum(), atol=1e-7)
 
 
+def test_normalised_returns_make_the_scale_of_rewards_irrelevant_to_the_critic() -> None:
+    """After some batches the same batch, with rewards 1000 times as large, teaches the critic the same."""
+    algorithm, found = ppo(normalise_returns=True, kl_coefficient=0.0), []
+    for size in (1.0, 1000.0):
+        state = algorithm.transform.init()
+        for seed in (1, 2, 3):
+            batch, _ = random_batch(seed, values=np.zeros((11, 6)))
+            state, ready = algorithm.transform.apply(state, batch.replace(reward=size * batch.reward))
+        found.append(ready)
+    mask = np.asarray(found[0].action_mask & ~jnp.isnan(found[0].scores)[:, None])
+    assert np.abs(np.asarray(found[0].returns)[mask]).max() < 5
+    np.testing.assert_allclose(found[1].returns, found[0].returns, atol=1e-4)
+    np.testing.assert_allclose(found[1].advantages, found[0].advantages, atol=1e-4)
+    plain = prepared(ppo(kl_coefficient=0.0), random_batch(1, values=np.zeros((11, 6)))[0])
+    first = prepared(algorithm, random_batch(1, values=np.zeros((11, 6)))[0])
+    np.testing.assert_allclose(first.returns, plain.returns, err_msg="mean 0 and deviation 1 before the first batch")
+
+
 def test_ppo_max_scales_by_the_running_deviation() -> None:
     algorithm = ppo_max()
     mask, logp = np.array([[1, 1, 1], [1, 1, 1]], bool), np.array([[-1, -0.5, -2]] * 2)
