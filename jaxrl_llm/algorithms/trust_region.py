@@ -168,18 +168,22 @@ def r2vpo(
     return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit))
 
 
-def mdpo_mirror_descent(step_size: float = 1.0, total_steps: float | None = None, epsilon: float = 1e-8) -> Algorithm:
+def mdpo_mirror_descent(
+    step_size: float = 1.0, total_steps: float | None = None, estimator: str = "k3", epsilon: float = 1e-8
+) -> Algorithm:
     """Mirror Descent Policy Optimization (MDPO, arXiv 2005.09814, 2020).
 
     Several gradient steps per batch on the policy gradient with an explicit KL to the policy of the batch, no clip:
 
-        loss = token mean of -rho A + (1/t_k) rho log rho,  t_k = step_size (1 - k / total_steps), k = 0, 1, ...
+        loss = token mean of -rho A + (1/t_k) KL(pi || pi_k),  t_k = step_size (1 - k / total_steps), k = 0, 1, ...
 
-    rho log rho is KL(pi || pi_k) from the samples of pi_k, differentiated through rho. total_steps: iterations of the
-    run; where None t_k is step_size. A: rewards minus the group's mean, standardised over the batch with
-    epsilon in the root, in place of the paper's critic. The code's own counter starts at 1 + 1/K; this one at 1.
+    KL from the samples of pi_k, differentiated through rho, by the estimator "k3", rho log rho - rho + 1, or "k1",
+    rho log rho: the same in expectation, but k1's gradient at pi_k is that of log pi, noise 1/t_k times as large as
+    that of an advantage of 1. total_steps: iterations of the run; where None t_k is step_size. A: rewards minus the
+    group's mean, standardised over the batch with epsilon in the root, in place of the paper's critic. The code's
+    own counter starts at 1 + 1/K; this one at 1.
     """
-    proximity = "proximity" * kl("behaviour", "k1", sampled="behaviour")
+    proximity = "proximity" * kl("behaviour", estimator, sampled="behaviour")
     transform = chain(group_relative("none"), whiten_advantages(epsilon=epsilon), mirror_step(total_steps, step_size))
     return Algorithm(transform, policy_gradient(token_ratio(), unclipped(), token_mean()) + proximity)
 

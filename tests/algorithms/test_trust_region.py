@@ -202,13 +202,14 @@ def test_mdpo_worked_example() -> None:
     old, new, a = np.array([0.5, 0.3, 0.2]), np.array([0.6, 0.25, 0.15]), np.array([1, -0.5, -0.5])
     drawn = np.repeat([0, 1, 2], [5, 3, 2])
     batch = one_row(10, behaviour=np.log(old)[drawn], advantages=a[drawn]).with_controls(proximity=jnp.float32(2))
-    value, metrics = mdpo_mirror_descent().objective(outputs_of(np.log(new)[drawn][None]), batch)
-    assert float(value) == pytest.approx(-0.358680, abs=1.5e-6)
-    assert float(metrics["kl"]) == pytest.approx(0.020660, abs=1e-6)
+    for estimator in ("k1", "k3"):
+        value, metrics = mdpo_mirror_descent(estimator=estimator).objective(outputs_of(np.log(new)[drawn][None]), batch)
+        assert float(value) == pytest.approx(-0.358680, abs=1.5e-6)
+        assert float(metrics["kl"]) == pytest.approx(0.020660, abs=1e-6)
 
 
 def test_mdpo_by_loop_and_its_step_sizes() -> None:
-    method = mdpo_mirror_descent(step_size=0.5, total_steps=4)
+    method = mdpo_mirror_descent(step_size=0.5, total_steps=4, estimator="k1")
     state, steps = method.transform.init(), []
     for _ in range(5):
         state, ready = method.transform.apply(state, BATCH)
@@ -223,6 +224,13 @@ def test_mdpo_by_loop_and_its_step_sizes() -> None:
         return sum(np.exp(l[i, t]) * (l[i, t] / 0.375 - standard[i, 0]) for i, t in X.tokens()) / X.mask.sum()
 
     assert_judged(found, loss, LOGP)
+    calm = mdpo_mirror_descent(step_size=0.5, total_steps=4)
+    found = learn(calm, BATCH, LOGP, state=calm.transform.apply(calm.transform.init(), BATCH)[0])
+
+    def surplus(logp: np.ndarray) -> float:
+        return (np.exp(logp - X.behaviour) - 1)[X.mask].sum() / 0.375 / X.mask.sum()
+
+    assert_judged(found, lambda logp: loss(logp) - surplus(logp), LOGP)
 
 
 def test_remix_worked_example() -> None:
