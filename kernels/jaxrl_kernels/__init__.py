@@ -5,5 +5,6 @@ public function that picks among them.
 """
 
 from jaxrl_kernels.logprob import fused_logprob
+from jaxrl_kernels.sample import fused_sample, sharded_sample
 
-__all__ = ["fused_logprob"]
+__all__ = ["fused_logprob", "fused_sample", "sharded_sample"]

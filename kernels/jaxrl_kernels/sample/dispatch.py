@@ -1,0 +1,97 @@
+"""Which implementation works on a slice of the vocabulary, and what all of them ask of their arguments."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.logprob import _vary_together
+from jaxrl_kernels.sample.blocked import blocked_sums
+from jaxrl_kernels.sample.pallas_kernel import pallas_sums
+from jaxrl_kernels.sample.tile import Sums
+
+FAST = ("pallas", "blocked")
+BLOCK_SIZE = 4096  # of the blocked path; see the docstring of `fused_sample`
+
+
+def local_sums(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    keys: jax.Array,
+    temperature: jax.Array,
+    allowed: jax.Array | None,
+    softcap: float,
+    implementation: str | None,
+    block_size: int | None,
+    row_block: int | None,
+    offset: Any = 0,
+    limit: Any = None,
+    aligned: bool = True,
+) -> Sums:
+    """Sums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count.
+
+    The platform is the one that the program is lowered for, so a program compiled ahead of time gets its kernel.
+    """
+    # Sampling has no derivative, and a kernel no rule for one.
+    hidden, unembedding, temperature = jax.lax.stop_gradient((hidden, unembedding, temperature))
+    offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)
+    operands = _vary_together(hidden, unembedding, keys, temperature, allowed, offset, limit)
+
+    def blocked(hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, *place: Any) -> Sums:
+        width = min(block_size or BLOCK_SIZE, unembedding.shape[0])
+        return blocked_sums(hidden, unembedding, keys, temperature, allowed, softcap, width, *place, aligned)
+
+    def pallas(
+        hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, *place: Any, interpret: bool
+    ) -> Sums:
+        how = (block_size, row_block, *place, aligned, interpret)
+        return pallas_sums(hidden, unembedding, keys, temperature, allowed, softcap, *how)
+
+    if implementation == "blocked" or hidden.shape[0] == 0:
+        return blocked(*operands)
+    elsewhere = blocked if implementation is None else partial(pallas, interpret=True)
+    return jax.lax.platform_dependent(*operands, tpu=partial(pallas, interpret=False), default=elsewhere)
+
+
+def check(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    counters: jax.Array,
+    temperature: float | jax.Array,
+    softcap: float,
+    allowed: jax.Array | None,
+    sizes: dict[str, int | None],
+) -> None:
+    """Raise a ValueError that names the argument, what was found and what is expected."""
+    for name, array in (("hidden", hidden), ("unembedding", unembedding)):
+        if array.ndim != 2 or array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+            raise ValueError(f"{name} must be a float32 or bfloat16 matrix, found {array.dtype}{list(array.shape)}")
+    if hidden.shape[1] != unembedding.shape[1]:
+        raise ValueError(
+            "hidden [N, D] and unembedding [V, D] must have the same D, "
+            f"found {list(hidden.shape)} and {list(unembedding.shape)}"
+        )
+    rows, vocabulary = hidden.shape[0], unembedding.shape[0]
+    if vocabulary == 0:
+        raise ValueError("unembedding has no rows: the vocabulary is empty")
+    if counters.shape != (rows, 4) or not jnp.issubdtype(counters.dtype, jnp.integer):
+        raise ValueError(
+            f"counters must be uint32[{rows}, 4] (seed, prompt id, sample number, position), "
+            f"found {counters.dtype}{list(counters.shape)}"
+        )
+    if jnp.shape(temperature) not in ((), (rows,)):
+        raise ValueError(f"temperature must be a scalar or f32[{rows}], found shape {list(jnp.shape(temperature))}")
+    if isinstance(temperature, float | int) and not temperature >= 0:
+        raise ValueError(f"temperature must be 0 (greedy) or above, found {temperature}")
+    if not softcap >= 0:
+        raise ValueError(f"softcap must be 0 (none) or above, found {softcap}")
+    if allowed is not None and (allowed.shape != (rows, vocabulary) or allowed.dtype not in (jnp.bool_, jnp.int8)):
+        raise ValueError(
+            f"allowed must be bool or int8[{rows}, {vocabulary}], found {allowed.dtype}{list(allowed.shape)}"
+        )
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, found {size}")

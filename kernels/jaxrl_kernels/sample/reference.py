@@ -1,0 +1,33 @@
+"""The formula of `fused_sample` in plain jax.numpy: builds all [N, V] logits and noise. For tests and for reading."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.logprob.reference import EXCLUDED
+from jaxrl_kernels.sample.noise import bits_at, gumbel
+
+
+def reference_sample(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    keys: jax.Array,
+    temperature: jax.Array,
+    allowed: jax.Array | None,
+    softcap: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(token int32[N], logp f32[N], entropy f32[N]); keys uint32[N, 2], temperature f32[N], allowed bool[N, V]."""
+    z = jnp.einsum("nd,vd->nv", hidden, unembedding, preferred_element_type=jnp.float32)
+    z = softcap * jnp.tanh(z / softcap) if softcap else z
+    greedy = (temperature == 0)[:, None]
+    z = z / jnp.where(greedy, 1.0, temperature[:, None])
+    z = jnp.maximum(z if allowed is None else jnp.where(allowed, z, EXCLUDED), EXCLUDED)
+    noise = gumbel(bits_at(keys, jnp.arange(unembedding.shape[0])[None]))
+    token = jnp.argmax(jnp.where(greedy, z, z + noise), axis=1).astype(jnp.int32)
+    logp = jax.nn.log_softmax(z)
+    entropy = -jnp.sum(jnp.exp(logp) * logp, axis=1)
+    chosen = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
+    nothing = jnp.max(z, axis=1) <= EXCLUDED
+    token = jnp.where(nothing | jnp.isnan(chosen), -1, token)
+    return token, jnp.where(nothing, -jnp.inf, chosen), jnp.where(nothing, 0.0, entropy)
