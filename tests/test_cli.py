@@ -313,6 +313,19 @@ def test_report_writes_the_page_again(copied_run: Path, capsys: pytest.CaptureFi
     assert "<svg" in (copied_run / "report.html").read_text()
 
 
+def test_the_report_shows_what_other_methods_make_of_the_completions(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output_of(capsys, "report", copied_run, "--compare", "grpo", "rloo")
+    text = (copied_run / "report.html").read_text()
+    assert "Credit by method" in text
+    assert text.count("<th>rloo</th>") == text.count("<th>grpo</th>") > 4
+    assert main(["report", str(copied_run), "--compare"]) == 2
+    assert "--compare needs at least one name" in capsys.readouterr().err
+    assert main(["report", str(copied_run), "--compare", "gropo"]) == 2
+    assert "did you mean 'grpo'" in capsys.readouterr().err
+
+
 def test_a_run_without_held_out_prompts_asks_for_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs.finished_run(), run)

@@ -26,10 +26,10 @@ N, D, V = 21, 48, 700
 STATIC = ("softcap", "implementation", "block_size", "row_block")
 # Tiles that are and are not multiples of 256 or divisors of V, and row blocks that are and are not divisors of N.
 WAYS = [
-    *({"implementation": "blocked", "block_size": size} for size in (1, 33, 256, 350, 512, V, V + 9, None)),
+    *({"implementation": "blocked", "block_size": size} for size in (1, 33, 350, 512, V + 9)),
     *(
         {"implementation": "pallas", "block_size": size, "row_block": rows}
-        for size, rows in ((100, 8), (256, 7), (256, N), (512, 8), (V, 4), (None, None))
+        for size, rows in ((100, 8), (512, 7), (None, None))
     ),
 ]
 sample = jax.jit(fused_sample, static_argnames=STATIC)
@@ -151,19 +151,32 @@ def test_gumbel_is_the_formula_and_finite_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_every_way_draws_the_tokens_of_the_reference(case: dict[str, Any]) -> None:
+def test_the_reference_is_the_float64_formula(case: dict[str, Any]) -> None:
     arrays = drawn(4)
     z = logits(*arrays[:2], **case)
-    wanted = sample(*arrays, **case, implementation="reference")
-    assert_of_distribution(wanted, z)
-    # By hand: the logits in float64 and the noise that the words define.
+    found = sample(*arrays, **case, implementation="reference")
+    assert_of_distribution(found, z)
     noise = np.asarray(gumbel(bits_at(row_keys(arrays[2]), jnp.arange(V)[None])), np.float64)
     greedy = np.broadcast_to(np.asarray(case["temperature"]) == 0, (N,))[:, None]
-    np.testing.assert_array_equal(wanted[0], np.argmax(z + np.where(greedy, 0, noise), axis=1))
-    for way in WAYS:
-        found = sample(*arrays, **case, **way)
-        np.testing.assert_array_equal(found[0], wanted[0], err_msg=str(way))
-        assert_of_distribution(found, z)
+    np.testing.assert_array_equal(found[0], np.argmax(z + np.where(greedy, 0, noise), axis=1))
+
+
+def assert_as_the_reference(case: dict[str, Any], way: dict[str, Any]) -> None:
+    arrays = drawn(4)
+    found = sample(*arrays, **case, **way)
+    np.testing.assert_array_equal(found[0], sample(*arrays, **case, implementation="reference")[0])
+    assert_of_distribution(found, logits(*arrays[:2], **case))
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize("implementation", ["pallas", "blocked"])
+def test_every_case_draws_the_tokens_of_the_reference(case: dict[str, Any], implementation: str) -> None:
+    assert_as_the_reference(case, {"implementation": implementation, "block_size": 256})
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_way_draws_the_tokens_of_the_reference(way: dict[str, Any]) -> None:
+    assert_as_the_reference(CASES[1], way)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -306,8 +319,9 @@ hidden = jnp.asarray(random.normal(size=(N, D)), jnp.float32)
 temperature = jnp.where(jnp.arange(N) == 5, 0.0, 0.8)
 
 def compare(V, mesh, rows, masked, implementation, real):
-    # All equal in the first rows' best tokens would hide a wrong tie: the last slices repeat the first one.
-    unembedding = jnp.asarray(random.normal(size=(V, D)) * 0.3, jnp.float32).at[V // 2 :].mul(0 if masked else 1)
+    unembedding = jnp.asarray(random.normal(size=(V, D)) * 0.3, jnp.float32)
+    if masked:  # the greedy row ties over the last two slices and, where they win, over the devices
+        unembedding = unembedding.at[V // 2 :].set(10 * hidden[5])
     allowed = jnp.asarray(random.random((N, V)) < 0.3).at[3].set(False) if masked else jnp.ones((N, V), bool)
     def program(hidden, unembedding, counters, temperature, allowed):
         return sharded_sample(
@@ -328,10 +342,12 @@ def compare(V, mesh, rows, masked, implementation, real):
     same = bool(jnp.all(found[0] == wanted[0])) and bool(jnp.all(jnp.isinf(found[1]) == jnp.isinf(wanted[1])))
     out.append([same, far, [V, rows, masked, implementation, real]])
 
-for V, real in ((2048, None), (88, None), (88, 40)):  # slices that are and are not multiples of 256; one without tokens
-    for implementation in (None, "pallas"):
-        compare(V, meshes[0], None, False, implementation, real)
-        compare(V, meshes[1], "data", True, implementation, real)
+# Slices that are and are not multiples of 256 tokens; some without tokens.
+compare(2048, meshes[0], None, True, None, None)
+compare(88, meshes[1], "data", True, None, None)
+compare(88, meshes[0], None, False, None, 40)
+compare(2048, meshes[1], "data", False, "pallas", 1000)
+compare(88, meshes[0], None, True, "pallas", 40)
 print("RESULT" + json.dumps(out))
 """
 
@@ -343,7 +359,7 @@ def test_a_cut_vocabulary_gives_the_same() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
     found = json.loads(done.stdout.split("RESULT")[1])
-    assert len(found) == 12
+    assert len(found) == 5
     for same, far, case in found:
         assert same, case
         assert far < 1e-5, case
@@ -367,7 +383,7 @@ def shaped(rows: int, width: int, vocabulary: int, dtype: Any = jnp.float32) -> 
 
 def test_no_array_is_as_large_as_the_logits() -> None:
     def largest(**settings: Any) -> int:
-        return max(sizes(jax.make_jaxpr(partial(fused_sample, **settings))(*shaped(64, 8, 10000)).jaxpr))
+        return max(sizes(jax.make_jaxpr(partial(fused_sample, **settings))(*shaped(64, 2, 10000)).jaxpr))
 
     assert largest(implementation="reference") == 64 * 10000
     assert largest(implementation="blocked", block_size=512) == 64 * 512

@@ -35,9 +35,9 @@ def fused_sample(
     distribution. Rows of temperature 0 take the most probable allowed token; z is then not divided.
 
     The draw is `argmax_v z_v + g_v` (lowest v in a tie) with Gumbel noise g that depends on the row's counters and v
-    alone: see `noise.py` for the generator and for the resolution, which is float32 with 2^-31 in the tail. Batch, slot,
-    tile sizes, sharding and platform do not change a bit of the random words. They change a token only where they
-    change the rounding of a logit or of a logarithm, and two scores lie that close together.
+    alone: see `noise.py` for the generator and for its resolution, 2^-31 in the tail. Batch, slot, tile sizes, sharding
+    and platform do not change a bit of the random words. They change a token only where they change the rounding of a
+    logit or of a logarithm, and the two best scores lie that close together.
 
     Has no derivative: gradients are zero. Use `fused_logprob` on the token.
 

@@ -40,15 +40,26 @@ def local_sums(
     offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)
     operands = _vary_together(hidden, unembedding, keys, temperature, allowed, offset, limit)
 
-    def blocked(hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, *place: Any) -> Sums:
+    def blocked(
+        hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, offset: Any, limit: Any
+    ) -> Sums:
         width = min(block_size or BLOCK_SIZE, unembedding.shape[0])
-        return blocked_sums(hidden, unembedding, keys, temperature, allowed, softcap, width, *place, aligned)
+        arrays = hidden, unembedding, keys, temperature, allowed
+        return blocked_sums(*arrays, softcap, width, offset, limit, aligned)
 
     def pallas(
-        hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, *place: Any, interpret: bool
+        hidden: Any,
+        unembedding: Any,
+        keys: Any,
+        temperature: Any,
+        allowed: Any,
+        offset: Any,
+        limit: Any,
+        *,
+        interpret: bool,
     ) -> Sums:
-        how = (block_size, row_block, *place, aligned, interpret)
-        return pallas_sums(hidden, unembedding, keys, temperature, allowed, softcap, *how)
+        arrays = hidden, unembedding, keys, temperature, allowed
+        return pallas_sums(*arrays, softcap, block_size, row_block, offset, limit, aligned, interpret)
 
     if implementation == "blocked" or hidden.shape[0] == 0:
         return blocked(*operands)
