@@ -36,8 +36,9 @@ def fused_sample(
 
     The draw is `argmax_v z_v + g_v` (lowest v in a tie) with Gumbel noise g that depends on the row's counters and v
     alone: see `noise.py` for the generator and for its resolution, 2^-31 in the tail. Batch, slot, tile sizes, sharding
-    and platform do not change a bit of the random words. They change a token only where they change the rounding of a
-    logit or of a logarithm, and the two best scores lie that close together.
+    and platform do not change a bit of the random words. They may change the rounding of a matrix product or of a
+    logarithm, and with it a token whose score is that close to another's: scores closer than d are met in a fraction of
+    about d of the draws, and d is some 1e-6 in float32.
 
     Has no derivative: gradients are zero. Use `fused_logprob` on the token.
 

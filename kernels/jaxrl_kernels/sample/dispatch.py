@@ -78,7 +78,7 @@ def check(
 ) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
     for name, array in (("hidden", hidden), ("unembedding", unembedding)):
-        if array.ndim != 2 or array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        if array.ndim != 2 or array.dtype not in (jnp.float32, jnp.bfloat16):
             raise ValueError(f"{name} must be a float32 or bfloat16 matrix, found {array.dtype}{list(array.shape)}")
     if hidden.shape[1] != unembedding.shape[1]:
         raise ValueError(
