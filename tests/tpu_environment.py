@@ -22,5 +22,6 @@ def tpu_environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # there is no chip to fight for, and tests run side by side
         "JAX_PLATFORMS": "cpu",
     }
