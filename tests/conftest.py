@@ -34,6 +34,13 @@ def _forget_compiled_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
+@pytest.fixture
+def own_programs() -> Iterator[None]:
+    """Drop programs after the test: for those that compile large ones which no other test can use."""
+    yield
+    jax.clear_caches()
+
+
 EOS = 256  # of all tiny models, and their padding token
 VECTORS = Path(__file__).parent / "vectors"
 FAMILIES = ("llama", "llama_tied", "llama31_rope", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")

@@ -14,6 +14,7 @@ TINY = Settings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exac
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
+@pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("name", algorithms.names())
 def test_two_iterations_are_finite(name: str) -> None:
     train = make_train(sequence_lock(1, 2), name, TINY)
