@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, is_off
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 State = Any
@@ -107,7 +107,9 @@ class Objective:
         return Objective(total, self.needs | other.needs, refresh if self.refresh or other.refresh else None)
 
     def __mul__(self, scale: float | jax.Array | str) -> Objective:
-        """Scale the loss, by a number or by the control of that name."""
+        """Scale the loss, by a number or by the control of that name. What is known to be scaled by 0 is left out."""
+        if is_off(scale):
+            return Objective(lambda outputs, batch: (jnp.float32(0), {}))
 
         def scaled(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss, metrics = self.function(outputs, batch)

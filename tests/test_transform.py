@@ -157,3 +157,15 @@ def test_objectives_and_transforms_are_static_arguments() -> None:
     assert hash(A + B)
     assert hash(chain(scale(2), count()))
     assert Objective(first, A.needs) == A, "equal parts make equal objectives, so nothing is compiled twice"
+
+
+def test_what_is_scaled_by_a_known_zero_is_left_out_with_its_needs() -> None:
+    """A number that is traced is not known, and keeps the term."""
+    term = Objective(lambda outputs, batch: (jnp.float32(3), {"term": jnp.float32(3)}), frozenset({"reference_logp"}))
+    base = Objective(lambda outputs, batch: (jnp.float32(2), {"base": jnp.float32(2)}))
+    for off in (base + 0.0 * term, base - 0 * term, base - (-0.0) * term):
+        loss, metrics = off(None, None)  # type: ignore[arg-type]
+        assert (float(loss), set(metrics), off.needs) == (2, {"base"}, set())
+    assert (base + 0.5 * term).needs == {"reference_logp"}
+    traced = jax.jit(lambda c: (base + c * term)(None, None))(0.0)  # type: ignore[arg-type]
+    assert (float(traced[0]), set(traced[1])) == (2, {"base", "term"})

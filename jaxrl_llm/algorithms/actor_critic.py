@@ -5,8 +5,6 @@ All of them need "values": a policy with a critic (`models.critic`), which learn
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
 from jaxrl_llm.advantages.returns import (
     adaptive_kl,
@@ -31,14 +29,6 @@ __all__ = ["ppo", "ppo_max", "safe_entropy_aware", "vapo", "vc_ppo"]
 
 def _clipped(low: float, high: float, dual: float | None = None) -> Objective:
     return policy_gradient(token_ratio(), clip(low, high, dual), token_mean())
-
-
-def _plus(objective: Objective, *terms: tuple[float | str, Callable[[], Objective]]) -> Objective:
-    """The objective plus coefficient * term() of those terms that are not known to be off."""
-    for coefficient, term in terms:
-        if not is_off(coefficient):
-            objective += coefficient * term()
-    return objective
 
 
 def _present(*parts: Transform | None) -> Transform:
@@ -95,8 +85,8 @@ def ppo(
         whiten_advantages() if whiten else None,
     )
     objective = _clipped(clip_low, clip_high, dual_clip) + value_coefficient * value_loss(value_clip)
-    in_loss = (beta if kl_in == "loss" else 0.0, lambda: kl(estimator=kl_estimator or "k2"))
-    return Algorithm(transform, _plus(objective, in_loss, (-entropy_coefficient, entropy)))
+    objective += (beta if kl_in == "loss" else 0.0) * kl(estimator=kl_estimator or "k2")
+    return Algorithm(transform, objective - entropy_coefficient * entropy())
 
 
 def ppo_max(
@@ -137,7 +127,7 @@ def ppo_max(
         None if advantage_clip is None else clip_advantages(advantage_clip),
     )
     objective = _clipped(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
-    return Algorithm(transform, _plus(objective, (entropy_weight, lambda: distance(entropy(), entropy_target))))
+    return Algorithm(transform, objective + entropy_weight * distance(entropy(), entropy_target))
 
 
 def vc_ppo(
@@ -194,8 +184,7 @@ def vapo(
         whiten_advantages() if whiten else None,
         count_tokens(right, "right_tokens"),
     )
-    imitated = (imitation_coefficient, lambda: imitation(right, mean_by("right_tokens")))
-    policy = _plus(_clipped(clip_low, clip_high), imitated)
+    policy = _clipped(clip_low, clip_high) + imitation_coefficient * imitation(right, mean_by("right_tokens"))
     return Algorithm(transform, policy + value_coefficient * value_loss(value_clip))
 
 
@@ -246,4 +235,4 @@ def safe_entropy_aware(
     )
     values = value_loss(value_clip, last_action_mean(), error=huber(huber_width), of="mean", combine=combine, heads=2)
     objective = _clipped(clip_low, clip_high) + value_coefficient * values + threshold_penalty(penalty_gradient)
-    return Algorithm(transform, _plus(objective, (-entropy_coefficient, entropy)))
+    return Algorithm(transform, objective - entropy_coefficient * entropy())

@@ -7,7 +7,7 @@ from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
 from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import with_kl_reward
-from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, span_ratio, token_mean, token_ratio
 from jaxrl_llm.transform import chain
 
@@ -50,8 +50,7 @@ def reinforce_plus_plus_baseline(
     """
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="reference", estimator="k2", average=average)
+    objective += kl_coefficient * kl(to="reference", estimator="k2", average=average)
     return Algorithm(chain(group_relative(scale="none"), whiten_advantages(over, epsilon=epsilon)), objective)
 
 

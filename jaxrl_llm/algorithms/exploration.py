@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus, novelty, relative_confidence, revised, row_mean
 from jaxrl_llm.advantages.votes import vote
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.errors import require, require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
@@ -37,8 +37,7 @@ def ttrl(
     """
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
+    objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
     return Algorithm(chain(vote(keep, ties), group_relative()), objective)
 
 

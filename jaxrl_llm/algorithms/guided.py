@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.difficulty import solved_without
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, constant, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.guidance import guided, guided_rows, summed
 from jaxrl_llm.rewards.transforms import leave_out, rescore
@@ -57,8 +57,7 @@ def icpo_in_context(
     parts = [leave_out(rejected)] if reject else []
     surrogate = guided(clip(clip_low, clip_high, dual_clip), shape)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="reference", estimator="k3")
+    objective += kl_coefficient * kl(to="reference", estimator="k3")
     return Algorithm(chain(*parts, counted(raised), group_relative(epsilon=epsilon)), objective)
 
 
@@ -96,6 +95,5 @@ def ampo_multi_guidance(
     verified = rescore(lambda b: jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores))
     average = {"sequences": constant, "batch": summed}[over](longest)
     objective = policy_gradient(token_ratio(), guided(clip(clip_low, clip_high, dual_clip), shape), average)
-    if not is_off(entropy_coefficient):
-        objective -= entropy_coefficient * entropy()
+    objective -= entropy_coefficient * entropy()
     return Algorithm(chain(leave_out(superfluous), verified, group_relative(scale)), objective)

@@ -28,8 +28,7 @@ def trpa(beta: float = 0.1, anisotropy: float = 2.5, trust: float = 0.001, best:
     """
     require("beta", beta, above=0)
     objective = preference(beta, best, anisotropy)
-    if not is_off(trust):
-        objective += trust * kl("behaviour", "k3")
+    objective += trust * kl("behaviour", "k3")
     return Algorithm(stateless(lambda batch: batch), objective)
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.sets import DIVERSITIES, best_of_sets_advantage, diver
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
-from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.trajectory import Trajectories
@@ -96,8 +96,7 @@ def polychromic(
     require_choice("diversity", diversity, DIVERSITIES)
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="behaviour", estimator="k2", average=average)
+    objective += kl_coefficient * kl(to="behaviour", estimator="k2", average=average)
 
     def advantage(batch: Trajectories) -> jax.Array:
         return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)

@@ -137,8 +137,7 @@ def unlikeliness_reward(
         return rewards.rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
 
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="reference", estimator="k3")
+    objective += kl_coefficient * kl(to="reference", estimator="k3")
     return Algorithm(chain(drop_uniform_groups(), rewards.rescore(reward), group_relative(epsilon=epsilon)), objective)
 
 

@@ -10,7 +10,7 @@ from jaxrl_llm.advantages.multipliers import capped_bonus, hellinger, revised, s
 from jaxrl_llm.advantages.rank import rank_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.errors import require, require_choice
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import Ratio, clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.selection.noise import token_noise
@@ -135,10 +135,8 @@ def verl_velocity_rank(
     """
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
-    if not is_off(entropy_coefficient):
-        objective -= entropy_coefficient * entropy(average)
+    objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
+    objective -= entropy_coefficient * entropy(average)
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.errors import require, require_choice
 from jaxrl_llm.objectives import (
     clip,
     constant,
@@ -215,10 +215,8 @@ def remix(
     the reference is then to become the policy of that iteration, which is for the loop to do.
     """
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
-    if not is_off(entropy_coefficient):
-        objective -= entropy_coefficient * entropy()
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * mixed_anchor("k3")
+    objective -= entropy_coefficient * entropy()
+    objective += kl_coefficient * mixed_anchor("k3")
     return Algorithm(chain(group_relative("std", ddof, epsilon), mix_anchors(hold, every, drop, least)), objective)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError, is_off
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.averages import Average, token_mean
 from jaxrl_llm.objectives.penalties import entropy, kl
 from jaxrl_llm.objectives.ratios import Ratio
@@ -55,8 +55,6 @@ def regularised(
 
     A term whose coefficient is known to be 0 is left out, and with it the need of a reference policy.
     """
-    if not is_off(kl_coefficient):
-        objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
-    if not is_off(entropy_coefficient):
-        objective -= entropy_coefficient * entropy(average)
+    objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
+    objective -= entropy_coefficient * entropy(average)
     return objective

@@ -36,6 +36,7 @@ def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slic
     assert abs(float(a.loss) - float(b.loss)) <= 3e-6 * scale
     for one, two in zip(jax.tree.leaves(a.gradient), jax.tree.leaves(b.gradient), strict=True):
         two = np.asarray(two)[rows][:, columns]
+        assert np.isfinite(two).all()
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=3e-6 * max(1e-3, np.abs(one).max()))
 
 
