@@ -9,7 +9,7 @@ tuple of dicts (unrolled: no copy of a layer's weights per step; see `unstack`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +113,75 @@ def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
     return out + layer[name + "_bias"] if bias else out
 
 
+class Attend(Protocol):
+    """How the tokens of one layer look at each other, and at what the layer remembers."""
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, window: Any) -> tuple[jax.Array, Any]:
+        """q [N, L, H, h] and k, v [N, L, K, h], rotated -> [N, L, H, h], and the layer's memory afterwards.
+
+        window: how many tokens back the layer sees, its own included; 0 is all. A number, or int32[] in a scan.
+        """
+        ...
+
+
+def run(
+    params: Params,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attend: Attend,
+    memory: Any = None,
+    *,
+    dtype: Any = None,
+    remat: bool = False,
+) -> tuple[jax.Array, Any]:
+    """Hidden states after the last norm, [N, L, D], and what `attend` made of the layers' memory.
+
+    tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
+    along a leading layer axis (None: there is none). For the other arguments see `forward`.
+    """
+    dtype = dtype or params["embed"].dtype
+    x = params["embed"][tokens].astype(dtype)
+    if config.embedding_scale != 1.0:
+        x = x * jnp.asarray(config.embedding_scale, dtype)
+    cos, sin = rotation(config.ropes, config.head_dim, positions)
+
+    def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
+        layer = jax.tree.map(lambda w: w.astype(dtype), layer)
+        y = rms_norm(x, layer["attention_norm"], config)
+        q = _project(y, layer, "query", config.attention_bias)
+        k = _project(y, layer, "key", config.attention_bias)
+        v = _project(y, layer, "value", config.attention_bias)
+        if config.qk_norm:
+            q, k = rms_norm(q, layer["query_norm"], config), rms_norm(k, layer["key_norm"], config)
+        q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
+        y, remembered = attend(q, k, v, remembered, window)
+        y = jnp.einsum("nlkh,khd->nld", y, layer["out"])
+        if config.output_bias:
+            y = y + layer["out_bias"]
+        if config.post_norms:
+            y = rms_norm(y, layer["attention_post_norm"], config)
+        x = x + y
+        y = mlp(rms_norm(x, layer["mlp_norm"], config), layer, config)
+        if config.post_norms:
+            y = rms_norm(y, layer["mlp_post_norm"], config)
+        return x + y, remembered
+
+    block: Any = jax.checkpoint(run_layer, prevent_cse=False) if remat else run_layer
+    layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
+    if isinstance(layers, tuple):
+        memories = (None,) * len(layers) if memory is None else memory
+        after = []
+        for layer, window, rope, remembered in zip(layers, *static, memories, strict=True):
+            x, remembered = block(x, layer, window, rope, remembered)
+            after.append(remembered)
+        memory = tuple(after)
+    else:
+        per_layer = tuple(jnp.asarray(s, jnp.int32) for s in static)
+        x, memory = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], xs[2]), x, (layers, per_layer, memory))
+    return rms_norm(x, params["final_norm"], config) if config.final_norm else x, memory
+
+
 def forward(
     params: Params,
     config: ModelConfig,
@@ -132,11 +201,7 @@ def forward(
     parameters); norms, rotations, attention logits and softmax are float32. `remat` recomputes each layer in the
     backward pass.
     """
-    dtype = dtype or params["embed"].dtype
     L = tokens.shape[1]
-    x = params["embed"][tokens].astype(dtype)
-    if config.embedding_scale != 1.0:
-        x = x * jnp.asarray(config.embedding_scale, dtype)
     if cache is None:
         first, seen_positions, seen_segments = jnp.int32(0), positions, segments
     else:
@@ -148,51 +213,24 @@ def forward(
     same = (segments[:, :, None] == seen_segments[:, None, :]) & (segments[:, :, None] > 0)
     visible = same & earlier
     distance = positions[:, :, None] - seen_positions[:, None, :]
-    cos, sin = rotation(config.ropes, config.head_dim, positions)
 
-    def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, kv: Any) -> tuple[jax.Array, Any]:
-        layer = jax.tree.map(lambda w: w.astype(dtype), layer)
-        y = rms_norm(x, layer["attention_norm"], config)
-        q = _project(y, layer, "query", config.attention_bias)
-        k = _project(y, layer, "key", config.attention_bias)
-        v = _project(y, layer, "value", config.attention_bias)
-        if config.qk_norm:
-            q, k = rms_norm(q, layer["query_norm"], config), rms_norm(k, layer["key_norm"], config)
-        q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, window: Any) -> tuple[jax.Array, Any]:
         k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-        if kv is not None:
-            k = jax.lax.dynamic_update_slice(kv[0], k.astype(kv[0].dtype), (0, 0, first, 0))
-            v = jax.lax.dynamic_update_slice(kv[1], v.astype(kv[1].dtype), (0, 0, first, 0))
-            kv = (k, v)
+        if memory is not None:
+            k = jax.lax.dynamic_update_slice(memory[0], k.astype(memory[0].dtype), (0, 0, first, 0))
+            v = jax.lax.dynamic_update_slice(memory[1], v.astype(memory[1].dtype), (0, 0, first, 0))
+            memory = (k, v)
         near = visible
         if any(config.window_of_layer):
             near = visible & ((distance < window) | (window == 0))
-        y = attention(q, k.astype(dtype), v.astype(dtype), near, config)
-        y = jnp.einsum("nlkh,khd->nld", y, layer["out"])
-        if config.output_bias:
-            y = y + layer["out_bias"]
-        if config.post_norms:
-            y = rms_norm(y, layer["attention_post_norm"], config)
-        x = x + y
-        y = mlp(rms_norm(x, layer["mlp_norm"], config), layer, config)
-        if config.post_norms:
-            y = rms_norm(y, layer["mlp_post_norm"], config)
-        return x + y, kv
+        return attention(q, k.astype(q.dtype), v.astype(q.dtype), near, config), memory
 
-    block: Any = jax.checkpoint(run_layer, prevent_cse=False) if remat else run_layer
-    layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
-    if isinstance(layers, tuple):
-        after = []
-        for i, layer in enumerate(layers):
-            kv = None if cache is None else (cache.keys[i], cache.values[i])
-            x, kv = block(x, layer, static[0][i], static[1][i], kv)
-            after.append(kv)
-        kvs: Any = None if cache is None else tuple(zip(*after, strict=True))
-    else:
-        per_layer = tuple(jnp.asarray(s, jnp.int32) for s in static)
-        stored = None if cache is None else (cache.keys, cache.values)
-        x, kvs = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], xs[2]), x, (layers, per_layer, stored))
-    hidden = rms_norm(x, params["final_norm"], config) if config.final_norm else x
+    stacked = isinstance(params["layers"], dict)
+    memory: Any = None
+    if cache is not None:
+        memory = (cache.keys, cache.values) if stacked else tuple(zip(cache.keys, cache.values, strict=True))
+    hidden, memory = run(params, config, tokens, positions, attend, memory, dtype=dtype, remat=remat)
     if cache is None:
         return hidden, None
-    return hidden, Cache(kvs[0], kvs[1], seen_positions, seen_segments, first + L)
+    keys, values = memory if stacked else zip(*memory, strict=True)
+    return hidden, Cache(keys, values, seen_positions, seen_segments, first + L)
