@@ -7,6 +7,7 @@ The two pytrees that travel are in `trajectory`, the glue in `transform`; read t
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy, save_policy
+from jaxrl_llm.reporting.completions import show
 from jaxrl_llm.reporting.credit import compare
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -25,4 +26,5 @@ __all__ = [
     "load_policy",
     "sample",
     "save_policy",
+    "show",
 ]

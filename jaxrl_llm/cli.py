@@ -80,7 +80,7 @@ def eval_command(arguments: list[str]) -> int:
     result = evaluate(
         policy, params, held_out, make_rewards(config, list(held_out.rows[0])), judge=config.eval_reward,
         samples=args.samples, temperature=temperature, max_new_tokens=config.max_new_tokens, stop=config.stop,
-        rows_at_once=config.rows_at_once or 128, seed=config.seed,
+        slots=config.slots or 128, seed=config.seed,
     )  # fmt: skip
     print(describe(result.figures))
     for k, value in result.figures.get("pass_at", {}).items():
@@ -92,10 +92,12 @@ def eval_command(arguments: list[str]) -> int:
 
 
 def sample_command(arguments: list[str]) -> int:
-    """Print completions of prompts."""
+    """Print completions of prompts; on a terminal, a lone one as it is decoded."""
     import jax
 
-    from jaxrl_llm.sampling import completion_texts, sample
+    from jaxrl_llm.sampling.live import describe, write_completions
+    from jaxrl_llm.sampling.requests import Stats
+    from jaxrl_llm.sampling.sampler import requests_of
     from jaxrl_llm.training.load_run import load_run
 
     @dataclasses.dataclass(frozen=True)
@@ -122,16 +124,30 @@ def sample_command(arguments: list[str]) -> int:
         """System message."""
         seed: int = 0
         """Of the sampling."""
+        jsonl: bool = False
+        """One JSON object a completion: prompt, sample, text, ended, tokens, mean_logp."""
+        stats: bool = False
+        """Tokens per second, time to the first token and occupancy, on stderr."""
 
     args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
-    _, policy, params, tokenizer = load_run(args.model)
-    batch = sample(
-        policy, params, args.prompts, jax.random.key(args.seed), group_size=args.samples, stop=args.stop,
-        max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k,
-        min_p=args.min_p, system_prompt=args.system_prompt,
-    )  # fmt: skip
-    for number, text in enumerate(completion_texts(tokenizer, batch)):
-        print(f"[{args.prompts[number // args.samples]}] {text}")
+    if args.samples < 1:
+        raise InputError("--samples must be at least 1")
+    figures = Stats()
+    try:
+        _, policy, params, _ = load_run(args.model)
+        asked = requests_of(
+            policy, args.prompts, jax.random.key(args.seed), group_size=args.samples, stop=args.stop,
+            max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k,
+            min_p=args.min_p, system_prompt=args.system_prompt,
+        )  # fmt: skip
+        write_completions(policy, params, args.prompts, asked, sys.stdout, as_json=args.jsonl, stats=figures)
+    except KeyboardInterrupt:  # before the first token, or a second time
+        figures.interrupted = True
+    if args.stats:
+        print(describe(figures), file=sys.stderr)
+    if figures.interrupted:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

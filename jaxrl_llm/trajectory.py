@@ -33,6 +33,9 @@ class Trajectories(flax.struct.PyTreeNode):
     truncated: Array  # bool[N] ran out of budget before the end of the answer
     temperature: Array | None = None  # f32[N] of the distribution that `behaviour_logp` is of
     support_floor: Array | None = None  # f32[N, L] least log-probability that top-k/top-p/min-p kept (-inf: all)
+    whole_logp: Array | None = (
+        None  # f32[N, L] as `behaviour_logp`, before filters and forbidden tokens, where there were
+    )
     rewards: dict[str, Array] | None = None  # named components, f32[N] each
     reward: Array | None = None  # f32[N] their combination
     token_rewards: Array | None = None  # f32[N, L] what each action earns by itself, e.g. a penalty; beside `reward`

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,13 @@ sys.path.insert(0, str(Path(__file__).parent / "training"))
 
 import tiny_runs as runs
 
-from jaxrl_llm import algorithms, load_policy
+from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.cli import COMMANDS, main
 from jaxrl_llm.options import parse_config
+from jaxrl_llm.sampling import completion_texts, live
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Stats
+from jaxrl_llm.sampling.sampler import requests_of
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
 from jaxrl_llm.training.optimizer import OptimizerConfig
@@ -277,6 +283,235 @@ def test_sample_prints_completions(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("[number 01:] ") == 4
     assert output_of(capsys, *drawn) == text
     assert output_of(capsys, *drawn, "--seed", 1) != text
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal; `pieces` has what each write wrote, and `hook` is called before each."""
+
+    def __init__(self, hook: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        self.hook = hook
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.hook()
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def on_terminal(
+    monkeypatch: pytest.MonkeyPatch, *arguments: Any, status: int = 0, hook: Callable[[], object] = lambda: None
+) -> Terminal:
+    """What a command writes to a terminal."""
+    terminal = Terminal(hook)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        assert main([str(argument) for argument in arguments]) == status
+    return terminal
+
+
+# Greedy, the tiny model writes one control character again and again; drawn, it writes much that is no UTF-8.
+LONE = ["sample", runs.MODEL, "number 01:", "--max-new-tokens", 24]
+SEVERAL = ["sample", runs.MODEL, "number 01:", "number 02:", "--samples", 2, "--max-new-tokens", 6]
+
+
+def test_a_lone_completion_comes_piece_by_piece_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped = output_of(capsys, *LONE).removeprefix("[number 01:] ")
+    terminal = on_terminal(monkeypatch, *LONE)
+    assert terminal.getvalue() == piped.rstrip("\n").translate(live._SIGNS) + "\n"
+    assert len(terminal.pieces) >= 4, "24 tokens, looked at every 4"
+    assert max(map(len, terminal.pieces)) <= 12
+    assert "\x1b" not in terminal.getvalue()
+
+
+def test_nothing_is_shown_beyond_a_stop_string(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between two looks tokens may be decoded that do not belong to the completion: every place in a chunk is tried."""
+    (line,) = output_of(capsys, *LONE, "--jsonl").splitlines()
+    text = json.loads(line)["text"]
+    ends = [i for i in range(3, len(text)) if text[i] not in text[:i] and text[i] != "\ufffd"][:4]
+    assert len(ends) == 4
+    for i in ends:
+        (line,) = output_of(capsys, *LONE, "--stop", text[i], "--jsonl").splitlines()
+        stopped = json.loads(line)
+        assert (stopped["text"], stopped["ended"]) == (text[: i + 1], True)
+        terminal = on_terminal(monkeypatch, *LONE, "--stop", text[i])
+        assert terminal.getvalue() == text[: i + 1].translate(live._SIGNS) + "\n"
+
+
+def test_several_completions_are_marked_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in output_of(capsys, *SEVERAL, "--jsonl").splitlines()]
+    wanted = [f"[{row['prompt']} {row['sample'] + 1}/2] {row['text']}\n".translate(live._SIGNS) for row in rows]
+    text = on_terminal(monkeypatch, *SEVERAL).getvalue()
+    assert len(text) == sum(map(len, wanted))
+    assert all(text.count(line) == 1 for line in wanted)
+
+
+def test_completions_as_json_are_those_of_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in output_of(capsys, *SEVERAL, "--jsonl", "--seed", 3).splitlines()]
+    policy, params, tokenizer = load_policy(runs.MODEL)
+    prompts = ["number 01:", "number 02:"]
+    batch = sample(policy, params, prompts, jax.random.key(3), group_size=2, max_new_tokens=6)
+    action, logp = np.asarray(batch.action_mask), np.asarray(batch.behaviour_logp)
+    assert [(row["prompt"], row["sample"]) for row in rows] == [(p, n) for p in prompts for n in range(2)]
+    assert [row["text"] for row in rows] == completion_texts(tokenizer, batch)
+    assert [row["tokens"] for row in rows] == action.sum(1).tolist()
+    assert [row["ended"] for row in rows] == (~np.asarray(batch.truncated)).tolist()
+    np.testing.assert_allclose(
+        [row["mean_logp"] for row in rows], [x[a].mean() for x, a in zip(logp, action, strict=True)]
+    )
+    lines = output_of(capsys, *SEVERAL, "--seed", 3)
+    assert lines == "".join(f"[{row['prompt']}] {row['text']}\n" for row in rows)
+
+
+def test_figures_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(x) for x in (*SEVERAL, "--stats", "--temperature", 0)]) == 0
+    out, err = capsys.readouterr()
+    assert "tokens/s" not in out
+    assert re.fullmatch(
+        r"24 tokens in \d+\.\d\d s \(\d+\.\d tokens/s\), first token after \d+\.\d\d s, occupancy 100%"
+        r"(, \d+ programs compiled or fetched)?\n",
+        err,
+    )
+    assert live.describe(Stats(rows=2, steps=5, live=7, tokens=9, seconds=2.0, first_token=0.5)) == (
+        "9 tokens in 2.00 s (4.5 tokens/s), first token after 0.50 s, occupancy 70%"
+    )
+    assert main(["sample", str(runs.MODEL), "x", "--samples", "0"]) == 2
+    assert "--samples must be at least 1" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_what_is_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = on_terminal(monkeypatch, *LONE[:-1], 100).getvalue()
+    writes: list[int] = []
+
+    def interrupt() -> None:
+        writes.append(0)
+        if len(writes) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    capsys.readouterr()
+    before = signal.getsignal(signal.SIGINT)
+    cut = on_terminal(monkeypatch, *LONE[:-1], 100, status=130, hook=interrupt).getvalue()
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
+    assert cut.endswith("\n")
+    assert whole.startswith(cut.rstrip("\n\ufffd"))
+    assert 0 < len(cut) <= 1 + 5 * 4 < len(whole), "it ends at the next look"
+
+
+def engine_of(*texts: tuple[bytes, bool], step: int = 1) -> Any:
+    """A stand-in for the engine: each request's bytes, watched every `step`, then all completions, the last one first.
+
+    A text that has not ended comes back unfinished.
+    """
+
+    def stream(policy: Any, weights: Any, requests: Any, settings: Any, **options: Any) -> Iterator[Completion]:
+        for index, (text, _) in enumerate(texts):
+            for end in range(step, len(text) + 1, step):
+                if options["watch"] is not None:
+                    options["watch"](index, np.frombuffer(text[:end], np.uint8).astype(np.int32))
+        for index in reversed(range(len(texts))):
+            text, ended = texts[index]
+            token = np.frombuffer(text, np.uint8).astype(np.int32)
+            others = (np.full(len(text), -0.5, np.float32) for _ in range(4))
+            yield Completion(index, NO_TOKENS._make((token, *others, token)), ended, 1000)
+
+    return stream
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    return load_policy(runs.MODEL)
+
+
+def written(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: Any,
+    out: io.StringIO,
+    *texts: tuple[bytes, bool],
+    prompts: Any = ("p",),
+    **how: Any,
+) -> str:
+    monkeypatch.setattr(live, "stream", engine_of(*texts, step=how.pop("step", 1)))
+    asked = requests_of(
+        tiny[0], list(prompts), jax.random.key(0), group_size=len(texts) // len(prompts), max_new_tokens=99
+    )
+    live.write_completions(tiny[0], tiny[1], prompts, asked, out, **how)
+    return out.getvalue()
+
+
+MANY_BYTES = "na\u00efve \u20ac5 \U0001f600! \u4f60\u597d"
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+def test_only_whole_characters_are_shown(monkeypatch: pytest.MonkeyPatch, tiny: Any, step: int) -> None:
+    """The tiny models' tokens are bytes."""
+    terminal = Terminal()
+    assert written(monkeypatch, tiny, terminal, (MANY_BYTES.encode(), True), step=step) == MANY_BYTES + "\n"
+    assert "\ufffd" not in "".join(terminal.pieces)
+    assert all(MANY_BYTES.startswith("".join(terminal.pieces[:n])) for n in range(len(terminal.pieces)))
+    if step == 1:
+        assert terminal.pieces == [*MANY_BYTES, "\n"]
+
+
+def test_bytes_that_become_no_character_are_shown_in_the_end(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    terminal = Terminal()
+    written(monkeypatch, tiny, terminal, (b"a\xffb\xe2\x82", False))
+    assert terminal.pieces == ["a", "\ufffdb", "\ufffd", "\n"]
+
+
+def test_text_that_changes_later_is_written_from_where_it_differs() -> None:
+    """As with tokenizers whose byte tokens decode together or not at all: nothing is written until all is there."""
+
+    def decode(data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(data)
+
+    data = "\u20ac\U0001f600".encode()
+    shown, pieces = "", []
+    for end in range(1, len(data) + 1):
+        text = live.whole_characters(decode(data[:end]))
+        pieces.append(live.unseen(shown, text))
+        shown = shown if shown.startswith(text) else text
+    assert [piece for piece in pieces if piece] == ["\u20ac", "\U0001f600"]
+    assert live.unseen("a b", "a, b c") == ", b c"
+    assert live.unseen("", "") == live.unseen("ab", "ab") == live.unseen("ab", "a") == ""
+
+
+def test_pipes_get_the_order_of_the_requests(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    texts = [(b"one", True), (b"two", True), (b"", False), (b"three", False)]
+    how: dict[str, Any] = {"prompts": ("p", "q")}
+    assert written(monkeypatch, tiny, io.StringIO(), *texts, **how) == "[p] one\n[p] two\n[q] three\n"
+    assert written(monkeypatch, tiny, Terminal(), *texts, **how) == "[q 2/2] three\n[p 2/2] two\n[p 1/2] one\n"
+    rows = [json.loads(x) for x in written(monkeypatch, tiny, Terminal(), *texts, as_json=True, **how).splitlines()]
+    assert rows[0] == {"prompt": "p", "sample": 0, "text": "one", "ended": True, "tokens": 3, "mean_logp": -0.5}
+    assert [(row["prompt"], row["sample"], row["text"], row["ended"]) for row in rows[1:]] == [
+        ("p", 1, "two", True),
+        ("q", 1, "three", False),
+    ]
+
+
+def test_requests_are_in_order_as_soon_as_they_can_be() -> None:
+    def completions() -> Iterator[Completion]:
+        for index in (2, 0, 1, 3):
+            taken.append(index)
+            yield Completion(index, NO_TOKENS, True, 1)
+
+    taken: list[int] = []
+    given = live.in_order(completions())
+    assert (next(given).index, taken) == (0, [2, 0])
+    assert ([next(given).index for _ in range(2)], taken) == ([1, 2], [2, 0, 1])
+    assert [completion.index for completion in given] == [3]
 
 
 def test_export_writes_the_parameters_of_the_newest_checkpoint(

@@ -1,5 +1,29 @@
 """Meshes and sharding rules."""
 
-from jaxrl_llm.distributed.mesh import check_rows, data_mesh, replicate, shard_rows
+from jaxrl_llm.distributed.mesh import check_rows, data_mesh, make_mesh, replicate, shard_rows
+from jaxrl_llm.distributed.sharding import (
+    Moved,
+    bytes_per_device,
+    bytes_to_move,
+    describe_sharding,
+    named_shardings,
+    parameter_specs,
+    reshard,
+    shard_params,
+)
 
-__all__ = ["check_rows", "data_mesh", "replicate", "shard_rows"]
+__all__ = [
+    "Moved",
+    "bytes_per_device",
+    "bytes_to_move",
+    "check_rows",
+    "data_mesh",
+    "describe_sharding",
+    "make_mesh",
+    "named_shardings",
+    "parameter_specs",
+    "replicate",
+    "reshard",
+    "shard_params",
+    "shard_rows",
+]

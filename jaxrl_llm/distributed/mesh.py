@@ -1,7 +1,8 @@
-"""Data parallelism: every device holds the parameters and a share of the rows."""
+"""Meshes, and data parallelism: every device holds the parameters and a share of the rows."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -16,13 +17,38 @@ def data_mesh(devices: list[Any] | None = None) -> Mesh:
     return jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
 
 
+def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None) -> Mesh:
+    """All devices (or those given) along two axes: "data" shards rows, "tensor" shards weights (`sharding`).
+
+    data, tensor: devices along each axis, at least 1; -1, for one of them, takes what the other leaves. "tensor",
+    which talks in every layer, is the inner axis: it gets devices near each other, as jax.make_mesh orders them. Raises
+    InputError where the two do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = {"data": data, "tensor": tensor}
+    for name, size in sizes.items():
+        if size != -1 and size < 1:
+            raise InputError(f"the mesh axis {name} is {size}: give a number of devices, or -1 for what is left")
+    given = [size for size in sizes.values() if size != -1]
+    if not given:
+        raise InputError("both mesh axes are -1: give a number of devices for data or for tensor")
+    product = math.prod(given)
+    if len(devices) % product or (len(given) == 2 and product != len(devices)):
+        raise InputError(
+            f"a mesh of data={data} x tensor={tensor} does not fit {len(devices)} devices: "
+            "choose sizes whose product is their number, or -1 for one of them"
+        )
+    shape = tuple(len(devices) // product if size == -1 else size for size in sizes.values())
+    return jax.make_mesh(shape, tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=devices)
+
+
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Put a whole copy of every array on every device."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def shard_rows(tree: Any, mesh: Mesh) -> Any:
-    """Spread the leading axis of every array over the devices; it must be a multiple of their number."""
+    """Spread the leading axis of every array over the axis "data", whose size must divide it."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("data")))
 
 

@@ -42,6 +42,12 @@ class Policy:
         """Hidden states [N, L, D] and the cache; see `decoder.forward`."""
         return decoder.forward(params, self.config, tokens, positions, segments, cache, dtype=self.dtype, remat=remat)
 
+    def run(
+        self, params: Params, tokens: jax.Array, positions: jax.Array, attend: decoder.Attend, memory: Any = None
+    ) -> tuple[jax.Array, Any]:
+        """Hidden states [N, L, D] and the layers' memory, with attention as a function; see `decoder.run`."""
+        return decoder.run(params, self.config, tokens, positions, attend, memory, dtype=self.dtype)
+
     def unembedding(self, params: Params) -> jax.Array:
         """The matrix [V, D] whose product with a hidden state gives its logits."""
         return params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)

@@ -4,6 +4,7 @@ Importing this package needs no optional package; rich, matplotlib, jinja2, tens
 by the functions that use them.
 """
 
+from jaxrl_llm.reporting.completions import Completions, show
 from jaxrl_llm.reporting.credit import Comparison, compare
 from jaxrl_llm.reporting.logged import logged_batch
 from jaxrl_llm.reporting.progress import Progress
@@ -22,6 +23,7 @@ from jaxrl_llm.reporting.writers import (
 
 __all__ = [
     "Comparison",
+    "Completions",
     "JsonlWriter",
     "MetricWriter",
     "Progress",
@@ -34,6 +36,7 @@ __all__ = [
     "pass_at_k",
     "read_jsonl",
     "shade",
+    "show",
     "truncate_jsonl",
     "wilson_interval",
     "write_report",

@@ -1,6 +1,7 @@
-"""The compiled half of the sampler: prefill each prompt once, then decode all rows until they end.
+"""The compiled loop of the sampler: every row takes a token a step, until enough rows are done.
 
-P prompts, N rows (samples), T new tokens at most, V vocabulary.
+B rows, T columns of the ring (tokens that a row may have), V vocabulary. The large arrays stay on the device from call
+to call (`Ring`, donated); what the host decides by, a few numbers a row, comes and goes (`Rows`).
 """
 
 from __future__ import annotations
@@ -10,116 +11,134 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import decoder
-from jaxrl_llm.models.policy import Params, Policy, positions_of
-from jaxrl_llm.sampling.draw import Drawn, draw, token_keys
-from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.cache import Lanes, LayerCache, Prefixes, empty, two_part_attention, write_column
+from jaxrl_llm.sampling.draw import Drawn, Settings, draw
+
+Array = jax.Array
 
 
-class Requests(NamedTuple):
-    """What to sample: prompts, and rows that each continue one of them."""
+class Ring(NamedTuple):
+    """What rows have drawn, and their keys and values. A token drawn at step s stands in column s mod T."""
 
-    prompts: jax.Array  # int32[P, Lp], right-padded
-    prompt_mask: jax.Array  # bool[P, Lp]
-    prompt_of_row: jax.Array  # int32[N]: which prompt a row continues
-    prompt_id: jax.Array  # int32[N]: names the randomness, with `sample`
-    sample: jax.Array  # int32[N]: number of the sample among those of its prompt
-    live: jax.Array  # bool[N]: false for rows that only fill up the shape
+    step: Array  # int32[], of the steps so far
+    layers: tuple[LayerCache, ...]
+    drawn: Drawn  # each [B, T]
 
 
-class Settings(NamedTuple):
-    """How to sample; numbers that may change without a new compilation."""
+class Rows(NamedTuple):
+    """Where each row is."""
 
-    key: jax.Array
-    temperature: jax.Array  # f32[]
-    filters: Filters | None
-    stop_tokens: jax.Array  # int32[E]; sampling one ends the row
-
-
-class DecodeState(NamedTuple):
-    """Everything that the loop changes."""
-
-    step: jax.Array  # int32[]: columns of `drawn` that are filled
-    cache: decoder.Cache
-    position: jax.Array  # int32[N] of the newest token of each row
-    drawn: Drawn  # each [N, T]
-    length: jax.Array  # int32[N]: tokens drawn so far, the ending one included
-    done: jax.Array  # bool[N]
+    newest: Array  # int32[B]: its last token, which the model has not seen yet
+    own: Array  # int32[B]: own tokens before the newest one
+    fresh: Array  # bool[B]: has no token yet
+    done: Array  # bool[B]: ended, or empty
+    last: Array  # int32[B]: column of the newest token
+    limit: Array  # int32[B]: own tokens at which it ends
+    prompt_id: Array  # int32[B]: names the randomness, with `sample`
+    sample: Array  # int32[B]
 
 
-split_layers = jax.jit(decoder.unstack)
+class Work(NamedTuple):
+    """What a call of the loop did, first tokens of fresh rows apart."""
+
+    steps: Array  # int32[]
+    live: Array  # int32[]: row-steps that gave a token
 
 
-def _take(state: DecodeState, new: Drawn, settings: Settings) -> DecodeState:
-    """Record a new token of every row that is not done."""
-    column = lambda old, x: jax.lax.dynamic_update_slice(  # noqa: E731
-        old, jnp.where(state.done, jnp.zeros_like(x), x)[:, None], (0, state.step)
+def empty_ring(policy: Policy, rows: int, tokens: int, dtype: Any) -> Ring:
+    """Room for `tokens` own tokens of each row."""
+    nothing = Drawn(
+        *(jnp.zeros((rows, tokens), jnp.int32 if name == "token" else jnp.float32) for name in Drawn._fields)
     )
-    ends = jnp.any(new.token[:, None] == settings.stop_tokens[None, :], axis=1)
-    return state._replace(
-        step=state.step + 1,
-        drawn=Drawn(*(column(old, x) for old, x in zip(state.drawn, new, strict=True))),
-        length=state.length + ~state.done,
-        done=state.done | ends,
+    return Ring(jnp.int32(0), empty(policy.config, rows, tokens, dtype), nothing)
+
+
+def no_rows(rows: int) -> Rows:
+    """All empty."""
+    zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
+    return Rows(zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros)
+
+
+def _take(drawn: Drawn, rows: Rows, new: Drawn, which: Array, column: Array, stop_tokens: Array) -> tuple[Drawn, Rows]:
+    """Record a new token of the rows `which`, bool[B]; rows.own counts the tokens before it."""
+
+    def put(old: Array, x: Array) -> Array:
+        before = jax.lax.dynamic_slice_in_dim(old, column, 1, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(old, jnp.where(which[:, None], x[:, None], before), column, axis=1)
+
+    ends = jnp.any(new.token[:, None] == stop_tokens[None, :], axis=1) | (rows.own + 1 >= rows.limit)
+    return Drawn(*(put(old, x) for old, x in zip(drawn, new, strict=True))), rows._replace(
+        newest=jnp.where(which, new.token, rows.newest),
+        fresh=rows.fresh & ~which,
+        done=rows.done | (which & ends),
+        last=jnp.where(which, column, rows.last),
     )
 
 
-def _draw(
-    policy: Policy, params: Params, hidden: jax.Array, requests: Requests, settings: Settings, at: Any, greedy: bool
-):
-    keys = token_keys(settings.key, requests.prompt_id, requests.sample, jnp.full_like(requests.sample, at))
-    logits = policy.logits_of(params, hidden)
-    return draw(logits, keys, settings.temperature, settings.filters, greedy)
-
-
-@jax.jit(static_argnames=("policy", "new_tokens", "greedy"))
-def prefill(
-    policy: Policy, params: Params, requests: Requests, settings: Settings, *, new_tokens: int, greedy: bool
-) -> DecodeState:
-    """Run every prompt once, hand its cache to each of its rows, and draw their first tokens."""
-    P, length = requests.prompts.shape
-    N = requests.prompt_of_row.shape[0]
-    mask = requests.prompt_mask.astype(jnp.int32)
-    cache = decoder.empty_cache(policy.config, P, length, policy.dtype, isinstance(params["layers"], dict))
-    hidden, cache = policy.forward(params, requests.prompts, positions_of(mask), mask, cache)
-    last = jnp.sum(mask, axis=1) - 1
-    hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
-    rows = requests.prompt_of_row
-
-    cache = decoder.share_cache(cache, rows, new_tokens)
-    empty = jnp.zeros((N, new_tokens), jnp.float32)
-    state = DecodeState(
-        step=jnp.int32(0),
-        cache=cache,
-        position=last[rows],
-        drawn=Drawn(empty.astype(jnp.int32), empty, empty, empty),
-        length=jnp.zeros(N, jnp.int32),
-        done=~requests.live,
-    )
-    return _take(state, _draw(policy, params, hidden[rows], requests, settings, 0, greedy), settings)
-
-
-@jax.jit(static_argnames=("policy", "greedy"), donate_argnames=("state",))
+@jax.jit(static_argnames=("policy", "mesh"), donate_argnames=("ring",))
 def decode(
     policy: Policy,
     params: Params,
-    state: DecodeState,
-    requests: Requests,
+    prefixes: Prefixes,
+    lanes: Lanes | None,
+    ring: Ring,
+    rows: Rows,
     settings: Settings,
-    until: jax.Array,
+    leave_at: Array,
+    most: Array,
     *,
-    greedy: bool,
-) -> DecodeState:
-    """Decode until every row is done or `until` (int32[]) tokens were drawn. The state is donated."""
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Ring, Rows, Work]:
+    """Decode until `leave_at` (int32[]) rows are done, or for `most` (int32[]) steps. The ring is donated."""
+    B, T = ring.drawn.token.shape
+    P = prefixes.length.shape[0]
+    of_row = jnp.arange(B) if lanes is None else lanes.of_row
+    slot = of_row // ((B if lanes is None else lanes.row.shape[0]) // P)
+    length = prefixes.length[slot]
 
-    def unfinished(state: DecodeState) -> jax.Array:
-        return (state.step < until) & ~jnp.all(state.done)
+    def drawn_from(hidden: Array, rows: Rows) -> Drawn:
+        counters = jnp.stack([jnp.broadcast_to(settings.seed, (B,)), rows.prompt_id, rows.sample, rows.own], axis=1)
+        return draw(policy, params, hidden, counters.astype(jnp.uint32), settings, mesh)
 
-    def advance(state: DecodeState) -> DecodeState:
-        newest = jax.lax.dynamic_slice_in_dim(state.drawn.token, state.step - 1, 1, axis=1)
-        position = state.position + 1
-        hidden, cache = policy.forward(params, newest, position[:, None], jnp.ones_like(newest), state.cache)
-        state = state._replace(cache=cache, position=position)
-        return _take(state, _draw(policy, params, hidden[:, 0], requests, settings, state.step, greedy), settings)
+    def begin(drawn: Drawn, rows: Rows) -> tuple[Drawn, Rows]:
+        """First tokens of fresh rows, from the ends of their prompts."""
+        new = drawn_from(prefixes.hidden[slot], rows)
+        return _take(drawn, rows, new, rows.fresh & ~rows.done, (ring.step - 1) % T, settings.stop_tokens)
 
-    return jax.lax.while_loop(unfinished, advance, state)
+    first = jnp.any(rows.fresh & ~rows.done)
+    drawn, started = jax.lax.cond(first, begin, lambda drawn, rows: (drawn, rows), ring.drawn, rows)
+
+    def unfinished(carry: tuple[Ring, Rows, Work]) -> Array:
+        return (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)
+
+    def advance(carry: tuple[Ring, Rows, Work]) -> tuple[Ring, Rows, Work]:
+        ring, rows, work = carry
+        position = length + rows.own
+
+        def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
+            own, prefix = memory
+            own = write_column(own, k, v, ring.step % own.values.shape[2])
+            y = two_part_attention(
+                q, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config
+            )
+            return y, own
+
+        memory = tuple(zip(ring.layers, prefixes.layers, strict=True))
+        hidden, layers = policy.run(params, rows.newest[:, None], position[:, None], attend, memory)
+        which = ~rows.done
+        rows = rows._replace(own=rows.own + which)
+        new = drawn_from(hidden[:, 0], rows)
+        drawn, rows = _take(ring.drawn, rows, new, which, ring.step % T, settings.stop_tokens)
+        return Ring(ring.step + 1, layers, drawn), rows, Work(work.steps + 1, work.live + jnp.sum(which))
+
+    begun = Ring(ring.step, ring.layers, drawn), started, Work(jnp.int32(0), jnp.int32(0))
+    return jax.lax.while_loop(unfinished, advance, begun)
+
+
+@jax.jit
+def finished(drawn: Drawn, rows: Array, last: Array) -> Drawn:
+    """What some rows have drawn, each [k, T], their newest token last. rows, last: int32[k]."""
+    T = drawn.token.shape[1]
+    at = (last[:, None] + 1 + jnp.arange(T)) % T
+    return Drawn(*(jnp.take_along_axis(x[rows], at, axis=1) for x in drawn))

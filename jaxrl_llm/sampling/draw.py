@@ -1,79 +1,106 @@
-"""One token from logits: the noise that chooses it, its log-probability, and the entropy of its distribution."""
+"""One token from a hidden state: the noise that chooses it, its log-probability, the entropy of its distribution."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxrl_kernels.sample import fused_sample, sample_logits, sharded_sample
 
+from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+
+Array = jax.Array
+
+
+class Settings(NamedTuple):
+    """How to sample; numbers that may change without a new compilation."""
+
+    seed: Array  # uint32[]
+    temperature: Array  # f32[]; 0 is greedy
+    filters: Filters | None
+    allowed: Array | None  # bool[V]: no other token is sampled
+    stop_tokens: Array  # int32[E]; sampling one ends the row
 
 
 class Drawn(NamedTuple):
     """What is remembered of one token of each row."""
 
-    token: jax.Array  # int32[N]
-    logp: jax.Array  # f32[N] under the distribution that it was drawn from
-    entropy: jax.Array  # f32[N] of that distribution, nats
-    floor: jax.Array  # f32[N] least log-probability that the filters kept, -inf without filters
+    token: Array  # int32[N]
+    logp: Array  # f32[N] under the distribution that it was drawn from
+    entropy: Array  # f32[N] of that distribution, nats
+    floor: Array  # f32[N] least log-probability that the filters kept, -inf without filters
+    whole_logp: Array  # f32[N] under the distribution before filters and forbidden tokens
 
 
-def token_keys(key: jax.Array, prompt_id: jax.Array, sample: jax.Array, position: jax.Array) -> jax.Array:
-    """A random key for each row, N of them, from what the token is and not from where it is computed.
-
-    key: one key for the run's seed and step; prompt_id, sample, position: int32[N]. Slot, batch and device play no
-    part, so neither order nor sharding nor a restart changes a token.
-    """
-
-    def fold(prompt: jax.Array, number: jax.Array, place: jax.Array) -> jax.Array:
-        return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, prompt), number), place)
-
-    return jax.vmap(fold)(prompt_id, sample, position)
-
-
-def categorical(mass: jax.Array, uniforms: jax.Array, block: int = 256) -> jax.Array:
-    """Draw an index from unnormalised masses f32[N, V] >= 0 by inverting the distribution function, int32[N].
-
-    Two uniforms f32[N, 2] for each row: the first picks a block of the vocabulary, the second an index in it. Against
-    one Gumbel number for every token this saves V random numbers a row, most of the cost of a draw on a CPU; two
-    levels also keep the resolution of float32 for rare tokens.
-    """
-    N, V = mass.shape
-    blocks = jnp.pad(mass, ((0, 0), (0, -V % block))).reshape(N, -1, block)
-
-    def invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-        below = jnp.cumsum(weights, axis=-1)
-        # Only an index with mass may be drawn, whatever the rounding of the sums.
-        reached = (below > uniform[:, None] * below[:, -1:]) & (weights > 0)
-        return jnp.where(jnp.any(reached, axis=-1), jnp.argmax(reached, axis=-1), jnp.argmax(weights, axis=-1))
-
-    place = invert(jnp.sum(blocks, axis=-1), uniforms[:, 0])
-    within = jnp.take_along_axis(blocks, place[:, None, None], axis=1)[:, 0]
-    return (place * block + invert(within, uniforms[:, 1])).astype(jnp.int32)
+def seed_of(key: Array) -> Array:
+    """uint32[]: the word of a random key that, with prompt id, sample number and position, names a token's noise."""
+    return jax.random.bits(key, dtype=jnp.uint32)
 
 
 def draw(
-    logits: jax.Array, keys: jax.Array, temperature: jax.Array, filters: Filters | None, greedy: bool = False
+    policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings, mesh: Mesh | None = None
 ) -> Drawn:
-    """Draw a token for each row of logits f32[N, V] with a key each.
+    """Draw a token for each row from hidden states [N, D].
 
-    filters None samples the whole softmax(logits / temperature). greedy (static) takes the most probable token; its
-    log-probability is then that of the untempered, unfiltered distribution.
+    counters: uint32[N, 4], seed, prompt id, sample number and position: the noise depends on nothing else. Temperature
+    0 takes the most probable token; its log-probability is then that of the untempered distribution. Without filters
+    no array of size V is made on an accelerator; with them the logits are, one row of V numbers for each row.
     """
-    scaled = logits if greedy else logits / temperature
-    floor = jnp.full(logits.shape[0], -jnp.inf)
-    if filters is not None and not greedy:
-        kept = keep(scaled, filters)
-        floor = support_floor(scaled, kept)
-        scaled = jnp.where(kept, scaled, -jnp.inf)
-    scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
-    mass = jnp.exp(scaled)
-    total = jnp.sum(mass, axis=-1)
-    if greedy:
-        token = jnp.argmax(scaled, axis=-1).astype(jnp.int32)
-    else:
-        token = categorical(mass, jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys))
-    entropy = jnp.log(total) - jnp.sum(jnp.where(mass > 0, mass * scaled, 0.0), axis=-1) / total
-    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
-    return Drawn(token, chosen - jnp.log(total), entropy, floor)
+    N = hidden.shape[0]
+    if settings.filters is None and settings.allowed is None:
+        token, logp, entropy = _fused(policy, params, hidden, counters, settings, mesh)
+        return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
+    logits = _logits(policy, params, hidden)
+    scaled = logits / jnp.where(settings.temperature > 0, settings.temperature, 1.0)
+    permitted = jnp.ones((N, 1), bool)
+    if settings.allowed is not None:
+        permitted = jnp.pad(settings.allowed, (0, logits.shape[1] - settings.allowed.shape[0]))[None]
+    scaled_permitted = jnp.where(permitted, scaled, -jnp.inf)
+    floor = jnp.full(N, -jnp.inf)
+    if settings.filters is not None:
+        kept = keep(scaled_permitted, settings.filters) & permitted
+        floor, permitted = support_floor(scaled_permitted, kept), kept
+    masked = jnp.where(permitted, scaled, -jnp.inf)
+    token, logp, entropy = sample_logits(masked, counters, temperature=jnp.where(settings.temperature > 0, 1.0, 0.0))
+    chosen = jnp.take_along_axis(scaled, token[:, None], axis=1)[:, 0]
+    return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(scaled, axis=1))
+
+
+def _unembedding(policy: Policy, params: Params) -> Array:
+    """[V, D], or the padded one of weights for a mesh (`weights.take_weights`)."""
+    return params["head"] if "head" in params else policy.unembedding(params)
+
+
+def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
+    """f32[N, V]; columns beyond the vocabulary are -inf."""
+    head = _unembedding(policy, params)
+    logits = policy.logits_of({"embed": head, "unembed": head}, hidden)
+    padding = head.shape[0] > policy.config.vocab_size
+    return jnp.where(jnp.arange(head.shape[0]) < policy.config.vocab_size, logits, -jnp.inf) if padding else logits
+
+
+def _fused(
+    policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings, mesh: Mesh | None
+) -> tuple[Array, Array, Array]:
+    unembedding, cap = _unembedding(policy, params), policy.config.logit_softcap
+    if mesh is None:
+        return fused_sample(hidden, unembedding, counters, temperature=settings.temperature, softcap=cap)
+    # A kernel is not partitioned by the compiler: each device draws for its rows from its part of the vocabulary.
+    rows = PartitionSpec(*("data" for name in mesh.axis_names if name == "data"))
+    cut = "tensor" in mesh.axis_names and mesh.shape["tensor"] > 1
+    vocabulary = PartitionSpec("tensor") if cut else PartitionSpec()
+
+    def on_device(hidden: Array, unembedding: Array, counters: Array, temperature: Array) -> tuple[Array, Array, Array]:
+        if not cut:
+            return fused_sample(hidden, unembedding, counters, temperature=temperature, softcap=cap)
+        return sharded_sample(
+            hidden, unembedding, counters, axis_name="tensor", temperature=temperature, softcap=cap,
+            vocab_size=policy.config.vocab_size,
+        )  # fmt: skip
+
+    run = partial(jax.shard_map, mesh=mesh, in_specs=(rows, vocabulary, rows, PartitionSpec()), out_specs=rows)
+    return run(on_device)(hidden, unembedding, counters, settings.temperature)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,27 @@ import numpy as np
 
 from jaxrl_llm.buckets import bucket, pad_rows
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
-from jaxrl_llm.distributed import shard_rows
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.decode import Requests, Settings, decode, prefill, split_layers
+from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
+from jaxrl_llm.sampling.engine import Cut, stream
 from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.sampling.requests import Completion, Request, Stats
+from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
+logger = logging.getLogger("jaxrl_llm.sampling")
+
 CHUNK = 16  # tokens between two looks for stop strings
+
+
+class Asked(NamedTuple):
+    """Arguments of `stream`."""
+
+    requests: list[Request]  # those of a prompt next to each other
+    settings: Settings
+    cut: Cut | None  # where a stop string ends a completion; None without stop strings
 
 
 def sample(
@@ -39,8 +53,12 @@ def sample(
     system_prompt: str | None = None,
     prompt_ids: Sequence[int] | None = None,
     policy_step: int = 0,
-    rows_at_once: int = 0,
+    slots: int = 0,
+    allowed: Sequence[int] | np.ndarray | None = None,
+    cache_dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
+    stats: Stats | None = None,
+    on_completion: Callable[[Completion], None] | None = None,
 ) -> Trajectories:
     """Sample `group_size` completions of each prompt.
 
@@ -54,13 +72,68 @@ def sample(
     stop: strings that end a completion at the token which completes them. stop_token_ids: by default the model's
     end-of-sequence tokens. The ending token is part of the completion, and an action.
     prompt_ids: int per prompt, naming its randomness and its place in the data set; by default 0, 1, 2 ...
-    rows_at_once: decode at most this many samples at a time (0: all); only memory and speed depend on it.
-    mesh: spread the rows over its devices, where their number divides the rows; the parameters must be on it.
+    slots: decode at most this many samples at a time (0: all); one that ends makes room for the next. Only memory and
+    speed depend on it.
+    allowed: token ids, or bool[V]: no other token is sampled. `behaviour_logp` is of the distribution over them;
+    `whole_logp`, there with filters too, is of the model's own.
+    cache_dtype: of keys and values, e.g. jnp.bfloat16 or jnp.int8; the policy's by default.
+    mesh: spread rows over its axis "data", heads and vocabulary over "tensor"; the parameters must be on it.
+    stats: filled in with what the rollout did. on_completion: called with each completion as it ends.
 
-    Returns Trajectories of len(prompts) * group_size rows, those of a prompt next to each other.
+    Returns Trajectories of len(prompts) * group_size rows, those of a prompt next to each other. After Ctrl-C, of the
+    rows that are finished; with none, KeyboardInterrupt.
     Raises InputError for settings out of range, empty prompts, and prompts that leave no room in the context.
     """
-    _check(group_size, max_new_tokens, temperature, top_p, top_k, min_p, rows_at_once)
+    if slots < 0:
+        raise InputError(f"slots is {slots}, but must be 0 (all) or more")
+    asked = requests_of(
+        policy, prompts, key, group_size=group_size, max_new_tokens=max_new_tokens, temperature=temperature,
+        top_p=top_p, top_k=top_k, min_p=min_p, stop=stop, stop_token_ids=stop_token_ids, system_prompt=system_prompt,
+        prompt_ids=prompt_ids, allowed=allowed,
+    )  # fmt: skip
+    requests, settings, cut = asked
+    truncating = settings.filters is not None
+    found: dict[int, Completion] = {}
+    stats = Stats() if stats is None else stats
+    completions = stream(
+        policy, take_weights(policy, params, mesh), requests, settings, slots=slots, cache_dtype=cache_dtype,
+        cut=cut, chunk=CHUNK if stop else LONG_CHUNK,
+        policy_step=policy_step, stats=stats,
+    )  # fmt: skip
+    for completion in completions:
+        if not completion.unfinished:
+            found[completion.index] = completion
+            if on_completion is not None:
+                on_completion(completion)
+    if stats.interrupted:
+        if not found:
+            raise KeyboardInterrupt
+        logger.warning("interrupted: %d of %d completions are finished", len(found), len(requests))
+    rows = [found[index] for index in sorted(found)]
+    return assemble(
+        requests, rows, [row.index // group_size for row in rows], temperature or 1.0, truncating, policy_step
+    )
+
+
+def requests_of(
+    policy: Policy,
+    prompts: Sequence[Any],
+    key: jax.Array,
+    *,
+    group_size: int = 1,
+    max_new_tokens: int = 128,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    stop: Sequence[str] = (),
+    stop_token_ids: Sequence[int] | None = None,
+    system_prompt: str | None = None,
+    prompt_ids: Sequence[int] | None = None,
+    allowed: Sequence[int] | np.ndarray | None = None,
+) -> Asked:
+    """What `sample` asks of the engine for these arguments, which are its own, and raises InputError for."""
+    _check(group_size, max_new_tokens, temperature, top_p, top_k, min_p)
     if isinstance(prompts, str) or not len(prompts):
         raise InputError("prompts must be a list with at least one prompt")
     if isinstance(stop, str) or not all(stop):
@@ -77,118 +150,92 @@ def sample(
     ends = policy.config.eos_token_ids if stop_token_ids is None else stop_token_ids
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
     settings = Settings(
-        key=key,
-        temperature=jnp.float32(temperature or 1.0),
+        seed=seed_of(key),
+        temperature=jnp.float32(temperature),
         filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
+        allowed=None if allowed is None else _allowed(allowed, policy.config.vocab_size),
         stop_tokens=jnp.asarray(list(ends), jnp.int32),
     )
     # A prompt that comes twice is sampled anew, not repeated.
     seen: Counter[int] = Counter()
-    repeat = np.zeros(len(names), np.int32)
-    for i, name in enumerate(names):
-        repeat[i], seen[name] = seen[name], seen[name] + 1
-    total, length = len(ids) * group_size, bucket(max(map(len, ids)))
-    at_once = min(rows_at_once or total, total)
-    weights = split_layers(params)
-    parts = []
-    for first in range(0, total, at_once):
-        # The last part repeats row 0 as dead rows rather than have a shape of its own.
-        rows = np.arange(first, first + at_once)
-        live = rows < total
-        rows = np.where(live, rows, 0)
-        used, prompt_of_row = np.unique(rows // group_size, return_inverse=True)
-        used = np.resize(used, min(at_once, -(-at_once // group_size) + 1, len(ids)))
-        tokens, mask = pad_rows([ids[p] for p in used], length)
-        requests = Requests(
-            prompts=jnp.asarray(tokens),
-            prompt_mask=jnp.asarray(mask),
-            prompt_of_row=jnp.asarray(prompt_of_row, jnp.int32),
-            prompt_id=jnp.asarray(np.asarray(names, np.int32)[rows // group_size]),
-            sample=jnp.asarray(repeat[rows // group_size] * group_size + rows % group_size, jnp.int32),
-            live=jnp.asarray(live),
-        )
-        if mesh is not None and len(used) % mesh.size == 0 and len(rows) % mesh.size == 0:
-            requests = shard_rows(requests, mesh)
-        parts.append(_run(policy, weights, requests, settings, max_new_tokens, temperature == 0, stop))
-    drawn = [np.concatenate([part[i] for part in parts])[:total] for i in range(6)]
-    return _assemble(ids, names, group_size, drawn, temperature or 1.0, truncating, policy_step)
+    requests = []
+    for prompt, name in zip(ids, names, strict=True):
+        for number in range(group_size):
+            requests.append(Request(tuple(prompt), max_new_tokens, name, seen[name] * group_size + number))
+        seen[name] += 1
+    return Asked(requests, settings, _cut(policy.tokenizer, stop) if stop else None)
 
 
-def _run(
-    policy: Policy,
-    weights: Params,
-    requests: Requests,
-    settings: Settings,
-    new_tokens: int,
-    greedy: bool,
-    stop: Sequence[str],
-) -> list[np.ndarray]:
-    state = prefill(policy, weights, requests, settings, new_tokens=new_tokens, greedy=greedy)
-    step = CHUNK if stop else new_tokens
-    for until in range(step, new_tokens + step, step):
-        state = decode(policy, weights, state, requests, settings, jnp.int32(min(until, new_tokens)), greedy=greedy)
-        if stop:
-            length = np.asarray(state.length)
-            cut = _stop_lengths(policy.tokenizer, np.asarray(state.drawn.token), length, stop)
-            done = np.asarray(state.done) | (cut <= length)
-            state = state._replace(length=jnp.asarray(np.minimum(cut, length)), done=jnp.asarray(done))
-        if bool(jnp.all(state.done)):
-            break
-    return [np.asarray(x) for x in (*state.drawn, state.length, ~state.done)]
+def _cut(tokenizer: Any, stop: Sequence[str]) -> Cut:
+    """Where a completion's text first holds a stop string: after the token that completes it."""
+
+    def cut(tokens: np.ndarray) -> int | None:
+        ids = tokens.tolist()
+        if not any(s in prompt_text(tokenizer, ids) for s in stop):
+            return None
+        low, high = 1, len(ids)  # the text of a prefix grows with the prefix
+        while low < high:
+            middle = (low + high) // 2
+            text = prompt_text(tokenizer, ids[:middle])
+            low, high = (low, middle) if any(s in text for s in stop) else (middle + 1, high)
+        return low
+
+    return cut
 
 
-def _stop_lengths(tokenizer: Any, tokens: np.ndarray, length: np.ndarray, stop: Sequence[str]) -> np.ndarray:
-    """int[N]: tokens up to and with the one that completes a stop string; larger than any length where none does."""
-    out = np.full(length.shape, np.iinfo(np.int32).max, np.int32)
-    for row, count in enumerate(length):
-        ids = tokens[row, :count].tolist()
-        if any(s in prompt_text(tokenizer, ids) for s in stop):
-            low, high = 1, int(count)  # the text of a prefix grows with the prefix
-            while low < high:
-                middle = (low + high) // 2
-                text = prompt_text(tokenizer, ids[:middle])
-                low, high = (low, middle) if any(s in text for s in stop) else (middle + 1, high)
-            out[row] = low
-    return out
+def _allowed(allowed: Sequence[int] | np.ndarray, vocabulary: int) -> jax.Array:
+    """bool[V] from token ids, or from such a mask."""
+    mask = np.asarray(allowed)
+    if mask.dtype != bool:
+        if mask.size and not (mask.min() >= 0 and mask.max() < vocabulary):
+            raise InputError(f"allowed holds token id {mask.max()}, but the model's vocabulary has {vocabulary}")
+        mask = np.isin(np.arange(vocabulary), mask)
+    if mask.shape != (vocabulary,):
+        raise InputError(f"allowed must be token ids or bool[{vocabulary}], found bool{list(mask.shape)}")
+    if not mask.any():
+        raise InputError("allowed allows no token: name at least one")
+    return jnp.asarray(mask)
 
 
-def _assemble(
-    ids: list[list[int]],
-    names: list[int],
-    group_size: int,
-    drawn: list[np.ndarray],
+def assemble(
+    requests: Sequence[Request],
+    rows: Sequence[Completion],
+    groups: Sequence[int],
     temperature: float,
     truncating: bool,
-    policy_step: int,
+    policy_step: int = 0,
 ) -> Trajectories:
-    """Prompt and completion side by side in right-padded rows."""
-    new, logp, entropy, floor, lengths, truncated = drawn
-    N = len(new)
-    owner = np.arange(N) // group_size
-    L = bucket(max(len(ids[p]) + int(n) for p, n in zip(owner, lengths, strict=True)))
-    tokens, real = pad_rows([ids[p] for p in owner], L)
-    action = np.zeros((N, L), bool)
-    fields = {"logp": np.zeros((N, L), np.float32), "entropy": np.zeros((N, L), np.float32)}
-    floors = np.full((N, L), -np.inf, np.float32)
-    for row in range(N):
-        start, count = len(ids[owner[row]]), int(lengths[row])
-        place = slice(start, start + count)
-        tokens[row, place], real[row, place], action[row, place] = new[row, :count], True, True
-        fields["logp"][row, place], fields["entropy"][row, place] = logp[row, :count], entropy[row, :count]
-        floors[row, place] = floor[row, :count]
+    """Completions beside their prompts in right-padded rows.
+
+    groups: the group of each row; temperature, truncating: of the sampling; policy_step: of this call's weights.
+    """
+    prompts = [requests[row.index].prompt for row in rows]
+    N, L = len(rows), bucket(max(len(p) + row.tokens.size for p, row in zip(prompts, rows, strict=True)))
+    tokens, real = pad_rows([list(prompt) for prompt in prompts], L)
+    action, step = np.zeros((N, L), bool), np.full((N, L), policy_step, np.int32)
+    logp, entropy, whole = (np.zeros((N, L), np.float32) for _ in range(3))
+    floor = np.full((N, L), -np.inf, np.float32)
+    for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        place = (i, slice(len(prompt), len(prompt) + row.tokens.size))
+        real[place] = action[place] = True
+        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens, strict=True):
+            to[place] = x
+    names = np.asarray([requests[row.index].prompt_id for row in rows], np.int32)
+    different = truncating or not np.array_equal(whole, logp)
     return Trajectories(
         tokens=jnp.asarray(tokens),
         token_mask=jnp.asarray(real),
         action_mask=jnp.asarray(action),
-        behaviour_logp=jnp.asarray(fields["logp"]),
-        policy_step=jnp.full((N, L), policy_step, jnp.int32),
+        behaviour_logp=jnp.asarray(logp),
+        policy_step=jnp.asarray(step),
         turn=jnp.asarray(np.where(action, 0, -1).astype(np.int32)),
-        group=jnp.asarray(owner.astype(np.int32)),
-        prompt_id=jnp.asarray(np.asarray(names, np.int32)[owner]),
-        truncated=jnp.asarray(truncated),
+        group=jnp.asarray(np.asarray(groups, np.int32)),
+        prompt_id=jnp.asarray(names),
+        truncated=jnp.asarray([row.truncated for row in rows]),
         temperature=jnp.full(N, temperature, jnp.float32),
-        support_floor=jnp.asarray(floors) if truncating else None,
-        entropy=jnp.asarray(fields["entropy"]),
+        support_floor=jnp.asarray(floor) if truncating else None,
+        whole_logp=jnp.asarray(whole) if different else None,
+        entropy=jnp.asarray(entropy),
     )
 
 
@@ -207,9 +254,7 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and not any(isinstance(entry, str | dict) for entry in prompt)
 
 
-def _check(
-    group_size: int, new: int, temperature: float, top_p: float, top_k: int, min_p: float, rows_at_once: int
-) -> None:
+def _check(group_size: int, new: int, temperature: float, top_p: float, top_k: int, min_p: float) -> None:
     ranges = [
         ("group_size", group_size, group_size >= 1, "at least 1"),
         ("max_new_tokens", new, new >= 1, "at least 1"),
@@ -217,7 +262,6 @@ def _check(
         ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
         ("top_k", top_k, top_k >= 0, "0 (off) or more"),
         ("min_p", min_p, 0 <= min_p <= 1, "between 0 and 1"),
-        ("rows_at_once", rows_at_once, rows_at_once >= 0, "0 (all) or more"),
     ]
     for name, value, good, wanted in ranges:
         if not good:

@@ -5,6 +5,6 @@ public function that picks among them.
 """
 
 from jaxrl_kernels.logprob import fused_logprob
-from jaxrl_kernels.sample import fused_sample, sharded_sample
+from jaxrl_kernels.sample import fused_sample, sample_logits, sharded_sample
 
-__all__ = ["fused_logprob", "fused_sample", "sharded_sample"]
+__all__ = ["fused_logprob", "fused_sample", "sample_logits", "sharded_sample"]

@@ -1,4 +1,4 @@
-"""Tokens drawn from hidden states, with log-probability and entropy, without the [N, V] logits or noise."""
+"""Tokens drawn from hidden states or logits, with log-probability and entropy, in one pass over the vocabulary."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.sample.dispatch import FAST, check, local_sums
+from jaxrl_kernels.sample.from_logits import sample_logits
 from jaxrl_kernels.sample.noise import row_keys
 from jaxrl_kernels.sample.reference import reference_sample
 from jaxrl_kernels.sample.sharded import sharded_sample
-from jaxrl_kernels.sample.tile import finish
+from jaxrl_kernels.sample.tile import draw, finish
 
-__all__ = ["IMPLEMENTATIONS", "fused_sample", "sharded_sample"]
+__all__ = ["IMPLEMENTATIONS", "fused_sample", "sample_logits", "sharded_sample"]
 
 IMPLEMENTATIONS = (*FAST, "reference")
 
@@ -28,17 +29,22 @@ def fused_sample(
     block_size: int | None = None,
     row_block: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draw a token for each row in one pass over the vocabulary; nothing of size V is written to memory.
+    """Draw a token for each row in one pass over the vocabulary, without large arrays of logits or noise.
 
     With `cap(x) = softcap * tanh(x / softcap)`, the token is drawn from `p = softmax(z)` over the allowed tokens,
     `z = cap(hidden @ unembedding.T) / temperature`; `logp = log p_token` and `entropy = -sum_v p_v log p_v` are of that
     distribution. Rows of temperature 0 take the most probable allowed token; z is then not divided.
 
-    The draw is `argmax_v z_v + g_v` (lowest v in a tie) with Gumbel noise g that depends on the row's counters and v
-    alone: see `noise.py` for the generator and for its resolution, 2^-31 in the tail. Batch, slot, tile sizes, sharding
-    and platform do not change a bit of the random words. They may change the rounding of a matrix product or of a
+    The draw has two levels: `b* = argmax_b s_b + g1_b` over blocks b of 128 consecutive tokens, with `s_b` the
+    logsumexp of their z, then `token = argmax_v z_v + g2_v` over the tokens of b* (the lowest of several in a tie). By
+    the Gumbel-max theorem P(b) = exp(s_b) / sum_b' exp(s_b') and P(v | b) = exp(z_v - s_b), whose product is
+    softmax(z)_v: the law is exact, for V / 128 + 128 random numbers a row instead of V.
+
+    The noise g1 of a block and g2 of a token depends on the row's counters and the block's or token's index alone: see
+    `noise.py` for the generator and for its resolution, 2^-31 in the tail. Batch, slot, tile sizes, sharding and
+    platform do not change a bit of the random words. They may change the rounding of a matrix product, of a sum or of a
     logarithm, and with it a token whose score is that close to another's: scores closer than d are met in a fraction of
-    about d of the draws, and d is some 1e-6 in float32.
+    about d of the draws, and d is some 1e-6 in float32 (more for logits beyond 100, as they are rounded themselves).
 
     Has no derivative: gradients are zero. Use `fused_logprob` on the token.
 
@@ -51,12 +57,14 @@ def fused_sample(
       softcap: 0 for none, else the bound of the logits before temperature (Gemma 2). Static.
       allowed: bool[N, V], or int8[N, V] with 0 for forbidden, which spares the kernel a copy; None allows everything.
         A logit of -inf (or below -1e30) forbids its token too.
-      implementation: "pallas" (one Mosaic kernel on TPU; elsewhere in interpret mode, for tests), "blocked" (plain JAX
-        on any platform), "reference" (builds [N, V]; for tests), or None: pallas on TPU, blocked elsewhere. A Pallas
-        kernel is not partitioned by the compiler: under a mesh call it inside `jax.shard_map`, or `sharded_sample`
-        there if the vocabulary is cut. The choice is made when the program is lowered, for one platform.
-      block_size: columns of the vocabulary at a time, None for 4096 (blocked) or up to 1024 (pallas, where it must
-        be a multiple of 128). A multiple of 256 halves the work of the noise. Static; changes speed and memory only.
+      implementation: "pallas" (one Mosaic kernel on TPU, nothing of size V in memory; elsewhere in interpret mode, for
+        tests), "blocked" (plain JAX on any platform), "reference" (builds [N, V]; for tests), or None: pallas on TPU,
+        blocked elsewhere. A Pallas kernel is not partitioned by the compiler: under a mesh call it inside
+        `jax.shard_map`, or `sharded_sample` there if the vocabulary is cut. The choice is made when the program is
+        lowered, for one platform.
+      block_size: tokens of the vocabulary at a time, a multiple of 128. None for up to 1024 (pallas) or 4096 (blocked,
+        which then also makes up to 2^22 logits, 16 MiB, by one product, and larger ones 4096 tokens at a time; with
+        a number it makes no logits but those of a tile). Static; changes speed and memory only.
       row_block: rows at a time of the kernel, a multiple of 32; None for up to 256. Static.
 
     Returns:
@@ -82,4 +90,5 @@ def fused_sample(
     arrays = hidden, unembedding, keys, temperatures, allowed
     if implementation == "reference":
         return reference_sample(*jax.lax.stop_gradient(arrays), float(softcap))
-    return finish(local_sums(*arrays, float(softcap), implementation, block_size, row_block))
+    sums = local_sums(*arrays, float(softcap), implementation, block_size, row_block)
+    return finish(draw(sums, keys, temperatures))

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from jaxrl_kernels.logprob import _vary_together
 from jaxrl_kernels.sample.blocked import blocked_sums
+from jaxrl_kernels.sample.noise import BLOCK
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
 from jaxrl_kernels.sample.tile import Sums
 
 FAST = ("pallas", "blocked")
 BLOCK_SIZE = 4096  # of the blocked path; see the docstring of `fused_sample`
+AT_ONCE = 4 * 2**20  # logits, 16 MiB: the blocked path makes up to as many by one product, unless told a block size
 
 
 def local_sums(
@@ -29,7 +31,6 @@ def local_sums(
     row_block: int | None,
     offset: Any = 0,
     limit: Any = None,
-    aligned: bool = True,
 ) -> Sums:
     """Sums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count.
 
@@ -43,9 +44,9 @@ def local_sums(
     def blocked(
         hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, offset: Any, limit: Any
     ) -> Sums:
-        width = min(block_size or BLOCK_SIZE, unembedding.shape[0])
         arrays = hidden, unembedding, keys, temperature, allowed
-        return blocked_sums(*arrays, softcap, width, offset, limit, aligned)
+        at_once = block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
+        return blocked_sums(*arrays, softcap, block_size or BLOCK_SIZE, at_once, offset, limit)
 
     def pallas(
         hidden: Any,
@@ -59,7 +60,7 @@ def local_sums(
         interpret: bool,
     ) -> Sums:
         arrays = hidden, unembedding, keys, temperature, allowed
-        return pallas_sums(*arrays, softcap, block_size, row_block, offset, limit, aligned, interpret)
+        return pallas_sums(*arrays, softcap, block_size, row_block, offset, limit, interpret)
 
     if implementation == "blocked" or hidden.shape[0] == 0:
         return blocked(*operands)
@@ -88,6 +89,21 @@ def check(
     rows, vocabulary = hidden.shape[0], unembedding.shape[0]
     if vocabulary == 0:
         raise ValueError("unembedding has no rows: the vocabulary is empty")
+    check_rows(rows, vocabulary, counters, temperature, allowed)
+    if not softcap >= 0:
+        raise ValueError(f"softcap must be 0 (none) or above, found {softcap}")
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, found {size}")
+    block_size = sizes["block_size"]
+    if block_size is not None and block_size % BLOCK:
+        raise ValueError(f"block_size must be a multiple of {BLOCK}, found {block_size}")
+
+
+def check_rows(
+    rows: int, vocabulary: int, counters: jax.Array, temperature: float | jax.Array, allowed: jax.Array | None
+) -> None:
+    """Raise a ValueError if one of these does not fit N rows and V tokens."""
     if counters.shape != (rows, 4) or not jnp.issubdtype(counters.dtype, jnp.integer):
         raise ValueError(
             f"counters must be uint32[{rows}, 4] (seed, prompt id, sample number, position), "
@@ -97,12 +113,7 @@ def check(
         raise ValueError(f"temperature must be a scalar or f32[{rows}], found shape {list(jnp.shape(temperature))}")
     if isinstance(temperature, float | int) and not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or above, found {temperature}")
-    if not softcap >= 0:
-        raise ValueError(f"softcap must be 0 (none) or above, found {softcap}")
     if allowed is not None and (allowed.shape != (rows, vocabulary) or allowed.dtype not in (jnp.bool_, jnp.int8)):
         raise ValueError(
             f"allowed must be bool or int8[{rows}, {vocabulary}], found {allowed.dtype}{list(allowed.shape)}"
         )
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name} must be at least 1, found {size}")

@@ -1,13 +1,12 @@
-"""Gumbel noise for token v of a row as a pure function of (seed, prompt id, sample number, position, v).
+"""Gumbel noise for one of N rows as a pure function of (seed, prompt id, sample number, position) and an index.
 
-The bits come from Threefry-2x32 with 20 rounds: additions, exclusive ors and rotations of 32-bit words, the same on
-every platform, in any order and from any tile. Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011, section 4.2 and table 2 (rotations); the parity constant is that of Threefish (Skein 1.3).
+A draw has two levels, blocks of BLOCK consecutive tokens and the tokens of one block, each with its own noise. The bits
+come from Threefry-2x32 with 20 rounds: additions, exclusive ors and rotations of 32-bit words, the same on every
+platform, in any order and from any tile. Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+1, 2, 3", SC 2011, section 4.2 and table 2 (rotations); the parity constant is that of Threefish (Skein 1.3).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ Array = jax.Array
 
 PARITY = 0x1BD11BDA
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-LANES = 128
-PERIOD = 2 * LANES  # a call gives two words: tokens v and v + LANES of each period share one
+BLOCK = 128  # tokens; part of the definition of the noise, not a setting
+OF_BLOCKS, OF_TOKENS = 0, 1  # the first word of the counter; the second is the index of the block or of the token
 
 
 def threefry2x32(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -39,28 +38,13 @@ def row_keys(counters: Array) -> Array:
     return jnp.stack(threefry2x32((seed, prompt), (sample, position)), axis=1)
 
 
-def bits_at(keys: Array, tokens: Array) -> Array:
-    """uint32[N, T]: the random word of each row (keys uint32[N, 2]) and token (int32, broadcast against [N, T])."""
-    tokens = tokens.astype(jnp.uint32)
-    counter = (tokens >> jnp.uint32(8)) * jnp.uint32(LANES) + (tokens & jnp.uint32(LANES - 1))
-    first, second = threefry2x32((keys[:, :1], keys[:, 1:]), (counter, jnp.zeros_like(counter)))
-    return jnp.where((tokens & jnp.uint32(LANES)) == 0, first, second)
+def bits_at(keys: Array, level: int, index: Array) -> Array:
+    """uint32[N, T]: the random word of each row (keys uint32[N, 2]) and index (int32, [N, T] or [1, T]).
 
-
-def bits_of_tile(keys: Array, start: Any, width: int, aligned: bool) -> Array:
-    """uint32[N, width]: the words of tokens start, start + 1, ..., as `bits_at` gives them.
-
-    With `aligned` (static: start is a multiple of PERIOD) both words of each call are used, which halves the work of a
-    tile that is wider than LANES.
+    level: OF_BLOCKS or OF_TOKENS.
     """
-    if not aligned or width <= LANES:
-        return bits_at(keys, start + jax.lax.broadcasted_iota(jnp.int32, (1, width), 1))
-    periods = -(-width // PERIOD)
-    shape = (keys.shape[0], periods * LANES)
-    counter = ((start >> 1) + jax.lax.broadcasted_iota(jnp.int32, shape, 1)).astype(jnp.uint32)
-    words = threefry2x32((keys[:, :1], keys[:, 1:]), (counter, jnp.zeros_like(counter)))
-    pieces = [word[:, i * LANES : (i + 1) * LANES] for i in range(periods) for word in words]
-    return jnp.concatenate(pieces, axis=1)[:, :width]
+    index = index.astype(jnp.uint32)
+    return threefry2x32((keys[:, :1], keys[:, 1:]), (jnp.full_like(index, level), index))[0]
 
 
 def gumbel(bits: Array) -> Array:
@@ -69,8 +53,8 @@ def gumbel(bits: Array) -> Array:
     -log(-log1p(-w)) with w = (k + 1/2) / 2^31 in (0, 1) from the upper 31 bits k, rounded to float32 and held below 1.
     Large noise, which decides who is drawn, comes from small w, where float32 is finest: the step of w is 2^-31 there.
     (With u = 1 - w near 1 instead, the step would be 2^-24 and the draws of a large flat vocabulary would tie.)
-    The noise lies in [-2.82, 22.19]: a token whose probability is below about 2^-31 of the greatest may never be drawn,
-    and a probability p carries a relative error of about 2^-32 / p.
+    The noise lies in [-2.82, 22.19]: a block or, in its block, a token whose probability is below about 2^-31 of the
+    greatest may never be drawn, and a probability p carries a relative error of about 2^-32 / p.
     """
     w = (bits >> jnp.uint32(1)).astype(jnp.int32).astype(jnp.float32) * 2.0**-31 + 2.0**-32
     return -jnp.log(-jnp.log1p(-jnp.minimum(w, 1.0 - 2.0**-24)))

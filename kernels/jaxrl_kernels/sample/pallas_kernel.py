@@ -1,9 +1,9 @@
 """`fused_sample` as one Pallas kernel for TPU (Mosaic); in interpret mode it runs anywhere.
 
-The grid is (row blocks, vocabulary tiles), tiles innermost. The six running sums of a row block are output blocks that
-keep their place while the tiles pass, so they stay in VMEM until the row block is done. The logits, the noise and the
-scores of a tile live in VMEM only. A last tile that is not full reads undefined rows of the unembedding: its columns
-past the end are excluded. Undefined rows of a last row block are never written back.
+The grid is (row blocks, vocabulary tiles), tiles innermost. The running sums of a row block are output blocks that keep
+their place while the tiles pass, so they stay in VMEM until the row block is done. The logits and the exponentials of a
+tile live in VMEM only. A last tile that is not full reads undefined rows of the unembedding: its columns past the end
+are excluded. Undefined rows of a last row block are never written back.
 
 Where D is not a multiple of 128, XLA may choose to keep the unembedding transposed and copy it before the kernel.
 """
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.sample.noise import PERIOD
-from jaxrl_kernels.sample.tile import Sums, merge, of_tile, scores
+from jaxrl_kernels.sample.noise import BLOCK
+from jaxrl_kernels.sample.tile import Sums, adjusted, block_scores, merge, of_blocks, products
 
 Array = jax.Array
 
@@ -38,8 +38,30 @@ def default_rows(rows: int, width: int, itemsize: int) -> int:
 
 
 def default_tile(width: int, itemsize: int) -> int:
-    """Vocabulary tile: a multiple of PERIOD, so that no random word is thrown away."""
-    return min(MAX_TILE, max(PERIOD, BUFFER_BYTES // (width * itemsize) // PERIOD * PERIOD))
+    """Vocabulary tile: the largest multiple of BLOCK that fits the buffer."""
+    return min(MAX_TILE, max(BLOCK, BUFFER_BYTES // (width * itemsize) // BLOCK * BLOCK))
+
+
+def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bool) -> Sums:
+    """As `tile.of_tile`, block after block: Mosaic has no cheap [N, T] to [N, T / BLOCK, BLOCK]."""
+    blocks = [z[:, start : start + BLOCK] for start in range(0, z.shape[1], BLOCK)]
+    column = jax.lax.broadcasted_iota(jnp.int32, (z.shape[0], len(blocks)), 1)
+    maxima = totals = weighted = jnp.zeros(column.shape, jnp.float32)
+    for number, block in enumerate(blocks):
+        maximum = jnp.max(block, axis=1, keepdims=True)
+        shifted = block - maximum
+        exponential = jnp.exp(shifted)
+        maxima = jnp.where(column == number, maximum, maxima)
+        totals = jnp.where(column == number, jnp.sum(exponential, axis=1, keepdims=True), totals)
+        weighted = jnp.where(column == number, jnp.sum(exponential * shifted, axis=1, keepdims=True), weighted)
+    score = block_scores(maxima, totals, keys, temperature, first)
+    score = jax.lax.optimization_barrier(score) if interpret else score  # XLA compiles it: see `tile.of_tile`
+    highest = jnp.max(score, axis=1, keepdims=True)
+    best = jnp.min(jnp.where(score == highest, column, len(blocks)), axis=1, keepdims=True)
+    logits = blocks[0]
+    for number, block in enumerate(blocks[1:], 1):
+        logits = jnp.where(best == number, block, logits)
+    return Sums(highest, first + best * BLOCK, logits, *of_blocks(maxima, totals, weighted))
 
 
 def _kernel(
@@ -50,7 +72,6 @@ def _kernel(
     temperature: Any,
     *rest: Any,
     softcap: float,
-    aligned: bool,
     interpret: bool,
 ) -> None:
     """One tile for one row block. place: int32[2] in SMEM, the first token and the number of tokens that count."""
@@ -60,9 +81,8 @@ def _kernel(
     permitted = start + jax.lax.broadcasted_iota(jnp.int32, (hidden.shape[0], tile.shape[0]), 1) < place[1]
     if allowed is not None:
         permitted &= allowed[...].astype(jnp.int32) != 0
-    first = place[0] + start
-    z, score = scores(hidden[...], tile[...], keys[...], temperature[...], permitted, first, softcap, aligned)
-    new = of_tile(z, jax.lax.optimization_barrier(score) if interpret else score, first)
+    z = adjusted(products(hidden[...], tile[...]), temperature[...], permitted, softcap)
+    new = of_tile(z, keys[...], temperature[...], place[0] + start, interpret)
 
     def write(sums: Sums) -> None:
         for output, value in zip(outputs, sums, strict=True):
@@ -88,15 +108,13 @@ def pallas_sums(
     row_block: int | None = None,
     offset: Any = 0,
     limit: Any = None,
-    aligned: bool = True,
     interpret: bool = False,
 ) -> Sums:
     """As `blocked_sums`, by the kernel. A mask that is bool is copied to int8 first."""
     (rows, width), vocabulary = hidden.shape, unembedding.shape[0]
     itemsize = max(hidden.dtype.itemsize, unembedding.dtype.itemsize)
     row_block = min(rows, row_block or default_rows(rows, width, itemsize))
-    tile = min(vocabulary, block_size or default_tile(width, itemsize))
-    by_period = aligned and (tile % PERIOD == 0 or tile == vocabulary)
+    tile = min(pl.cdiv(vocabulary, BLOCK) * BLOCK, block_size or default_tile(width, itemsize))
 
     of_rows = lambda columns: pl.BlockSpec((row_block, columns), lambda r, t: (r, 0))  # noqa: E731
     place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (offset, vocabulary if limit is None else limit)])
@@ -111,14 +129,18 @@ def pallas_sums(
     if allowed is not None:
         operands.append(allowed.astype(jnp.int8))
         specs.append(pl.BlockSpec((row_block, tile), lambda r, t: (r, t)))
-    dtypes = [jnp.int32 if name == "token" else jnp.float32 for name in Sums._fields]
     axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
+    columns = [BLOCK if name == "logits" else 1 for name in Sums._fields]
+    results = [
+        jax.ShapeDtypeStruct((rows, n), jnp.int32 if name == "first" else jnp.float32, manual_axis_type=axes)
+        for name, n in zip(Sums._fields, columns, strict=True)
+    ]
     found = pl.pallas_call(
-        partial(_kernel, softcap=softcap, aligned=by_period, interpret=interpret),
-        out_shape=[jax.ShapeDtypeStruct((rows, 1), dtype, manual_axis_type=axes) for dtype in dtypes],
+        partial(_kernel, softcap=softcap, interpret=interpret),
+        out_shape=results,
         grid=(pl.cdiv(rows, row_block), pl.cdiv(vocabulary, tile)),
         in_specs=specs,
-        out_specs=[of_rows(1)] * len(dtypes),
+        out_specs=[of_rows(n) for n in columns],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="fused_sample",

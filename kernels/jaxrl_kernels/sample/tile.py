@@ -1,7 +1,15 @@
-"""What one tile of the vocabulary tells about each row, and how tiles are put together; shared by all fast paths.
+"""What one tile of the vocabulary tells about each row, how tiles are put together, and the token at the end.
+
+The draw has two levels. Blocks b are BLOCK consecutive tokens, s_b = logsumexp_{v in b} z_v their total logit:
+
+    b* = argmax_b s_b + g1_b,    token = argmax_{v in b*} z_v + g2_v    with independent Gumbel noise g1, g2.
+
+By the Gumbel-max theorem P(b*) = exp(s_b*) / sum_b exp(s_b) and P(token | b*) = exp(z_token - s_b*), and the sum over
+blocks of exp(s_b) is that over tokens of exp(z_v): so P(token) = exp(z_token) / sum_v exp(z_v) = softmax(z)_token.
 
 As in `fused_logprob`, the largest logit m and sum_v exp(z_v - m) are kept apart, never as log-sum-exp, because
-z - m - log_sum is exact for the likeliest token however large the logits.
+z - m - log_sum is exact for the likeliest token however large the logits. A block's exponentials are taken against
+its own maximum m_b and rescaled for the row: one exponential a logit, and no block's sum depends on its tile.
 """
 
 from __future__ import annotations
@@ -12,74 +20,104 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
-from jaxrl_kernels.sample.noise import bits_of_tile, gumbel
+from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel
 
 Array = jax.Array
-NOWHERE = 2**30  # the index of the highest score in a row of NaN
 
 
 class Sums(NamedTuple):
-    """Six numbers a row over the tokens seen so far, f32[N, 1] and int32[N, 1]. z are logits after temperature."""
+    """What is known of each row after the tokens seen so far. z are logits after temperature."""
 
-    score: Array  # max_v z_v + noise_v
-    token: Array  # int32: the v that reaches it, the lowest one of several
-    logit: Array  # z at that token
-    maximum: Array  # m = max_v z_v
-    total: Array  # sum_v exp(z_v - m)
-    weighted: Array  # sum_v exp(z_v - m) (z_v - m)
+    score: Array  # f32[N, 1]: max_b s_b + g1_b; in a greedy row max_b m_b
+    first: Array  # int32[N, 1]: the first token of the block that reaches it, the lowest one of several
+    logits: Array  # f32[N, BLOCK]: z of that block, EXCLUDED past the end of the vocabulary
+    maximum: Array  # f32[N, 1]: m = max_v z_v
+    total: Array  # f32[N, 1]: sum_v exp(z_v - m)
+    weighted: Array  # f32[N, 1]: sum_v exp(z_v - m) (z_v - m)
 
 
-def scores(
-    hidden: Array,
-    tile: Array,
-    keys: Array,
-    temperature: Array,
-    permitted: Array | None,
-    start: Any,
-    softcap: float,
-    aligned: bool,
-) -> tuple[Array, Array]:
-    """The logits z of one tile, f32[N, T], and z + noise, whose maximum is the token drawn.
+class Drawn(NamedTuple):
+    """As `Sums` where the best block has given its token."""
 
-    hidden: [N, D]; tile: [T, D], rows of the unembedding; keys: uint32[N, 2]; temperature: f32[N, 1]; permitted:
-    bool[N, T] or [1, T]; start: the token of the tile's first row; aligned: as of `bits_of_tile`.
-    """
-    dtype = jnp.result_type(hidden, tile)
+    score: Array
+    token: Array  # int32[N, 1]
+    logit: Array  # f32[N, 1]: z at that token
+    maximum: Array
+    total: Array
+    weighted: Array
+
+
+def products(left: Array, right: Array) -> Array:
+    """f32[A, B]: the rows of left [A, D] times those of right [B, D], summed in float32."""
+    dtype = jnp.result_type(left, right)
     contract_last = (((1,), (1,)), ((), ()))
-    z = jax.lax.dot_general(hidden.astype(dtype), tile.astype(dtype), contract_last, preferred_element_type=jnp.float32)
-    if softcap:
-        z = softcap * jnp.tanh(z / softcap)
-    greedy = temperature == 0
-    z = z / jnp.where(greedy, 1.0, temperature)
-    z = jnp.maximum(z if permitted is None else jnp.where(permitted, z, EXCLUDED), EXCLUDED)
-    # No noise brings an excluded token back: EXCLUDED + noise is EXCLUDED in float32.
-    return z, jnp.where(greedy, z, z + gumbel(bits_of_tile(keys, start, tile.shape[0], aligned)))
-
-
-def of_tile(z: Array, score: Array, start: Any) -> Sums:
-    """Sums of one tile from what `scores` gives. Both must be values in memory, not formulas to be worked out twice.
-
-    A compiler that repeats the formula of `score` for its maximum and for the comparison with it, rounding otherwise,
-    would find no token at the maximum: callers whose tiles XLA compiles put an optimization barrier between.
-    """
-    highest = jnp.max(score, axis=1, keepdims=True)
-    column = jax.lax.broadcasted_iota(jnp.int32, z.shape, 1)
-    # The lowest index of several; five times faster than argmax on a CPU.
-    best = jnp.min(jnp.where(score == highest, column, NOWHERE), axis=1, keepdims=True)
-    maximum = jnp.max(z, axis=1, keepdims=True)
-    shifted = z - maximum
-    exponential = jnp.exp(shifted)
-    return Sums(
-        highest,
-        start + best,
-        jnp.max(jnp.where(column == best, z, EXCLUDED), axis=1, keepdims=True),
-        maximum,
-        jnp.sum(exponential, axis=1, keepdims=True),
-        jnp.sum(exponential * shifted, axis=1, keepdims=True),
+    return jax.lax.dot_general(
+        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=jnp.float32
     )
 
 
-def rescaled(sums: Sums, maximum: Array) -> tuple[Array, Array]:
+def adjusted(logits: Array, temperature: Array, permitted: Array | None, softcap: float) -> Array:
+    """z: logits f32[N, T] capped, divided by temperature f32[N, 1] where it is not 0, EXCLUDED or above.
+
+    permitted: bool, broadcasts against [N, T]. All may be transposed.
+    """
+    z = softcap * jnp.tanh(logits / softcap) if softcap else logits
+    z = z / jnp.where(temperature == 0, 1.0, temperature)
+    return jnp.maximum(z if permitted is None else jnp.where(permitted, z, EXCLUDED), EXCLUDED)
+
+
+def block_scores(maxima: Array, totals: Array, keys: Array, temperature: Array, first: Any) -> Array:
+    """f32[N, B]: s_b + g1_b for blocks of which the first one starts at token `first`, a multiple of BLOCK.
+
+    maxima: f32[N, B], m_b; totals: f32[N, B], sum_v exp(z_v - m_b); keys: uint32[N, 2]; temperature: f32[N, 1].
+    Greedy rows get m_b: the most probable token is in the block of the greatest maximum, not of the greatest sum.
+    """
+    number = jax.lax.div(jnp.int32(first), jnp.int32(BLOCK)) + jax.lax.broadcasted_iota(
+        jnp.int32, (1, maxima.shape[1]), 1
+    )
+    # No noise brings an excluded block back: EXCLUDED + log(BLOCK) + noise is EXCLUDED in float32.
+    noisy = maxima + jnp.log(totals) + gumbel(bits_at(keys, OF_BLOCKS, number))
+    return jnp.where(temperature == 0, maxima, noisy)
+
+
+def of_blocks(maxima: Array, totals: Array, weighted: Array) -> tuple[Array, Array, Array]:
+    """`maximum`, `total` and `weighted` of rows, f32[N, 1], from those of their blocks, f32[N, B]."""
+    maximum = jnp.max(maxima, axis=1, keepdims=True)
+    shift = maxima - maximum
+    scale = jnp.exp(shift)
+    total = jnp.sum(scale * totals, axis=1, keepdims=True)
+    return maximum, total, jnp.sum(scale * (weighted + shift * totals), axis=1, keepdims=True)
+
+
+def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1) -> Sums:
+    """Sums of one tile of T tokens, first, first + 1, ...; in plain JAX.
+
+    z: f32[N, T], or f32[T, N] with axis 0 (static); the rest as of `block_scores`.
+    """
+    width = z.shape[axis]
+    if width % BLOCK:
+        padding = [(0, 0), (0, 0)]
+        padding[axis] = (0, -width % BLOCK)
+        z = jnp.pad(z, padding, constant_values=EXCLUDED)
+    blocks = z.reshape(*z.shape[:axis], z.shape[axis] // BLOCK, BLOCK, *z.shape[axis + 1 :])
+    maxima = jnp.max(blocks, axis=axis + 1, keepdims=True)
+    shifted = blocks - maxima
+    exponential = jnp.exp(shifted)
+    totals, weighted = jnp.sum(exponential, axis=axis + 1), jnp.sum(exponential * shifted, axis=axis + 1)
+    maxima = jnp.squeeze(maxima, axis + 1)
+    if axis == 0:
+        maxima, totals, weighted = maxima.T, totals.T, weighted.T
+    # A value in memory: a compiler that worked the formula out twice might round the maximum and its place apart.
+    score = jax.lax.optimization_barrier(block_scores(maxima, totals, keys, temperature, first))
+    best = jnp.argmax(score, axis=1).astype(jnp.int32)
+    index = best[:, None, None] if axis == 1 else best[None, None, :]
+    logits = jnp.squeeze(jnp.take_along_axis(blocks, index, axis=axis), axis)
+    highest = jnp.take_along_axis(score, best[:, None], axis=1)
+    first_of_best = first + best[:, None] * BLOCK
+    return Sums(highest, first_of_best, logits if axis == 1 else logits.T, *of_blocks(maxima, totals, weighted))
+
+
+def rescaled(sums: Sums | Drawn, maximum: Array) -> tuple[Array, Array]:
     """`total` and `weighted` for another, not smaller, maximum."""
     shift = sums.maximum - maximum
     return jnp.exp(shift) * sums.total, jnp.exp(shift) * (sums.weighted + shift * sums.total)
@@ -87,16 +125,36 @@ def rescaled(sums: Sums, maximum: Array) -> tuple[Array, Array]:
 
 def merge(a: Sums, b: Sums) -> Sums:
     """Sums of the tokens of both, in any order."""
-    take_b = (b.score > a.score) | ((b.score == a.score) & (b.token < a.token))
-    score, token, logit = (jnp.where(take_b, new, old) for new, old in zip(b[:3], a[:3], strict=True))
+    take_b = (b.score > a.score) | ((b.score == a.score) & (b.first < a.first))
+    score, first, logits = (jnp.where(take_b, new, old) for new, old in zip(b[:3], a[:3], strict=True))
     maximum = jnp.maximum(a.maximum, b.maximum)
     (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, maximum), rescaled(b, maximum)
-    return Sums(score, token, logit, maximum, total_a + total_b, weighted_a + weighted_b)
+    return Sums(score, first, logits, maximum, total_a + total_b, weighted_a + weighted_b)
 
 
-def finish(sums: Sums) -> tuple[Array, Array, Array]:
-    """(token int32[N], logp f32[N], entropy f32[N]) of the whole vocabulary's sums."""
-    _, token, logit, maximum, total, weighted = (x[:, 0] for x in sums)
+def token_of_block(logits: Array, first: Array, keys: Array, temperature: Array) -> tuple[Array, Array]:
+    """The token drawn in a block and its logit, int32[N, 1] and f32[N, 1].
+
+    logits: f32[N, BLOCK], z of the block's tokens; first: int32[N, 1], its first token; keys: uint32[N, 2];
+    temperature: f32[N, 1]. The lowest token of several that tie.
+    """
+    tokens = first + jax.lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
+    # Against the block's maximum, so that large logits do not round the noise away.
+    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    noise = gumbel(bits_at(keys, OF_TOKENS, tokens))
+    best = jnp.argmax(jnp.where(temperature == 0, shifted, shifted + noise), axis=1, keepdims=True)
+    return first + best.astype(jnp.int32), jnp.take_along_axis(logits, best, axis=1)
+
+
+def draw(sums: Sums, keys: Array, temperature: Array) -> Drawn:
+    """The token of each row's best block; keys: uint32[N, 2]; temperature: f32[N]."""
+    token, logit = token_of_block(sums.logits, sums.first, keys, temperature[:, None])
+    return Drawn(sums.score, token, logit, sums.maximum, sums.total, sums.weighted)
+
+
+def finish(drawn: Drawn) -> tuple[Array, Array, Array]:
+    """(token int32[N], logp f32[N], entropy f32[N]) from what the whole vocabulary gives."""
+    _, token, logit, maximum, total, weighted = (x[:, 0] for x in drawn)
     log_total = jnp.log(total)
     nothing = maximum <= EXCLUDED
     logp = jnp.where(nothing, -jnp.inf, logit - maximum - log_total)

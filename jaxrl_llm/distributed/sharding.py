@@ -1,0 +1,222 @@
+"""Tensor parallelism: how each parameter is split over the mesh axis "tensor", and arrays moved between layouts.
+
+Megatron's rule: the first matrix of attention and of the MLP is split by its outputs (heads, inner units), the second
+by its inputs, so that a layer communicates twice, each time one all-reduce of the residual stream [N, L, D], and no
+weight ever travels. The embedding and the unembedding are split by vocabulary. The layer axis is never split.
+
+Experts are split by inner size too, each device holding a slice of every expert: whatever the router chooses, devices
+have the same work, tokens stay where they are, and the MLP costs one all-reduce (of a row for each expert that a token
+chose, as they are summed after it). Splitting by expert would need a fixed capacity or an exchange of unequal
+numbers of tokens.
+
+What does not divide is replicated; `describe_sharding` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.huggingface import parameter_shapes
+
+AXIS = "tensor"
+
+# Parameter -> what is split, and the axis that counts it, from the right: layer and expert axes stand on the left.
+# What is added after an all-reduce (out_bias, down_bias), norms and the router are whole on every device.
+_SPLIT = {
+    "query": ("heads", -2),
+    "key": ("heads", -2),
+    "value": ("heads", -2),
+    "query_bias": ("heads", -2),
+    "key_bias": ("heads", -2),
+    "value_bias": ("heads", -2),
+    "out": ("heads", -3),
+    "gate": ("inner", -1),
+    "up": ("inner", -1),
+    "gate_bias": ("inner", -1),
+    "up_bias": ("inner", -1),
+    "down": ("inner", -2),
+    "embed": ("vocabulary", -2),
+    "unembed": ("vocabulary", -2),
+}
+
+
+class Moved(NamedTuple):
+    """What a `reshard` cost. bytes: those of `bytes_to_move`, over all devices; seconds: wall time."""
+
+    bytes: int
+    seconds: float
+
+
+def _counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
+    """What must divide for each kind of split, and its name. Query heads go with their key-value head."""
+    return {
+        "heads": (config.num_kv_heads, "key-value heads"),
+        "inner": (config.intermediate_size, "inner units"),
+        "vocabulary": (config.vocab_size, "tokens of the vocabulary"),
+    }
+
+
+def _spec(name: str, ndim: int, config: ModelConfig, size: int) -> PartitionSpec:
+    """The spec of one parameter with `ndim` axes, over `size` devices. Without trailing Nones, as jit returns them."""
+    kind, axis = _SPLIT.get(name, ("", 0))
+    if size == 1 or not kind or _counts(config)[kind][0] % size:
+        return PartitionSpec()
+    return PartitionSpec(*[None] * (ndim + axis), AXIS)
+
+
+def parameter_specs(config: ModelConfig, mesh: Mesh | AbstractMesh, stacked: bool = True) -> dict[str, Any]:
+    """A PartitionSpec for each parameter, in a pytree like the parameters.
+
+    stacked: the layers are one dict of arrays with a leading layer axis, else a tuple of dicts (`decoder.unstack`).
+    Without an axis "tensor" in the mesh, or with one of size 1, everything is replicated.
+    """
+    size = mesh.shape.get(AXIS, 1)
+    out: dict[str, Any] = {}
+    layer: dict[str, PartitionSpec] = {}
+    for path, shape in parameter_shapes(config).items():
+        if path[0] == "layers":
+            layer[path[-1]] = _spec(path[-1], len(shape) - (not stacked), config, size)
+        else:
+            out[path[-1]] = _spec(path[-1], len(shape), config, size)
+    return out | {"layers": layer if stacked else tuple(dict(layer) for _ in range(config.num_layers))}
+
+
+def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[str]:
+    """One line for each parameter kind: its stacked shape, what is split and the shape on a device, or why not."""
+    size = mesh.shape.get(AXIS, 1)
+    lines = []
+    for path, shape in parameter_shapes(config).items():
+        name = path[-1]
+        spec = _spec(name, len(shape), config, size)
+        kind = _SPLIT.get(name, ("", 0))[0]
+        if spec:
+            says = f"{kind} over {AXIS}={size}, {list(NamedSharding(mesh, spec).shard_shape(shape))} a device"
+        elif kind and size > 1:
+            count, words = _counts(config)[kind]
+            says = f"replicated, because {size} does not divide {count} {words}"
+        else:
+            says = "replicated"
+        lines.append(f"{'/'.join(path)} {list(shape)}: {says}")
+    return lines
+
+
+def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """The NamedSharding of each PartitionSpec of a pytree: for `jax.device_put`, `reshard` and jit's shardings."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+
+def _specs_like(params: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
+    """Specs for exactly these parameters, stacked or not, with a critic or not."""
+    specs = parameter_specs(config, mesh, stacked=not isinstance(params.get("layers"), tuple))
+    found = {name: specs[name] for name in params if name in specs}
+    if "critic" in params:
+        found["critic"] = jax.tree.map(lambda _: PartitionSpec(), params["critic"])
+        if "tower" in params["critic"]:
+            found["critic"]["tower"] = _specs_like(params["critic"]["tower"], config, mesh)
+    given: Any = jax.tree.structure(params)
+    if jax.tree.structure(found) != given:
+        raise InputError(
+            f"these parameters are not those of a {config.family} model with {config.num_layers} layers as configured: "
+            "give the configuration that they were loaded with"
+        )
+    return found
+
+
+def shard_params(params: Any, config: ModelConfig, mesh: Mesh) -> Any:
+    """Put the parameters on the devices of a mesh as `parameter_specs` says, stacked or not.
+
+    A critic's tower (params["critic"]["tower"]) is split like the policy, its head replicated. Raises InputError where
+    the names of the parameters are not those of the configuration.
+    """
+    return jax.device_put(params, named_shardings(_specs_like(params, config, mesh), mesh))
+
+
+def bytes_per_device(shapes: Any, specs: Any, mesh: Mesh | AbstractMesh) -> int:
+    """Bytes that each device of the mesh holds of these arrays; padding of the device's own layout is not counted.
+
+    shapes: a pytree of arrays or ShapeDtypeStructs; specs: PartitionSpecs, the same pytree or a prefix of it. Raises
+    InputError where an axis does not divide.
+    """
+    total = 0
+    for x, spec in zip(jax.tree.leaves(shapes), jax.tree.leaves(jax.tree.broadcast(specs, shapes)), strict=True):
+        try:
+            shard = NamedSharding(mesh, spec).shard_shape(x.shape)
+        except ValueError:
+            sizes = dict(mesh.shape)
+            raise InputError(f"an array {list(x.shape)} does not split by {spec} over the mesh {sizes}") from None
+        total += math.prod(shard) * x.dtype.itemsize
+    return total
+
+
+def _memory(sharding: Any) -> str:
+    """The kind of memory that a sharding is in: "device", "pinned_host" ..."""
+    return sharding.memory_kind or next(iter(sharding.device_set)).default_memory().kind
+
+
+def _regions(sharding: Any, shape: tuple[int, ...]) -> dict[Any, list[range]]:
+    """For each device, the part of an array that it holds: a range of indices for each axis."""
+    return {
+        device: [range(n)[part] for part, n in zip(index, shape, strict=True)]
+        for device, index in sharding.devices_indices_map(shape).items()
+    }
+
+
+def bytes_to_move(tree: Any, shardings: Any) -> int:
+    """Bytes that must reach a device which does not hold them, for a tree to be laid out as `shardings` says.
+
+    The rule: for every array and every device of the new sharding, the bytes of the device's new shard less those of
+    its overlap with the shard that it has, in the same kind of memory; summed over all devices. So the same sharding
+    costs 0, splitting what is replicated costs 0, a copy on a further device costs the copy, and an array of NumPy,
+    which no device holds, costs all of its new shards. What a transfer really sends can be more, never less.
+
+    tree: arrays, or ShapeDtypeStructs with a sharding; shardings: the same pytree or a prefix of it.
+    """
+    total = 0
+    for x, new in zip(jax.tree.leaves(tree), jax.tree.leaves(jax.tree.broadcast(shardings, tree)), strict=True):
+        shape, old = x.shape, getattr(x, "sharding", None)
+        held = _regions(old, shape) if old is not None and _memory(old) == _memory(new) else {}
+        for device, wanted in _regions(new, shape).items():
+            numbers = math.prod(map(len, wanted))
+            if device in held:
+                overlap = zip(wanted, held[device], strict=True)
+                numbers -= math.prod(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in overlap)
+            total += numbers * x.dtype.itemsize
+    return total
+
+
+def _may_share(x: jax.Array, sharding: Any) -> bool:
+    """Whether the new array may be in the memory of the old one: some device holds the same part of both."""
+    old = _regions(x.sharding, x.shape)
+    new = _regions(sharding, x.shape)
+    return _memory(x.sharding) == _memory(sharding) and any(old.get(device) == part for device, part in new.items())
+
+
+def reshard(tree: Any, shardings: Any, donate: bool = False) -> tuple[Any, Moved]:
+    """Lay out a whole tree as `shardings` (the same pytree, or a prefix of it) says, and wait until it is done.
+
+    donate: the old arrays, and others that share their memory, may not be used again; they are deleted when the new
+    ones are there, but for those of which a device's part stays what it is: that memory may serve on. Returns the tree
+    and what was moved; the time does not include computations that the tree was still waiting for.
+    """
+    moved = bytes_to_move(tree, shardings)
+    jax.block_until_ready(tree)
+    start = time.perf_counter()
+    out = jax.block_until_ready(jax.device_put(tree, shardings))
+    seconds = time.perf_counter() - start
+    # Not device_put(donate=True): from one CPU device to another it crashes the process (JAX 0.10.2), and where it
+    # does not, it still keeps old arrays whose shards are of other sizes.
+    if donate:
+        pairs = list(zip(jax.tree.leaves(tree), jax.tree.leaves(jax.tree.broadcast(shardings, tree)), strict=True))
+        arrays = [(x, _may_share(x, sharding)) for x, sharding in pairs if isinstance(x, jax.Array)]
+        kept = {id(x) for x, shared in arrays if shared}  # one array may stand in several places of the tree
+        for x, _ in arrays:
+            if id(x) not in kept:
+                x.delete()
+    return out, Moved(moved, seconds)

@@ -1,0 +1,209 @@
+"""Completions as text for notebooks and terminals, each token shaded by what is known of it."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.data.chat import prompt_text
+from jaxrl_llm.errors import InputError, require, unknown
+from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
+from jaxrl_llm.reporting.statistics import typical_size
+from jaxrl_llm.trajectory import Trajectories
+
+MOST_TOKENS = 1000  # of a row that get an element each; a notebook keeps what it shows
+
+_STYLE = """
+.jaxrl-completions{font:13px/1.6 system-ui,sans-serif}
+.jaxrl-completions p{margin:.8em 0 0}
+.jaxrl-completions pre{font:13px/1.6 monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:0;padding:0;
+background:none;color:inherit}
+.jaxrl-completions i{font-style:normal}
+.jaxrl-completions .given{opacity:.6}
+"""
+
+
+class Row(NamedTuple):
+    """One sequence to be shown; n is the number of its real tokens."""
+
+    about: str
+    ids: np.ndarray  # int32[n]
+    action: np.ndarray  # bool[n]
+    numbers: dict[str, np.ndarray]  # [n] of each token, by name
+    known_prompt: int  # leading tokens that the row before begins with too, if that is all of its prompt; else 0
+
+
+@dataclass(frozen=True, repr=False)
+class Completions:
+    """What `show` gives: a notebook draws it, `print` writes it as plain text."""
+
+    rows: tuple[Row, ...]
+    tokenizer: Any
+    by: str
+    left_out: int  # rows of the batch that are not shown
+
+    def values(self) -> np.ndarray:
+        """f64[n]: the finite values of all shown actions."""
+        found = [row.numbers[self.by][row.action] for row in self.rows]
+        values = np.concatenate(found).astype(np.float64) if found else np.zeros(0)
+        return values[np.isfinite(values)]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.rows)} completions, {self._range()}"]
+        for row in self.rows:
+            values = row.numbers[self.by][row.action]
+            values = values[np.isfinite(values)]
+            lines.append(row.about + (f", mean {self.by} {values.mean(dtype=np.float64):.3g}" if values.size else ""))
+            given = _leading(row)
+            for start, stop, mark in ((row.known_prompt, given, "  "), (given, len(row.ids), "> ")):
+                if stop > start:
+                    text = html.unescape(visible(self._text(row.ids[start:stop])))
+                    lines.append(textwrap.indent(text.rstrip("\n"), mark, lambda line: True))
+        return "\n".join(lines + self._more())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        kind, limit = kind_of(self.by), typical_size(self.values().tolist())
+        parts = [f"<p>{_legend(self.by, kind, limit)}{html.escape(self._range())}</p>"]
+        for row in self.rows:
+            body = "".join(self._elements(row, kind, limit))
+            parts.append(f"<p>{html.escape(row.about)}</p><pre>{body}</pre>")
+        parts += [f"<p>{html.escape(line)}</p>" for line in self._more()]
+        style = f"<style>{_STYLE}{style_rules(kind)}</style>"
+        return f'<div class="jaxrl-completions show-{kind}">{style}{"".join(parts)}</div>'
+
+    def _elements(self, row: Row, kind: str, limit: float) -> Iterator[str]:
+        """One element for each action and for each run of tokens between, in order."""
+        actions = int(row.action.sum())
+        head = actions if actions <= MOST_TOKENS else MOST_TOKENS * 3 // 4
+        tail, seen = actions - (MOST_TOKENS - head), 0
+        texts = token_texts(self.tokenizer, row.ids.tolist())
+        for is_action, run in groupby(range(row.known_prompt, len(row.ids)), key=lambda i: bool(row.action[i])):
+            places = list(run)
+            if not is_action:
+                yield f'<i class="given">{visible(self._text(row.ids[places]))}</i>'
+                continue
+            for i in places:
+                if seen < head or seen >= tail:
+                    yield _token(row, i, texts[i], self.by, kind, limit)
+                elif seen == head:
+                    yield f"<em>[{tail - head:,} tokens left out]</em>"
+                seen += 1
+
+    def _text(self, ids: np.ndarray) -> str:
+        return " ".join(map(str, ids)) + " " if self.tokenizer is None else prompt_text(self.tokenizer, ids.tolist())
+
+    def _range(self) -> str:
+        values = self.values()
+        if not values.size:
+            return f"{self.by}: no values"
+        return f"{self.by} {values.min():.3g} to {values.max():.3g}, mean {values.mean():.3g}"
+
+    def _more(self) -> list[str]:
+        return [f"{self.left_out} more rows: pass rows= to show them"] if self.left_out else []
+
+
+def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) -> Completions:
+    """The completions of a batch, drawn in a notebook with each token shaded, and as text by `print`.
+
+    by: "logp" (of the behaviour policy), "entropy", "advantages", or any other floating [N, L] field or entry of
+    `info`: what tokens are shaded by, in full at the 98th percentile of its size. Pointing at a token shows its
+    numbers. Tokens that the policy did not choose are pale; a prompt is shown once for neighbouring rows.
+    tokenizer: None shows token ids. rows: the first so many rows are shown.
+    Raises InputError for a field that the batch does not have, and rows below 1.
+    """
+    require("rows", rows, least=1)
+    columns = _columns(batch)
+    if by not in columns:
+        if by in batch.__dataclass_fields__:
+            raise InputError(f"the batch has no {by} of each token: show it by one of {', '.join(sorted(columns))}")
+        raise unknown("field", by, columns)
+    shown = min(rows, batch.tokens.shape[0])
+    tokens, real, action, step = (
+        np.asarray(x[:shown]) for x in (batch.tokens, batch.token_mask, batch.action_mask, batch.policy_step)
+    )
+    named = [name for name in dict.fromkeys(("logp", "entropy", by)) if name in columns]
+    numbers = {name: np.asarray(columns[name][:shown]) for name in named}
+    numbers["policy_step"] = step
+    out: list[Row] = []
+    for n in range(shown):
+        own = {name: x[n][real[n]] for name, x in numbers.items()}
+        row = Row(_about(batch, n), tokens[n][real[n]], action[n][real[n]], own, 0)
+        given = _leading(row)
+        same = bool(out) and _leading(out[-1]) == given and np.array_equal(out[-1].ids[:given], row.ids[:given])
+        out.append(row._replace(known_prompt=given) if same else row)
+    return Completions(tuple(out), tokenizer, by, batch.tokens.shape[0] - shown)
+
+
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text that each token adds to those before it; a character of several tokens comes with the last of them."""
+    if tokenizer is None:
+        return [f"{token} " for token in ids]
+    out = []
+    start, whole = 0, 0  # text up to `whole` is out; decoding from `start` keeps the spaces between tokens
+    for i in range(len(ids)):
+        before = prompt_text(tokenizer, ids[start:whole]) if whole > start else ""
+        text = prompt_text(tokenizer, ids[start : i + 1])
+        if text.endswith("\ufffd") and i + 1 < len(ids):
+            out.append("")
+        else:
+            out.append(text[len(before) :])
+            start, whole = whole, i + 1
+    return out
+
+
+def kind_of(by: str) -> str:
+    """The kind of shade for a field."""
+    if by.endswith(("logp", "support_floor")):
+        return "logp"
+    return "entropy" if "entropy" in by else "advantage"
+
+
+def _columns(batch: Trajectories) -> Mapping[str, Any]:
+    """All floating [N, L] arrays of the batch by name; "logp" is that of the behaviour policy."""
+    fields = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
+    named = {"logp": batch.behaviour_logp, **fields, **(batch.info or {})}
+    return {
+        name: x
+        for name, x in named.items()
+        if getattr(x, "shape", None) == batch.tokens.shape and jnp.issubdtype(x.dtype, jnp.floating)
+    }
+
+
+def _about(batch: Trajectories, n: int) -> str:
+    said = [f"row {n}", f"group {int(batch.group[n])}"]
+    if batch.reward is not None:
+        said.append(f"reward {float(batch.reward[n]):.3g}")
+    said.append(f"{int(np.sum(np.asarray(batch.action_mask[n])))} tokens")
+    return ", ".join(said) + (", truncated" if bool(batch.truncated[n]) else "")
+
+
+def _leading(row: Row) -> int:
+    """How many tokens come before the first action."""
+    return int(np.argmax(row.action)) if row.action.any() else len(row.ids)
+
+
+def _token(row: Row, i: int, text: str, by: str, kind: str, limit: float) -> str:
+    """An element for an action; its title has the token, its id and its numbers."""
+    value = float(row.numbers[by][i])
+    level = round(LEVELS * float(np.clip(value / limit, -1.0, 1.0))) if np.isfinite(value) else 0
+    numbers = [f"{name} {x[i]:.3g}" for name, x in row.numbers.items() if np.isfinite(x[i])]
+    title = ", ".join([f"{visible(text).rstrip()} (id {row.ids[i]})", *map(html.escape, numbers)])
+    shade = f'class="{kind[0]}{level}" ' if level else ""
+    return f'<i {shade}title="{title}">{visible(text)}</i>'
+
+
+def _legend(by: str, kind: str, limit: float) -> str:
+    """The shades from the least to the greatest value, between their numbers."""
+    levels = range({"entropy": 0}.get(kind, -LEVELS), {"logp": 0}.get(kind, LEVELS) + 1)
+    swatches = "".join(f'<i class="{kind[0]}{level}">&nbsp;&nbsp;</i>' for level in levels)
+    least, most = (f"{limit * level / LEVELS:.3g}" for level in (levels[0], levels[-1]))
+    return f"{html.escape(by)} {least} {swatches} {most}; found: "

@@ -1,0 +1,139 @@
+"""Completions for people and scripts: written while they are decoded, or as they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+import numpy as np
+
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.engine import stream
+from jaxrl_llm.sampling.requests import Completion, Stats
+from jaxrl_llm.sampling.sampler import Asked
+from jaxrl_llm.sampling.weights import take_weights
+
+CHUNK = 4  # tokens between two pieces of a text that is watched
+LONG_CHUNK = 16  # of what is not: so many may be decoded after Ctrl-C, or after a stop string
+
+# What a model writes may move the cursor or worse: on a terminal, control characters are shown as signs.
+_SIGNS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
+_SIGNS |= {127: "\u2421", **{code: "\ufffd" for code in range(128, 160)}}
+
+
+def write_completions(
+    policy: Policy,
+    params: Params,
+    prompts: Sequence[str],
+    asked: Asked,
+    out: TextIO,
+    *,
+    as_json: bool = False,
+    stats: Stats | None = None,
+) -> Stats:
+    """Decode what is asked and write it to `out`; a first Ctrl-C writes what is there and ends (`Stats.interrupted`).
+
+    prompts: as they are to be named; each has the same number of requests in `asked`, next to each other.
+    out: a terminal gets a lone completion piece by piece, several marked by prompt and number as they end. Anything
+    else gets "[prompt] text" in the order of the requests.
+    as_json: an object a line instead, in that order: prompt, sample (from 0), text, ended (by a stop token or a stop
+    string), tokens (how many), mean_logp (nats a token under the sampling distribution; null without tokens).
+    """
+    stats = Stats() if stats is None else stats
+    tokenizer, each = policy.tokenizer, len(asked.requests) // len(prompts)
+    terminal = out.isatty() and not as_json
+    alone = terminal and len(asked.requests) == 1
+    shown = ""
+
+    def text_of(tokens: np.ndarray) -> str:
+        return str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+    def watch(request: int, tokens: np.ndarray) -> None:
+        nonlocal shown
+        end = asked.cut(tokens) if asked.cut is not None else None  # the engine looks for stop strings after this
+        shown = _show(out, shown, whole_characters(text_of(tokens[:end])))
+
+    completions: Iterable[Completion] = stream(
+        policy, take_weights(policy, params), asked.requests, asked.settings, cut=asked.cut,
+        chunk=CHUNK if alone else LONG_CHUNK, watch=watch if alone else None, stats=stats,
+    )  # fmt: skip
+    for completion in completions if terminal else in_order(completions):
+        text, (prompt, number) = text_of(completion.tokens.token), divmod(completion.index, each)
+        if completion.unfinished and not completion.tokens.size:
+            continue
+        if as_json:
+            print(json.dumps(_as_dict(completion, text, prompts[prompt], number)), file=out, flush=True)
+        elif alone:
+            _show(out, shown, text)
+            print(file=out, flush=True)
+        else:
+            mark = f"{prompts[prompt]} {number + 1}/{each}" if terminal and each > 1 else prompts[prompt]
+            line = f"[{mark}] {text}"
+            print(line.translate(_SIGNS) if terminal else line, file=out, flush=True)
+    return stats
+
+
+def in_order(completions: Iterable[Completion]) -> Iterator[Completion]:
+    """Completions in the order of their requests, each as soon as it and all before it have ended."""
+    held: dict[int, Completion] = {}
+    following = 0
+    for completion in completions:
+        held[completion.index] = completion
+        while following in held:
+            yield held.pop(following)
+            following += 1
+
+
+def whole_characters(text: str) -> str:
+    """The text of tokens so far without its last characters that the next token may still complete.
+
+    Tokenizers decode the bytes of an incomplete UTF-8 character to U+FFFD, to one or to one a byte.
+
+    >>> whole_characters("caf\\ufffd")
+    'caf'
+    """
+    return text.rstrip("\ufffd")
+
+
+def unseen(shown: str, text: str) -> str:
+    """What to write after `shown` so that `text` can be read: nothing while it ends within what was shown.
+
+    Next tokens may change how earlier ones decode: what cannot be taken back is followed by the text from there on.
+
+    >>> unseen("The ans", "The answer")
+    'wer'
+    """
+    if shown.startswith(text):
+        return ""
+    alike = next((i for i, (a, b) in enumerate(zip(shown, text, strict=False)) if a != b), len(shown))
+    return text[alike:]
+
+
+def describe(stats: Stats) -> str:
+    """One line of figures: tokens a second with all waiting, seconds to the first token, share of busy slots."""
+    compiling = f", {stats.compiles} programs compiled or fetched" if stats.compiles else ""
+    return (
+        f"{stats.tokens} tokens in {stats.seconds:.2f} s ({stats.tokens / max(stats.seconds, 1e-9):.1f} tokens/s), "
+        f"first token after {stats.first_token:.2f} s, occupancy {stats.occupancy:.0%}{compiling}"
+    )
+
+
+def _show(out: TextIO, shown: str, text: str) -> str:
+    """Write what is new of the text to a terminal; returns what is shown then."""
+    if piece := unseen(shown, text):
+        out.write(piece.translate(_SIGNS))
+        out.flush()
+    return shown if shown.startswith(text) else text
+
+
+def _as_dict(completion: Completion, text: str, prompt: str, number: int) -> dict[str, Any]:
+    logp = completion.tokens.logp
+    return {
+        "prompt": prompt,
+        "sample": number,
+        "text": text,
+        "ended": completion.ended,
+        "tokens": completion.tokens.size,
+        "mean_logp": float(np.mean(logp, dtype=np.float64)) if logp.size else None,
+    }

@@ -1,0 +1,120 @@
+"""What the engine is asked for, and what it gives back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Tokens(NamedTuple):
+    """A completion's tokens and what is known of each, arrays [n]."""
+
+    token: np.ndarray  # int32
+    logp: np.ndarray  # f32, as of `draw.Drawn`, like the next three
+    entropy: np.ndarray
+    floor: np.ndarray
+    whole_logp: np.ndarray
+    policy_step: np.ndarray  # int32, the training step of the weights that drew it
+
+    @property
+    def size(self) -> int:
+        """How many tokens."""
+        return self.token.shape[0]
+
+    def first(self, count: int) -> Tokens:
+        """The first `count` tokens."""
+        return Tokens(*(x[:count] for x in self))
+
+    def followed_by(self, others: Tokens) -> Tokens:
+        """These tokens and then the others."""
+        return Tokens(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
+
+
+_NO_IDS, _NO_NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+NO_TOKENS = Tokens(_NO_IDS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_IDS)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample. Requests with the same prompt share its pass through the model and its cache."""
+
+    prompt: tuple[int, ...]
+    limit: int  # tokens of the completion at most, those begun included
+    prompt_id: int = 0  # names the randomness, with `sample`
+    sample: int = 0
+    begun: Tokens = NO_TOKENS  # tokens of an earlier, unfinished rollout to go on from
+    pause_at: int | None = None  # own tokens at which this call leaves the completion unfinished; None: at no number
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A request's completion, its begun tokens included."""
+
+    index: int  # of the request in the list
+    tokens: Tokens
+    ended: bool  # by a stop token or a stop string
+    limit: int
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it ran into its limit."""
+        return not self.ended and self.tokens.size >= self.limit
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it was left before its end: it can be begun again from its tokens."""
+        return not self.ended and self.tokens.size < self.limit
+
+
+@dataclass
+class Stats:
+    """What a rollout did: fill one in by passing it to `stream` or `sample`."""
+
+    rows: int = 0  # slots
+    prompt_slots: int = 0
+    steps: int = 0  # of the decode loop
+    live: int = 0  # row-steps that gave a token; a first token, out of the prompt, counts as none
+    busy_steps: int = 0  # steps while requests waited
+    busy_live: int = 0
+    tokens: int = 0  # drawn
+    prompts: int = 0  # put through the model
+    prompt_tokens: int = 0
+    padded_tokens: int = 0  # of those passes, padding included
+    first_token: float = 0.0  # seconds until the first rows had their first tokens
+    seconds: float = 0.0
+    compiles: int = 0
+    moved_bytes: int = 0  # of weights, from the training layout to the sampler's
+    moved_seconds: float = 0.0
+    interrupted: bool = False
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def occupancy(self) -> float:
+        """Share of row-steps that gave a token."""
+        return self.live / max(self.rows * self.steps, 1)
+
+    @property
+    def busy_occupancy(self) -> float:
+        """The same while requests waited."""
+        return self.busy_live / max(self.rows * self.busy_steps, 1)
+
+    def metrics(self) -> dict[str, float]:
+        """Figures for a log."""
+        return {
+            "rollout/tokens_per_second": self.tokens / max(self.seconds, 1e-9),
+            "rollout/occupancy": self.occupancy,
+            "rollout/steps": self.steps,
+            "rollout/prompt_padding": 1 - self.prompt_tokens / max(self.padded_tokens, 1),
+            "rollout/first_token_seconds": self.first_token,
+            "rollout/compiles": self.compiles,
+        }
+
+
+def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
+    """The newest `count` tokens of one row of `decode.finished`."""
+    token, logp, entropy, floor, whole_logp = (np.array(x[row, x.shape[1] - count :]) for x in drawn)
+    return Tokens(token, logp, entropy, floor, whole_logp, np.full(count, policy_step, np.int32))

@@ -1,0 +1,109 @@
+"""The sampler's own view of the weights, taken from the training layout once a rollout."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
+from jaxrl_llm.models import decoder
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.cache import LayerCache, Prefixes
+from jaxrl_llm.sampling.decode import Ring
+
+LANE = 128  # devices split the vocabulary at multiples of it
+
+
+class Weights(NamedTuple):
+    """Parameters for prompts, and for the loop: one dict a layer, so that no step copies a layer's weights."""
+
+    prompts: Params
+    loop: Params
+    mesh: Mesh | None = None
+    moved_bytes: int = 0  # that devices did not hold before
+    moved_seconds: float = 0.0  # until all are there
+
+    def spread(self, tree: Any) -> Any:
+        """Put what has rows or prompt slots along its first axis on the mesh."""
+        return tree if self.mesh is None else jax.device_put(tree, shardings(tree, self.mesh))
+
+
+def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> Weights:
+    """Weights for the engine, in the dtype that the policy computes in.
+
+    mesh: the devices to decode on, with axes "data" and, to split heads, inner units and vocabulary, "tensor". Without
+    one the parameters are used where they are. What is moved is counted and timed.
+    """
+    params = {name: x for name, x in params.items() if name != "critic"}
+    if mesh is None:
+        return Weights(params, _for_loop(policy, params, 1))
+    target = named_shardings(loop_specs(policy, mesh), mesh)
+    stacked = isinstance(params["layers"], dict)
+    moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked), mesh))
+    start = time.perf_counter()
+    if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
+        params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    convert = jax.jit(_for_loop, static_argnums=(0, 2), out_shardings=target)
+    loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1)))
+    return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
+
+
+def abstract_weights(policy: Policy, params: Any, mesh: Mesh) -> Params:
+    """Shapes and places of the loop's weights on a mesh, to compile for it: params may be ShapeDtypeStructs."""
+    shapes = jax.eval_shape(lambda p: _for_loop(policy, p, mesh.shape.get("tensor", 1)), params)
+    places = named_shardings(loop_specs(policy, mesh), mesh)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
+
+
+def _is_on(x: Any, mesh: Mesh) -> bool:
+    return isinstance(x, jax.Array) and x.sharding.device_set == set(mesh.devices.flat)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _for_loop(policy: Policy, params: Params, shares: int) -> Params:
+    """Layers apart, in the dtype of the computation; "head" is the unembedding, padded where a mesh needs it."""
+    out = decoder.unstack(params)
+    cast = lambda x: x.astype(policy.dtype)  # noqa: E731
+    # The decoder casts the norms of layers, but takes the last norm as it is.
+    out = {name: x if name == "final_norm" else jax.tree.map(cast, x) for name, x in out.items()}
+    if padding := _padding(policy, shares):
+        out["head"] = jnp.pad(policy.unembedding(out), ((0, padding), (0, 0)))
+        out.pop("unembed", None)
+    return out
+
+
+def _padding(policy: Policy, shares: int) -> int:
+    """Rows that the unembedding lacks to be cut into so many slices at multiples of LANE."""
+    return -policy.config.vocab_size % (shares * LANE) if shares > 1 else 0
+
+
+def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh) -> Any:
+    """A PartitionSpec for each of the loop's weights."""
+    specs = parameter_specs(policy.config, mesh, stacked=False)
+    if _padding(policy, mesh.shape.get("tensor", 1)):
+        specs.pop("unembed", None)
+        specs["head"] = PartitionSpec("tensor")
+    return specs
+
+
+def shardings(tree: Any, mesh: Mesh) -> Any:
+    """Where the engine's arrays go: rows and prompt slots over "data"; heads of caches over "tensor" if they divide."""
+    size = mesh.shape.get("tensor", 1)
+
+    def place(x: Any, heads: int = 0) -> NamedSharding:
+        axes = ["data" if "data" in mesh.axis_names and x.ndim else None]
+        axes += ["tensor"] if heads and size > 1 and heads % size == 0 else []
+        return NamedSharding(mesh, PartitionSpec(*axes[: x.ndim]))
+
+    def cache(layer: LayerCache) -> LayerCache:
+        return LayerCache(*(None if x is None else place(x, x.shape[1]) for x in layer))  # type: ignore[arg-type]
+
+    if isinstance(tree, Prefixes | Ring):
+        rest = jax.tree.map(place, tree._replace(layers=()))
+        return rest._replace(layers=tuple(cache(layer) for layer in tree.layers))
+    return jax.tree.map(place, tree)

@@ -1,0 +1,128 @@
+"""The sampler's programs compile for real TPUs, ahead of time and without one, and fit their memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tpu_environment import tpu_environment
+
+PROGRAM = """
+import json, re, sys
+from functools import partial
+
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl_llm.distributed import make_mesh, named_shardings
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.sampling.decode import decode, empty_ring, no_rows
+from jaxrl_llm.sampling.draw import Settings
+from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.sampling.prefill import empty_prefixes, prefill
+from jaxrl_llm.sampling.weights import abstract_weights, shardings
+
+asked = json.loads(sys.argv[1])
+chips = topologies.get_topology_desc(platform="tpu", topology_name=asked["topology"]).devices
+mesh = make_mesh(asked["data"], asked["tensor"], devices=list(chips))
+layers = asked["model"]["num_layers"]
+shape = asked["model"] | {"ropes": (Rope(asked["model"]["ropes"]),), "rope_of_layer": (0,) * layers}
+config = ModelConfig(**shape, window_of_layer=(0,) * layers, norm_epsilon=1e-6, max_positions=40960)
+policy = Policy(config, jnp.dtype(jnp.bfloat16))
+
+def place(tree, where):
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, where)
+
+def spread(make):
+    tree = jax.eval_shape(make)
+    return place(tree, shardings(tree, mesh))
+
+def number(shape, dtype=jnp.int32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+B, P, prompt, new = asked["rows"], asked["rows"] // asked["group"], asked["prompt"], asked["new"]
+weights = abstract_weights(policy, jax.eval_shape(partial(init_params, config=config), jax.random.key(0)), mesh)
+prefixes = spread(lambda: empty_prefixes(policy, P, prompt, jnp.bfloat16))
+ring = spread(lambda: empty_ring(policy, B, new, jnp.bfloat16))
+filters = Filters(*(number((), t) for t in (jnp.int32, jnp.float32, jnp.float32))) if asked["filters"] else None
+settings = Settings(number((), jnp.uint32), number((), jnp.float32), filters, None, number((2,)))
+at_once = asked["data"]
+tokens = spread(lambda: jnp.zeros((at_once, prompt), jnp.int32))
+one = spread(lambda: jnp.zeros(at_once, jnp.int32))
+out = {}
+for name, lowered in {
+    "prefill": prefill.lower(policy, weights, prefixes, tokens, one, one),
+    "decode": decode.lower(
+        policy, weights, prefixes, None, ring, spread(lambda: no_rows(B)), settings, number(()), number(()), mesh=mesh
+    ),
+}.items():
+    compiled = lowered.compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    moved = re.findall(r"= [^=]*? (?:all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)[^(]*\\(", text)
+    sizes = [eval("*".join(dims.split(","))) for op in moved for dims in re.findall(r"\\[([0-9,]+)\\]", op)]
+    out[name] = {
+        "bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "reused": memory.alias_size_in_bytes,
+        "kernels": len(re.findall("custom_call_target=.tpu_custom_call.", text)),
+        "largest_moved": max(sizes, default=0),
+    }
+out["caches"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.layers, prefixes.layers)))
+print("RESULT" + json.dumps(out))
+"""
+
+SMOLLM2 = {
+    "family": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_layers": 30,
+    "num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "tie_embeddings": True, "ropes": 1e5, "query_scale": 0.125,
+}  # fmt: skip
+QWEN3_8B = {
+    "family": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_layers": 36,
+    "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "tie_embeddings": False, "ropes": 1e6,
+    "query_scale": 128**-0.5, "qk_norm": True,
+}  # fmt: skip
+GIB = 2**30
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "SmolLM2-135M on v5e:2x2": (16, {
+        "topology": "v5e:2x2", "data": 4, "tensor": 1, "model": SMOLLM2, "rows": 64, "group": 8, "prompt": 256,
+        "new": 256, "filters": False,
+    }),
+    "SmolLM2-135M with filters on v5e:2x2": (16, {
+        "topology": "v5e:2x2", "data": 4, "tensor": 1, "model": SMOLLM2, "rows": 64, "group": 8, "prompt": 256,
+        "new": 256, "filters": True,
+    }),
+    "Qwen3-8B on v5e:4x4": (16, {
+        "topology": "v5e:4x4", "data": 4, "tensor": 4, "model": QWEN3_8B, "rows": 256, "group": 16, "prompt": 1024,
+        "new": 1024, "filters": False,
+    }),
+    "Qwen3-8B on v6e:4x4": (32, {
+        "topology": "v6e:4x4", "data": 4, "tensor": 4, "model": QWEN3_8B, "rows": 512, "group": 16, "prompt": 1024,
+        "new": 1024, "filters": False,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prefill_and_decode_compile_and_fit(case: str) -> None:
+    memory, asked = CASES[case]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(asked)],
+        env=tpu_environment(), capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    found = json.loads(done.stdout.split("RESULT")[1])
+    for name in ("prefill", "decode"):
+        assert found[name]["bytes"] < memory * GIB, found
+    # The caches stay where they are: the ring in the loop, the prompts in prefill.
+    assert found["decode"]["reused"] + found["prefill"]["reused"] >= found["caches"] / (asked["data"] * asked["tensor"])
+    rows = asked["rows"] // asked["data"]
+    if asked["filters"]:
+        return
+    # One kernel for first tokens, one in the loop; no device sees logits of another, or of the whole vocabulary.
+    assert found["decode"]["kernels"] == 2
+    assert found["decode"]["largest_moved"] < rows * asked["model"]["vocab_size"] / asked["tensor"]
+    assert found["decode"]["temporaries"] < GIB
