@@ -29,7 +29,7 @@ def main(model="smollm2-135m", steps=16, prompts_per_step=8, group_size=16, eval
     key = jax.random.key(seed)
 
     def accuracy(params):
-        return evaluate(policy, params, test, rewards, max_new_tokens=16, rows_at_once=128).figures["accuracy"]
+        return evaluate(policy, params, test, rewards, max_new_tokens=16, slots=128).figures["accuracy"]
 
     accuracies = [accuracy(state.params)]
     for step in range(steps):

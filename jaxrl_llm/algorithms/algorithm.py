@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective, Transform
+
+if TYPE_CHECKING:
+    from jaxrl_llm.sampling.partial import Partial
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,14 @@ class Resample:
 class Algorithm:
     """How rewards become advantages (`transform`) and advantages a loss (`objective`).
 
-    What the loop must provide beyond a sampled and scored batch is in `needs`.
+    What the loop must provide beyond a sampled and scored batch is in `needs`. A `strategy` asks it for partial
+    rollouts; the run's own settings of them win.
     """
 
     transform: Transform
     objective: Objective
     curriculum: Resample | None = None
+    strategy: Partial | None = None
 
     @property
     def needs(self) -> frozenset[str]:

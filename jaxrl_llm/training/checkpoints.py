@@ -1,7 +1,8 @@
 """Checkpoints: asynchronous and atomic through orbax, verified when they are read.
 
-A checkpoint is a folder named by its step with the parameters, the rest of the state (optimiser, transforms), and a
-JSON object (data position, counters, configuration) that also holds checksums of itself and of every array. Orbax
+A checkpoint is a folder named by its step with the parameters, the rest of the state (optimiser, transforms), arrays
+whose shapes are another at each step (the pool of begun completions), and a JSON object (data position, counters,
+configuration) that also holds checksums of itself and of every array. Orbax
 writes it under a temporary name and renames it when it is complete, so a process killed at any moment leaves the one
 before it.
 """
@@ -29,6 +30,7 @@ class Restored(NamedTuple):
     params: Any
     state: Any
     meta: dict[str, Any]
+    arrays: dict[str, np.ndarray] = {}  # noqa: RUF012 (nobody changes it)
 
 
 def checksum(tree: Any) -> dict[str, int]:
@@ -48,22 +50,31 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=max(keep, 2), enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
-    def save(self, step: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
+    def save(
+        self, step: int, params: Any, state: Any, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
+    ) -> None:
         """Begin to write a checkpoint; arrays may be donated, and `meta` changed, as soon as this returns.
 
+        arrays: by name, of any shapes; who reads the checkpoint need not know them.
         InputError where an earlier one could not be written, e.g. on a full disk; what was saved before it stands.
         """
         # Own copies: the writer works in the background, while the next update reuses these very buffers.
         params, state = jax.tree.map(lambda x: np.array(x, copy=True), (params, state))
         meta = json.loads(json.dumps(meta))
         args = self._ocp.args
-        parts = args.Composite(
-            params=args.StandardSave(params),
-            state=args.StandardSave(state),
-            meta=args.JsonSave({**meta, "checksums": {**checksum((params, state)), "meta": _checksum_of_json(meta)}}),
-        )
+        checksums = {**checksum((params, state)), "meta": _checksum_of_json(meta)}
+        parts = {"params": args.StandardSave(params), "state": args.StandardSave(state)}
+        if arrays:
+            arrays = {name: np.array(x, copy=True) for name, x in arrays.items()}
+            checksums |= checksum({"arrays": arrays})
+            meta["arrays"] = {name: [list(x.shape), str(x.dtype)] for name, x in arrays.items()}
+            checksums["meta"] = _checksum_of_json(meta)
+            # Empty arrays cannot be written; their shapes say all.
+            if full := {name: x for name, x in arrays.items() if x.size}:
+                parts["arrays"] = args.StandardSave(full)
+        parts["meta"] = args.JsonSave({**meta, "checksums": checksums})
         try:
-            if not self._manager.save(step, args=parts):
+            if not self._manager.save(step, args=args.Composite(**parts)):
                 raise ValueError(f"the folder holds {self.steps()}, and a new checkpoint must be later")
         except Exception as error:
             raise _not_saved(self.folder, step, error) from error
@@ -97,13 +108,27 @@ class Checkpoints:
                 meta, rest = dict(got["meta"]), None if state is None else got["state"]
                 written = meta.pop("checksums")
                 found = {**checksum((got["params"], rest)), "meta": _checksum_of_json(meta)}
+                arrays = {}
+                if state is not None and "arrays" in meta:
+                    arrays = self._arrays(step, meta["arrays"])
+                    found |= checksum({"arrays": arrays})
                 if any(written.get(name) != value for name, value in found.items()):
                     raise ValueError("its contents are not what was written")
-                return Restored(step, got["params"], rest, meta)
+                meta.pop("arrays", None)
+                return Restored(step, got["params"], rest, meta, arrays)
             except Exception as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 logger.warning("checkpoint %s/%d is damaged and skipped: %s", self.folder, step, reason[:200])
         return None
+
+    def _arrays(self, step: int, shapes: dict[str, Any]) -> dict[str, np.ndarray]:
+        """The arrays of these shapes and dtypes."""
+        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        full = {name: x for name, x in arrays.items() if x.size}
+        if not full:
+            return arrays
+        got = self._manager.restore(step, args=self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(full)))
+        return {**arrays, **{name: np.asarray(x) for name, x in got["arrays"].items()}}
 
     def forget_after(self, step: int) -> None:
         """Delete checkpoints newer than `step` (damaged ones, before a resumed run writes them again)."""

@@ -2,80 +2,264 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.data import PromptStream
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.sampling import sample
+from jaxrl_llm.sampling import engine, partial, sample
+from jaxrl_llm.sampling.partial import Enough, Group, Partial, Pool
+from jaxrl_llm.sampling.requests import Completion, Request, Stats
+from jaxrl_llm.sampling.sampler import assemble, requests_of
+from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.rollout import Scored, score_batch
+from jaxrl_llm.training.record import rollout_metrics
+from jaxrl_llm.training.rollout import Scored, StreamedScores, score_batch
 from jaxrl_llm.training.run_folder import Clock
 from jaxrl_llm.training.setup import Parts
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, map_rows
 
 Rows = list[dict[str, Any]]
 PADDING = {"turn": -1, "support_floor": -np.inf}  # of [N, L] fields; 0 of the others
+LOOK = 16  # tokens between two looks whether enough groups are complete
 
 
 class Collected(NamedTuple):
-    """A scored batch, the data set row of each of its groups, and how many batches of prompts it took."""
+    """A scored batch, the data set row of each of its groups, and how it came to be."""
 
     scored: Scored
     rows: Rows
-    rounds: int
+    rounds: int  # batches of prompts that it took
+    metrics: dict[str, float]  # of the rollout
+    pool: Pool = ()  # groups that were begun and go on in the next step
+
+
+def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
+    """How a step's rollout ends early, if it does: as the run's settings say, else as the method asks.
+
+    InputError where the method resamples: both choose which groups a step waits for.
+    """
+    strategy = algorithm.strategy
+    if config.oversample > 1 or config.segment_tokens:
+        strategy = Partial(config.oversample, config.segment_tokens)
+    if strategy is not None and algorithm.curriculum is not None:
+        raise InputError(
+            f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
+            "segment_tokens) cannot do: leave out one of the two"
+        )
+    return strategy
 
 
 def collect(
-    parts: Parts, config: TrainConfig, params: Params, stream: PromptStream, key: jax.Array, step: int, clock: Clock
+    parts: Parts,
+    config: TrainConfig,
+    params: Params,
+    stream: PromptStream,
+    key: jax.Array,
+    step: int,
+    clock: Clock,
+    pool: Pool = (),
 ) -> Collected:
     """Sample and score `prompts_per_step` groups; where the method resamples, until so many are informative.
 
-    Where the rounds end before there are enough, uninformative groups of the last round fill up.
+    Where the rounds end before there are enough, uninformative groups of the last round fill up. With partial rollouts
+    the groups of the `pool` come first, then those of new prompts (the stream gives one at a time); there can be fewer
+    groups, but at least one. Raises KeyboardInterrupt after Ctrl-C.
     """
+    strategy = strategy_of(config, parts.algorithm)
+    if strategy is not None:
+        return _partial(parts, config, strategy, params, stream, key, step, clock, pool)
     curriculum = parts.algorithm.curriculum
     if curriculum is None:
-        return Collected(*_round(parts, config, params, stream, key, step, clock), 1)
+        scored, rows, stats = _round(parts, config, params, stream, key, step, clock)
+        return Collected(scored, rows, 1, stats.metrics())
     kept: list[tuple[Scored, dict[str, Any]]] = []
     spare: list[tuple[Scored, dict[str, Any]]] = []
-    rounds = 0
-    while rounds < curriculum.rounds and len(kept) < config.prompts_per_step:
-        round_key = jax.random.fold_in(key, rounds) if rounds else key
-        scored, rows = _round(parts, config, params, stream, round_key, step, clock)
+    runs: list[Stats] = []
+    while len(runs) < curriculum.rounds and len(kept) < config.prompts_per_step:
+        round_key = jax.random.fold_in(key, len(runs)) if runs else key
+        scored, rows, stats = _round(parts, config, params, stream, round_key, step, clock)
         good = np.asarray(curriculum.informative(scored.batch))[:: config.group_size]
         groups = [(_group(scored, i, config.group_size), row) for i, row in enumerate(rows)]
         kept += [group for group, fine in zip(groups, good, strict=True) if fine]
         spare = [group for group, fine in zip(groups, good, strict=True) if not fine]
-        rounds += 1
+        runs.append(stats)
     chosen = (kept + spare)[: config.prompts_per_step]
-    return Collected(_join([scored for scored, _ in chosen]), [row for _, row in chosen], rounds)
+    scored = _join([scored for scored, _ in chosen])
+    return Collected(scored, [row for _, row in chosen], len(runs), rollout_metrics(runs))
 
 
 def _round(
     parts: Parts, config: TrainConfig, params: Params, stream: PromptStream, key: jax.Array, step: int, clock: Clock
-) -> tuple[Scored, Rows]:
+) -> tuple[Scored, Rows, Stats]:
     rows, ids = next(stream)
-    prompts = [parts.prompts.ids[i] for i in ids]
-    common: dict[str, Any] = {
-        "prompt_ids": ids.tolist(), "max_new_tokens": config.max_new_tokens, "policy_step": step, "stop": config.stop,
-        "rows_at_once": config.rows_at_once, "mesh": parts.mesh,
+    prompts, stats = [parts.prompts.ids[i] for i in ids], Stats()
+    with StreamedScores(parts.rewards, parts.tokenizer) as streamed:
+        with clock("sample"):
+            batch = sample(
+                parts.policy, params, prompts, key, group_size=config.group_size, prompt_ids=ids.tolist(),
+                policy_step=step, slots=config.slots, mesh=parts.mesh, stats=stats, **_settings(config),
+                on_completion=_by_group(streamed, rows, config.group_size) if config.stream_rewards else None,
+            )  # fmt: skip
+        _stop_if(stats)
+        best = _likeliest(parts, config, params, prompts, ids, key, step, clock)
+        with clock("score"):
+            scored = _scored(parts, config, rows, batch, streamed, best)
+    return scored, rows, stats
+
+
+def _partial(
+    parts: Parts,
+    config: TrainConfig,
+    strategy: Partial,
+    params: Params,
+    stream: PromptStream,
+    key: jax.Array,
+    step: int,
+    clock: Clock,
+    pool: Pool,
+) -> Collected:
+    """As `collect`, for a strategy."""
+    limit, wanted = config.max_new_tokens, config.prompts_per_step
+    drawn = [int(next(stream)[1][0]) for _ in range(strategy.in_flight(wanted) - len(pool))]
+    flight = (*pool, *partial.begin([(parts.prompts.ids[i], i) for i in drawn], config.group_size, step))
+    asked = requests_of(parts.policy, [group.prompt for group in flight], key, **_settings(config))
+    weights = cache(lambda: take_weights(parts.policy, params, parts.mesh))
+    runs: list[Stats] = []
+
+    def generate(requests: Sequence[Request], enough: Enough) -> Iterable[Completion]:
+        runs.append(Stats())
+        yield from engine.stream(
+            parts.policy, weights(), requests, asked.settings, cut=asked.cut, chunk=LOOK,
+            slots=config.slots or wanted * config.group_size, enough=enough, policy_step=step, stats=runs[-1],
+        )  # fmt: skip
+        _stop_if(runs[-1])
+
+    with StreamedScores(parts.rewards, parts.tokenizer) as streamed:
+
+        def score(number: int, group: Group) -> None:
+            ids = [sample.tokens.token.tolist() for sample in group.samples]
+            streamed.add(number, parts.prompts.rows[group.prompt_id], ids)
+
+        with clock("sample"):
+            complete, left = partial.advance(
+                flight, wanted, limit, generate, segment_tokens=strategy.segment_tokens,
+                on_group=score if config.stream_rewards else None,
+            )  # fmt: skip
+            batch = assemble(
+                *partial.completions_of(complete, limit), config.temperature, asked.settings.filters is not None, step
+            )
+        ids = np.asarray([group.prompt_id for group in complete])
+        rows = [parts.prompts.rows[i] for i in ids]
+        best = _likeliest(parts, config, params, [parts.prompts.ids[i] for i in ids], ids, key, step, clock)
+        with clock("score"):
+            scored = _scored(parts, config, rows, batch, streamed, best)
+    age = (step - np.asarray(batch.policy_step))[np.asarray(batch.action_mask)]
+    metrics = {
+        **rollout_metrics(runs),
+        "rollout/stale_tokens": float(np.mean(age > 0)),
+        "rollout/staleness": float(np.mean(age)),
+        "rollout/groups": float(len(complete)),
+        "rollout/pool": float(len(left)),
+    }
+    return Collected(scored, rows, 1, metrics, left)
+
+
+def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
+    """The batch with groups without any action, up to `rows` rows, so that all steps share a compiled update.
+
+    They are copies of the first group's prompt, count in no mean, and leave loss and gradient as they are. Only where
+    there are more minibatches than groups with actions can a gradient step see nothing but such.
+    """
+    have = batch.tokens.shape[0]
+    if have == rows:
+        return batch
+    index = np.concatenate([np.arange(have), np.arange(rows - have) % group_size])
+    empty = np.arange(rows) >= have
+    numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
+    batch = map_rows(lambda x: jnp.asarray(np.asarray(x)[index]), batch)
+    before = np.cumsum(np.asarray(batch.action_mask), axis=1) == 0
+    return batch.replace(
+        token_mask=batch.token_mask & jnp.asarray(before | ~empty[:, None]),
+        action_mask=batch.action_mask & jnp.asarray(~empty[:, None]),
+        turn=jnp.where(empty[:, None], -1, batch.turn),
+        group=jnp.asarray(np.where(empty, numbers, np.asarray(batch.group)).astype(np.int32)),
+    )
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """Of `sample`, but for what differs between greedy and other completions of a step."""
+    return {
+        "max_new_tokens": config.max_new_tokens, "stop": config.stop, "temperature": config.temperature,
+        "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p,
     }  # fmt: skip
-    greedy = "greedy_reward" in parts.algorithm.needs
+
+
+def _likeliest(
+    parts: Parts,
+    config: TrainConfig,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    ids: np.ndarray,
+    key: jax.Array,
+    step: int,
+    clock: Clock,
+) -> Trajectories | None:
+    """A greedy completion of each prompt, where the method needs its score."""
+    if "greedy_reward" not in parts.algorithm.needs:
+        return None
+    stats = Stats()
     with clock("sample"):
         batch = sample(
-            parts.policy, params, prompts, key, group_size=config.group_size, temperature=config.temperature,
-            top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, **common,
+            parts.policy, params, prompts, key, temperature=0.0, prompt_ids=ids.tolist(), stop=config.stop,
+            max_new_tokens=config.max_new_tokens, policy_step=step, slots=config.slots, mesh=parts.mesh, stats=stats,
         )  # fmt: skip
-        likeliest = sample(parts.policy, params, prompts, key, temperature=0.0, **common) if greedy else None
-    with clock("score"):
-        scored = score_batch(parts.rewards, parts.tokenizer, rows, batch)
-        if likeliest is not None:
-            best = score_batch(parts.rewards, parts.tokenizer, rows, likeliest).batch.scores
-            scored = scored._replace(batch=scored.batch.with_info(greedy_reward=best[batch.group]))
-    return scored, rows
+    _stop_if(stats)
+    return batch
+
+
+def _scored(
+    parts: Parts,
+    config: TrainConfig,
+    rows: Rows,
+    batch: Trajectories,
+    streamed: StreamedScores,
+    likeliest: Trajectories | None,
+) -> Scored:
+    """The batch with its rewards, which may have been found already, and those of the likeliest completions."""
+    known = (streamed.scores(),) if config.stream_rewards else ()
+    scored = score_batch(parts.rewards, parts.tokenizer, rows, batch, *known)
+    if likeliest is None:
+        return scored
+    best = score_batch(parts.rewards, parts.tokenizer, rows, likeliest).batch.scores
+    return scored._replace(batch=scored.batch.with_info(greedy_reward=best[batch.group]))
+
+
+def _by_group(streamed: StreamedScores, rows: Rows, size: int) -> Callable[[Completion], None]:
+    """Called with each completion of `sample`: gives a group to be scored as soon as it is whole."""
+    found: dict[int, dict[int, list[int]]] = {}
+
+    def ended(completion: Completion) -> None:
+        number, place = divmod(completion.index, size)
+        group = found.setdefault(number, {})
+        group[place] = completion.tokens.token.tolist()
+        if len(group) == size:
+            streamed.add(number, rows[number], [group[i] for i in range(size)])
+
+    return ended
+
+
+def _stop_if(stats: Stats) -> None:
+    """KeyboardInterrupt where the sampler heard of Ctrl-C: nothing of a half step is kept."""
+    if stats.interrupted:
+        raise KeyboardInterrupt
 
 
 def _group(scored: Scored, number: int, size: int) -> Scored:

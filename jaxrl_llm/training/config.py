@@ -61,14 +61,24 @@ class TrainConfig:
     """Sample among tokens of at least this fraction of the greatest probability; 0 is off."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion."""
-    rows_at_once: int = 0
+    slots: int = 0
     """Completions decoded at a time; 0 is all of a step's."""
+    oversample: float = 1.0
+    """Prompts in flight, as a multiple of prompts_per_step: above 1, a step ends when prompts_per_step groups are
+    complete, and the other completions go on in the next (partial rollouts)."""
+    segment_tokens: int = 0
+    """Above 0: a step ends when each completion in flight has so many new tokens, or is done. It trains on the groups
+    that are complete, at most prompts_per_step; the others go on in the next. Steps are full where oversample is
+    max_new_tokens / segment_tokens."""
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
     path/to/file.py:FUNCTION or package.module:FUNCTION."""
     reward_time_limit: float = 10.0
-    """Seconds that each reward function has for a step's completions."""
+    """Seconds that each reward function has for a step's completions (with stream_rewards: for a group's)."""
+    stream_rewards: bool = False
+    """Score each group as soon as it is complete, while others are still sampled. Reward functions are then called
+    once a group and not once a step, so they must not compare the completions of different prompts."""
     reward_default: float = 0.0
     """Score of a completion on which a reward function fails."""
     overlong_tokens: int = 0
@@ -116,9 +126,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         at_least = {
             "steps": 1, "num_prompts": 1, "max_prompt_tokens": 1, "prompts_per_step": 1, "group_size": 1,
-            "max_new_tokens": 1, "epochs": 1, "minibatches": 1, "micro_batches": 1, "seed": 0, "rows_at_once": 0,
+            "max_new_tokens": 1, "epochs": 1, "minibatches": 1, "micro_batches": 1, "seed": 0, "slots": 0,
             "eval_size": 0, "eval_every": 0, "checkpoint_every": 0, "keep_checkpoints": 2, "log_completions_every": 0,
-            "critic_steps": 0,            "overlong_tokens": 0, "top_k": 0,
+            "critic_steps": 0, "overlong_tokens": 0, "top_k": 0, "segment_tokens": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             if getattr(self, name) < least:
@@ -128,6 +138,7 @@ class TrainConfig:
             ("temperature", 0 < self.temperature < float("inf"), "above 0 to explore"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("oversample", 1 <= self.oversample < float("inf"), "at least 1 and finite"),
             ("reward_time_limit", self.reward_time_limit > 0, "above 0 seconds"),
             ("reward_default", isfinite(self.reward_default), "finite"),
             ("overlong_tokens", self.overlong_tokens <= self.max_new_tokens, "at most max_new_tokens"),

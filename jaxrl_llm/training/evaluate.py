@@ -36,7 +36,7 @@ def evaluate(
     temperature: float = 0.0,
     max_new_tokens: int = 128,
     stop: Sequence[str] = (),
-    rows_at_once: int = 0,
+    slots: int = 0,
     seed: int = 0,
 ) -> Evaluation:
     """Answer every prompt and count the right answers: those to which the reward `judge` (default: the first) gives 1.
@@ -56,7 +56,7 @@ def evaluate(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         stop=stop,
-        rows_at_once=rows_at_once,
+        slots=slots,
     )
     scored = score_batch(rewards, policy.tokenizer, prompts.rows, batch)
     assert scored.batch.rewards is not None

@@ -19,8 +19,9 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.reporting.writers import read_json
+from jaxrl_llm.sampling.partial import Pool, from_arrays, to_arrays
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.collect import collect
+from jaxrl_llm.training.collect import collect, fill_up, strategy_of
 from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
 from jaxrl_llm.training.diagnose import NotFiniteError, not_finite
 from jaxrl_llm.training.evaluate import evaluate
@@ -29,7 +30,7 @@ from jaxrl_llm.training.record import about, describe, facts, outcome, tally, wr
 from jaxrl_llm.training.run_folder import Clock, RunFolder
 from jaxrl_llm.training.setup import needs_values, set_up
 from jaxrl_llm.training.update import prepare, update
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, map_rows
 
 logger = logging.getLogger("jaxrl_llm.training")
 
@@ -37,9 +38,9 @@ logger = logging.getLogger("jaxrl_llm.training")
 def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
     """Run (or go on with) a training run and return its summary, which is also in summary.json.
 
-    All state is in the parameters, the optimiser, the transforms and the position in the prompts; each is in every
-    checkpoint, and the randomness of a step comes from (seed, step). So a run that was killed and resumed gives the
-    same parameters and metrics, bit by bit, as one that was not.
+    All state is in the parameters, the optimiser, the transforms, the position in the prompts and the pool of begun
+    completions; each is in every checkpoint, and the randomness of a step comes from (seed, step). So a run that was
+    killed and resumed gives the same parameters and metrics, bit by bit, as one that was not.
 
     Raises InputError for bad input, NotFiniteError where a loss is not finite (the last good checkpoint stands).
     """
@@ -48,10 +49,12 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
     folder, clock = RunFolder(config.output), Clock()
     with clock("load"):
         parts, state, memory = set_up(config)
+    strategy, pool = strategy_of(config, parts.algorithm), Pool()
     if not resume:
         folder.create(to_dict(config))
     algorithm, policy, prompts, held_out = parts.algorithm, parts.policy, parts.prompts, parts.held_out
-    stream = PromptStream(prompts.rows, batch_size=config.prompts_per_step, seed=config.seed)
+    at_once = 1 if strategy else config.prompts_per_step
+    stream = PromptStream(prompts.rows, batch_size=at_once, seed=config.seed)
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
     first, counts, feedback = 0, dict[str, int](), dict[str, float]()
     restored = checkpoints.latest(state.params, {"rest": state[1:], "memory": memory}) if resume else None
@@ -60,6 +63,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
         rest, memory = replicate((restored.state["rest"], restored.state["memory"]), parts.mesh)
         state = type(state)(replicate(restored.params, parts.mesh), *rest)
         stream.restore(restored.meta["prompts"])
+        pool = from_arrays(restored.arrays)
         clock, counts = Clock(restored.meta["seconds"]), restored.meta["counts"]
     checkpoints.forget_after(first)
     summary: dict[str, Any] = read_json(folder.summary) if resume else {}
@@ -71,7 +75,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
         with clock("evaluate"):
             result = evaluate(
                 policy, params, held_out, parts.rewards, judge=config.eval_reward, max_new_tokens=config.max_new_tokens,
-                stop=config.stop, rows_at_once=config.rows_at_once or config.prompts_per_step * config.group_size,
+                stop=config.stop, slots=config.slots or config.prompts_per_step * config.group_size,
             )  # fmt: skip
         summary[name] = result.figures
         folder.log_completions(step, name, parts.tokenizer, result.scored, held_out.rows, groups=8)
@@ -81,7 +85,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
         writer = stack.enter_context(closing(writers(config, folder, first)))
         stack.callback(checkpoints.close)
         progress = stack.enter_context(Progress(config.steps, first))
-        for text in about(config, prompts, first, policy, resume):
+        for text in about(config, prompts, first, policy, resume, strategy):
             progress.say(text)
         if held_out is not None and "eval_before" not in summary:
             if first:
@@ -93,10 +97,12 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
         for step in range(first, config.steps):
             step_key = jax.random.fold_in(key, step)
             before = dict(clock.seconds)
-            scored, rows, rounds = collect(parts, config, state.params, stream, step_key, step, clock)
+            collected = collect(parts, config, state.params, stream, step_key, step, clock, pool)
+            scored, pool = collected.scored, collected.pool
             with clock("update"):
-                layout = layout_of(scored.batch, config.group_size)
-                batch = shard_rows(scored.batch, parts.mesh)
+                batch = fill_up(scored.batch, config.prompts_per_step * config.group_size, config.group_size)
+                layout = layout_of(batch, config.group_size)
+                batch = shard_rows(batch, parts.mesh)
                 batch = provide(policy, algorithm.needs, state.params, parts.reference, batch, layout)
                 batch = with_feedback(batch, feedback) if "feedback" in algorithm.needs else batch
                 memory, batch = prepare(algorithm.transform, memory, batch)
@@ -115,20 +121,22 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
                     "this step"
                 )
             feedback = {**metrics, "updates": feedback.get("updates", 0.0) + 1}
-            # What was scored is written down, not what a method's transform made of it.
+            # What was scored is written down, not what a method's transform made of it, nor rows that fill up.
+            if (rows := len(scored.texts)) < batch.tokens.shape[0]:
+                batch = map_rows(lambda x, rows=rows: x[:rows], batch)
             if not np.array_equal(batch.need("reward"), scored.batch.need("reward"), equal_nan=True):
                 metrics["reward/shaped"] = float(np.nanmean(batch.need("reward")))
             scored = scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
-            metrics |= facts(scored, config, sum(clock.seconds.values()) - sum(before.values()))
+            metrics |= facts(scored, config, sum(clock.seconds.values()) - sum(before.values())) | collected.metrics
             metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in clock.seconds.items()}
             metrics |= {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
-            metrics |= {"rounds": rounds} if algorithm.curriculum else {}
+            metrics |= {"rounds": collected.rounds} if algorithm.curriculum else {}
             counts, remarks = tally(counts, step, metrics, config)
             for text in remarks:
                 progress.say(text)
             writer.write(step, metrics)
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
-                folder.log_completions(step, "train", parts.tokenizer, scored, rows)
+                folder.log_completions(step, "train", parts.tokenizer, scored, collected.rows)
             progress.update(step, metrics)
             done = step + 1
             if config.eval_every and held_out is not None and done % config.eval_every == 0 and done < config.steps:
@@ -138,7 +146,8 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
                 with clock("checkpoint"):
                     meta = {"prompts": stream.state(), "config": to_dict(config), "counts": counts}
                     meta |= {"seconds": clock.seconds, "feedback": feedback}
-                    checkpoints.save(done, state.params, {"rest": state[1:], "memory": memory}, meta)
+                    begun = to_arrays(pool) if strategy else None
+                    checkpoints.save(done, state.params, {"rest": state[1:], "memory": memory}, meta, begun)
         if held_out is not None:
             test("eval_after", config.steps, state.params)
             progress.say(f"after training: {describe(summary['eval_after'])}")

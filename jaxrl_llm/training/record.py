@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import numpy as np
 from jaxrl_llm.advantages import uniform_groups
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
+from jaxrl_llm.sampling.partial import Partial
+from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.training.config import TrainConfig, to_dict
 from jaxrl_llm.training.rollout import PromptSet, Scored
 from jaxrl_llm.training.run_folder import RunFolder
@@ -57,7 +61,32 @@ def facts(scored: Scored, config: TrainConfig, seconds: float) -> dict[str, floa
     return {name: float(value) for name, value in out.items()}
 
 
-def about(config: TrainConfig, prompts: PromptSet, first: int, policy: Policy, resumed: bool) -> list[str]:
+def rollout_metrics(runs: Sequence[Stats]) -> dict[str, float]:
+    """`Stats.metrics` of several rollouts of a step, taken together; all 0 where nothing was sampled."""
+    if len(runs) == 1:
+        return runs[0].metrics()
+    summed = (
+        "steps",
+        "tokens",
+        "prompt_tokens",
+        "padded_tokens",
+        "seconds",
+        "compiles",
+        "moved_bytes",
+        "moved_seconds",
+    )
+    total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
+    row_steps = sum(run.rows * run.steps for run in runs)
+    return {
+        **total.metrics(),
+        "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
+        "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
+    }
+
+
+def about(
+    config: TrainConfig, prompts: PromptSet, first: int, policy: Policy, resumed: bool, strategy: Partial | None = None
+) -> list[str]:
     """What a run says at its start."""
     devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
     text = [
@@ -67,6 +96,12 @@ def about(config: TrainConfig, prompts: PromptSet, first: int, policy: Policy, r
     ]
     if prompts.skipped or prompts.shortened:
         text.append(f"prompts longer than allowed: {prompts.skipped} skipped, {prompts.shortened} cut on the left")
+    if strategy is not None:
+        segment = f", at most {strategy.segment_tokens} new tokens of each" if strategy.segment_tokens else ""
+        text.append(
+            f"partial rollouts: {strategy.in_flight(config.prompts_per_step)} prompts in flight a step{segment}; "
+            "completions that are not done go on in the next step"
+        )
     if resumed:
         text.append(f"going on from step {first}" if first else "no checkpoint to go on from: starting at step 0")
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 from jaxrl_llm.data.chat import encode_prompt, is_conversation
 from jaxrl_llm.data.prompts import load_prompts, without
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards import Reward, get_reward, require_columns
+from jaxrl_llm.rewards import Reward, Scores, get_reward, require_columns
 from jaxrl_llm.rewards import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
 from jaxrl_llm.training.config import TrainConfig
@@ -173,20 +174,69 @@ class Scored(NamedTuple):
 
 
 def score_batch(
-    rewards: Sequence[Reward], tokenizer: Any, rows: Sequence[dict[str, Any]], batch: Trajectories
+    rewards: Sequence[Reward],
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    batch: Trajectories,
+    scores: Scores | None = None,
 ) -> Scored:
-    """Score every completion; `rows` holds the data set row of each prompt, in the order of the batch's groups."""
+    """Score every completion; `rows` holds the data set row of each prompt, in the order of the batch's groups.
+
+    scores: of the batch's rows, where they are known already; then no reward function is called.
+    """
     texts = completion_texts(tokenizer, batch)
-    mine = [rows[group] for group in np.asarray(batch.group)]
-    completions = [
-        [{"role": "assistant", "content": text}] if is_conversation(row["prompt"]) else text
-        for text, row in zip(texts, mine, strict=True)
-    ]
-    columns = {name: [row[name] for row in mine] for name in mine[0] if name != "prompt"}
-    columns |= {"prompts": [row["prompt"] for row in mine], "completion_ids": completion_ids(batch)}
-    scores = score_completions(rewards, completions, columns)
+    if scores is None:
+        scores = _score(rewards, [rows[group] for group in np.asarray(batch.group)], texts, completion_ids(batch))
     batch = batch.replace(
         rewards={name: jnp.asarray(values) for name, values in scores.components.items()},
         reward=jnp.asarray(scores.total),
     )
     return Scored(batch, texts, scores.failures)
+
+
+def _score(
+    rewards: Sequence[Reward], rows: Sequence[dict[str, Any]], texts: Sequence[str], ids: list[list[int]]
+) -> Scores:
+    """Score completions, each of the prompt of the row beside it."""
+    completions = [
+        [{"role": "assistant", "content": text}] if is_conversation(row["prompt"]) else text
+        for text, row in zip(texts, rows, strict=True)
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": ids}
+    return score_completions(rewards, completions, columns)
+
+
+class StreamedScores:
+    """Scores groups in a background thread, in the order in which they are given, while others are still sampled.
+
+    One group at a time: no reward function runs twice at once, but for one that was left behind at its time limit.
+    A context manager: groups that are not scored when it is left are dropped.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], tokenizer: Any) -> None:
+        self._rewards, self._tokenizer = rewards, tokenizer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamed rewards")
+        self._scores: dict[int, Future[Scores]] = {}
+
+    def __enter__(self) -> StreamedScores:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, number: int, row: dict[str, Any], ids: list[list[int]]) -> None:
+        """Score a group (its number, its data set row, the token ids of its completions)."""
+        # Texts are made here: tokenisers are not made for several threads.
+        texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
+        self._scores[number] = self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids)
+
+    def scores(self) -> Scores:
+        """The scores of all groups in ascending order of their numbers; waits for them."""
+        found = [self._scores[number].result() for number in sorted(self._scores)]
+        return Scores(
+            {name: np.concatenate([part.components[name] for part in found]) for name in found[0].components},
+            np.concatenate([part.total for part in found]),
+            {name: sum(part.failures[name] for part in found) for name in found[0].failures},
+            {name: sum(part.seconds[name] for part in found) for name in found[0].seconds},
+        )

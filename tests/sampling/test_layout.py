@@ -64,9 +64,9 @@ def test_order(order: list[int], model: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 100])
-def test_rows_at_once(rows: int, model: Any, expected: Any) -> None:
+def test_slots(rows: int, model: Any, expected: Any) -> None:
     """3 does not divide 8 rows, and cuts groups."""
-    assert draw(model, rows_at_once=rows) == expected
+    assert draw(model, slots=rows) == expected
 
 
 def test_other_prompts_in_the_batch_and_longer_padding(model: Any, expected: Any) -> None:
@@ -97,7 +97,7 @@ def test_an_early_end_changes_no_other_row(model: Any, expected: Any) -> None:
     assert max(map(len, found)) == NEW
 
 
-ON_FOUR_DEVICES = """
+ON_DEVICES = """
 import json, sys
 import jax
 jax.config.update("jax_platforms", "cpu")
@@ -105,31 +105,47 @@ from jaxrl_llm import load_policy, sample
 from jaxrl_llm.distributed import data_mesh, replicate
 from jaxrl_llm.sampling import completion_ids
 
-folder, prompts, names, new = json.loads(sys.argv[1])
+folder, prompts, names, new, devices = json.loads(sys.argv[1])
 policy, params, _ = load_policy(folder)
 mesh = data_mesh()
-assert mesh.size == 4
+assert mesh.size == devices
 settings = dict(group_size=2, max_new_tokens=new, stop_token_ids=[-1], temperature=2.0, prompt_ids=names, mesh=mesh)
-found = sample(policy, replicate(params, mesh), prompts, jax.random.key(0), **settings)
+params = replicate(params, mesh)
+found = sample(policy, params, prompts, jax.random.key(0), **settings)
 # Three prompts do not spread over four devices.
-fewer = sample(policy, replicate(params, mesh), prompts[:3], jax.random.key(0), **settings | {"prompt_ids": names[:3]})
-print(json.dumps([completion_ids(found), completion_ids(fewer)]))
+fewer = sample(policy, params, prompts[:3], jax.random.key(0), **settings | {"prompt_ids": names[:3]})
+# Rows that are refilled, and find their prompts, which may be on another device, by an index.
+refilled = sample(policy, params, prompts, jax.random.key(0), slots=3, **settings)
+print(json.dumps([completion_ids(x) for x in (found, fewer, refilled)]))
 """
 
 
-def test_four_devices(model: Any, expected: Any) -> None:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+def on_devices(devices: int, model: Any, expected: Any) -> None:
+    """The same tokens as on one device."""
+    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={devices}"
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    settings = json.dumps([str(model.folder), PROMPTS, NAMES, NEW])
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # many programs, each soon run
+    settings = json.dumps([str(model.folder), PROMPTS, NAMES, NEW, devices])
     done = subprocess.run(
-        [sys.executable, "-c", ON_FOUR_DEVICES, settings], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", ON_DEVICES, settings], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found, fewer = json.loads(done.stdout.splitlines()[-1])
+    found, fewer, refilled = json.loads(done.stdout.splitlines()[-1])
     assert found == expected
     assert fewer == expected[:6]
+    assert refilled == expected
+
+
+def test_four_devices(model: Any, expected: Any) -> None:
+    on_devices(4, model, expected)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("model", ["gemma2"], indirect=True)
+def test_other_numbers_of_devices(devices: int, model: Any, expected: Any) -> None:
+    on_devices(devices, model, expected)
 
 
 def test_log_probabilities_do_not_depend_on_the_batch(model: Any) -> None:
@@ -137,6 +153,6 @@ def test_log_probabilities_do_not_depend_on_the_batch(model: Any) -> None:
     key = jax.random.key(0)
     settings: dict[str, Any] = {"max_new_tokens": NEW, "stop_token_ids": [-1], "temperature": 2.0, "group_size": 2}
     together = sample(model.policy, model.params, PROMPTS, key, prompt_ids=NAMES, **settings)
-    alone = sample(model.policy, model.params, PROMPTS, key, prompt_ids=NAMES, rows_at_once=1, **settings)
+    alone = sample(model.policy, model.params, PROMPTS, key, prompt_ids=NAMES, slots=1, **settings)
     np.testing.assert_allclose(together.behaviour_logp, alone.behaviour_logp, atol=5e-5)
     np.testing.assert_allclose(together.entropy, alone.entropy, atol=5e-5)

@@ -247,7 +247,7 @@ def test_lengths_of_one_bucket_share_programs(model: Any, endless: Any) -> None:
         ({"top_k": -1}, "top_k is -1"),
         ({"min_p": -0.5}, "min_p is -0.5, but must be between 0 and 1"),
         ({"min_p": 1.5}, "min_p is 1.5"),
-        ({"rows_at_once": -2}, "rows_at_once is -2"),
+        ({"slots": -2}, "slots is -2"),
         ({"prompt_ids": [1, 2]}, "2 prompt_ids for 3 prompts"),
         ({"stop": "text"}, "stop must be a list of strings"),
         ({"stop": ["a", ""]}, "stop must be a list of strings, none of them empty"),

@@ -106,7 +106,7 @@ def test_samples_that_are_no_power_of_two(model: tuple[Any, Any, Any], prompts: 
 
 def test_how_many_rows_go_at_once_changes_nothing(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
     results = [
-        completion_ids(run(model, prompts, fixed(*[0] * 16), samples=4, temperature=1.0, rows_at_once=n).scored.batch)
+        completion_ids(run(model, prompts, fixed(*[0] * 16), samples=4, temperature=1.0, slots=n).scored.batch)
         for n in (0, 16, 6)
     ]
     assert results[0] == results[1] == results[2]

@@ -74,7 +74,7 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
         "minibatches", "micro_batches",
     )),
     *((name, -1, "must be at least 0") for name in (
-        "seed", "rows_at_once", "eval_size", "eval_every", "checkpoint_every", "log_completions_every",
+        "seed", "slots", "eval_size", "eval_every", "checkpoint_every", "log_completions_every",
         "overlong_tokens", "top_k",
     )),
     ("keep_checkpoints", 1, "must be at least 2"),

@@ -23,6 +23,7 @@ from jaxrl_llm.training.config import TrainConfig, to_dict
 from jaxrl_llm.training.optimizer import OptimizerConfig
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"
+TIMED = ("rollout/tokens_per_second", "rollout/first_token_seconds", "rollout/compiles", "rollout/moved_seconds")
 
 # `even` looks at token ids, so that a policy that writes noise scores between 0 and 1, and seldom alike in a group.
 REWARDS = """
@@ -190,7 +191,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def reproducible(path: Path) -> list[dict[str, Any]]:
     """The metrics of a run without those that depend on the machine's speed."""
-    timed = ("seconds/", "tokens_per_second", "compiles")
+    timed = ("seconds/", "tokens_per_second", "compiles", *TIMED)
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines_of(path)]
 
 
