@@ -109,7 +109,9 @@ def _activation(config: ModelConfig) -> Any:
 
 
 def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
-    out = jnp.einsum("nld,dkh->nlkh", x, layer[name])
+    # As a product of matrices: XLA on CPU copies the weights first where it is given three axes.
+    D, heads, h = layer[name].shape
+    out = (x @ layer[name].reshape(D, heads * h)).reshape(*x.shape[:2], heads, h)
     return out + layer[name + "_bias"] if bias else out
 
 
@@ -156,7 +158,7 @@ def run(
             q, k = rms_norm(q, layer["query_norm"], config), rms_norm(k, layer["key_norm"], config)
         q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
         y, remembered = attend(q, k, v, remembered, window)
-        y = jnp.einsum("nlkh,khd->nld", y, layer["out"])
+        y = y.reshape(*y.shape[:2], -1) @ layer["out"].reshape(-1, layer["out"].shape[-1])
         if config.output_bias:
             y = y + layer["out_bias"]
         if config.post_norms:

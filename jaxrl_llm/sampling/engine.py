@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxrl_llm.sampling.decode import Rows, decode, empty_ring, finished, no_row
 from jaxrl_llm.sampling.draw import Settings
 from jaxrl_llm.sampling.prefill import empty_prefixes, prefill, restore
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, as_tokens
-from jaxrl_llm.sampling.schedule import Placed, Schedule, plan
+from jaxrl_llm.sampling.schedule import Placed, Schedule, Shape, plan
 from jaxrl_llm.sampling.weights import Weights
 
 CHUNK = 64  # steps between two looks of the host, at most
@@ -37,6 +38,7 @@ def stream(
     settings: Settings,
     *,
     slots: int = 0,
+    shape: Shape | None = None,
     cut: Cut | None = None,
     chunk: int = CHUNK,
     enough: Callable[[Completion], bool] | None = None,
@@ -44,10 +46,12 @@ def stream(
     cache_dtype: Any = None,
     policy_step: int = 0,
     stats: Stats | None = None,
-) -> Iterator[Completion]:
+) -> Generator[Completion, None, None]:
     """Complete requests; yields each completion as it ends, in the order of ending.
 
     slots: rows that decode at a time, 0 for one a request. A row whose completion ends takes the next waiting request.
+    shape: rows, prompt slots and lanes in place of those that `schedule.plan` makes of `slots` and these requests, so
+    that rollouts of other numbers of requests share one compiled loop.
     cut: looked at every `chunk` steps, ends a completion by what it says (stop strings).
     enough: called with each completion; from when it gives True nothing more is decoded, and all other requests come
     as they are, unfinished (those that were not begun, without new tokens). Ctrl-C does the same.
@@ -60,23 +64,35 @@ def stream(
     stats = Stats() if stats is None else stats
     count_compiles()
     before, stats.began = compiles()[0], time.perf_counter()
+    open_ones = []
+    for index, request in enumerate(requests):
+        if request.begun.size < request.until:
+            open_ones.append(index)
+        else:
+            yield Completion(index, request.begun, False, request.limit)
+    if not open_ones:
+        return
+    asked = [requests[index] for index in open_ones]
     with interruptible() as interrupted:
-        engine = _Engine(policy, weights, requests, settings, slots, cache_dtype or policy.dtype, stats)
+        engine = _Engine(policy, weights, asked, settings, shape, slots, cache_dtype or policy.dtype, stats)
         stopping = False
         while not stopping and (engine.schedule.placed or engine.schedule.queue):
             engine.admit()
             # The first call takes one step: then first tokens are there, and their time is known.
             engine.decode(min(chunk, CHUNK) if stats.steps else 1)
             if watch is not None:
-                for request, tokens in engine.running(policy_step):
-                    watch(request, tokens)
+                for number, tokens in engine.running(policy_step):
+                    watch(open_ones[number], tokens)
             for completion in engine.ended(cut, policy_step):
+                completion = replace(completion, index=open_ones[completion.index])
                 stopping |= enough is not None and enough(completion)
                 yield completion
             stats.seconds, stats.compiles = time.perf_counter() - stats.began, compiles()[0] - before
             stats.interrupted = interrupted()
             stopping |= stats.interrupted
-        yield from engine.left(policy_step)
+        for completion in engine.left(policy_step):
+            yield replace(completion, index=open_ones[completion.index])
+        stats.interrupted = interrupted()
 
 
 class _Engine:
@@ -88,6 +104,7 @@ class _Engine:
         weights: Weights,
         requests: Sequence[Request],
         settings: Settings,
+        shape: Shape | None,
         slots: int,
         dtype: Any,
         stats: Stats,
@@ -95,7 +112,7 @@ class _Engine:
         self.policy, self.weights, self.requests, self.settings, self.stats = policy, weights, requests, settings, stats
         mesh = weights.mesh
         prompts = [request.prompt for request in requests]
-        shape = plan(prompts, slots, 1 if mesh is None else mesh.shape.get("data", 1))
+        shape = shape or plan(prompts, slots, 1 if mesh is None else mesh.shape.get("data", 1))
         self.schedule, self.shape = Schedule(prompts, shape), shape
         self.width = bucket(max(map(len, prompts)))
         tokens = bucket(max(request.limit for request in requests), least=4)
@@ -150,7 +167,7 @@ class _Engine:
             rows.newest[row] = begun[-1] if begun.size else 0
             rows.own[row] = max(begun.size - 1, 0)
             rows.fresh[row], rows.done[row] = begun.size == 0, False
-            rows.limit[row] = asked.limit if asked.pause_at is None else min(asked.limit, asked.pause_at)
+            rows.limit[row] = asked.until
             rows.prompt_id[row], rows.sample[row] = asked.prompt_id, asked.sample
             self.lane[row] = lane
         self.rows = rows

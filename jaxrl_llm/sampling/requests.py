@@ -49,6 +49,11 @@ class Request:
     begun: Tokens = NO_TOKENS  # tokens of an earlier, unfinished rollout to go on from
     pause_at: int | None = None  # own tokens at which this call leaves the completion unfinished; None: at no number
 
+    @property
+    def until(self) -> int:
+        """Own tokens at which this call leaves it."""
+        return self.limit if self.pause_at is None else min(self.limit, self.pause_at)
+
 
 @dataclass(frozen=True)
 class Completion:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import jax
@@ -97,14 +98,14 @@ def sample(
     stats = Stats() if stats is None else stats
     completions = stream(
         policy, take_weights(policy, params, mesh), requests, settings, slots=slots, cache_dtype=cache_dtype,
-        cut=cut, chunk=CHUNK if stop else LONG_CHUNK,
-        policy_step=policy_step, stats=stats,
+        cut=cut, chunk=CHUNK if stop else LONG_CHUNK, policy_step=policy_step, stats=stats,
     )  # fmt: skip
-    for completion in completions:
-        if not completion.unfinished:
-            found[completion.index] = completion
-            if on_completion is not None:
-                on_completion(completion)
+    with closing(completions):  # also where `on_completion` raises
+        for completion in completions:
+            if not completion.unfinished:
+                found[completion.index] = completion
+                if on_completion is not None:
+                    on_completion(completion)
     if stats.interrupted:
         if not found:
             raise KeyboardInterrupt
@@ -149,11 +150,12 @@ def requests_of(
         raise InputError(f"{len(names)} prompt_ids for {len(ids)} prompts: give one for each")
     ends = policy.config.eos_token_ids if stop_token_ids is None else stop_token_ids
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
+    mask = None if allowed is None else _allowed(allowed, policy.config.vocab_size)
     settings = Settings(
         seed=seed_of(key),
         temperature=jnp.float32(temperature),
         filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
-        allowed=None if allowed is None else _allowed(allowed, policy.config.vocab_size),
+        allowed=mask,
         stop_tokens=jnp.asarray(list(ends), jnp.int32),
     )
     # A prompt that comes twice is sampled anew, not repeated.

@@ -40,7 +40,7 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     one the parameters are used where they are. What is moved is counted and timed.
     """
     params = {name: x for name, x in params.items() if name != "critic"}
-    if mesh is None:
+    if mesh is None or mesh.size == 1:
         return Weights(params, _for_loop(policy, params, 1))
     target = named_shardings(loop_specs(policy, mesh), mesh)
     stacked = isinstance(params["layers"], dict)

@@ -13,6 +13,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.sampling import sample
+from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.training.rollout import PromptSet, Scored, score_batch
 
 RIGHT = 1.0 - 1e-6  # a reward of 1, give or take rounding, is a right answer
@@ -47,6 +48,7 @@ def evaluate(
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
         raise unknown("reward to judge by", judge, names)
+    stats = Stats()
     batch = sample(
         policy,
         params,
@@ -57,7 +59,10 @@ def evaluate(
         temperature=temperature,
         stop=stop,
         slots=slots,
+        stats=stats,
     )
+    if stats.interrupted:  # an evaluation of some prompts would be of the short answers
+        raise KeyboardInterrupt
     scored = score_batch(rewards, policy.tokenizer, prompts.rows, batch)
     assert scored.batch.rewards is not None
     right = np.asarray(scored.batch.rewards[judge or names[0]]) >= RIGHT

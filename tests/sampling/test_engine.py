@@ -345,7 +345,6 @@ def test_enough_stops_the_rest(begun: bool, gemma2: Any, whole: Any) -> None:
         assert tokens.token.tolist() == without.tokens.token.tolist()
 
 
-@pytest.mark.xfail(strict=True, reason="a request that has all its tokens already is given one more")
 @pytest.mark.parametrize("pause", [None, 5])
 def test_nothing_is_left_to_draw(pause: int | None, gemma2: Any, whole: Any) -> None:
     """Begun tokens that reach the limit, or the pause, come back as they are."""
@@ -359,7 +358,6 @@ def test_nothing_is_left_to_draw(pause: int | None, gemma2: Any, whole: Any) -> 
     assert [c.unfinished for c in found] == [asked.begun.size < asked.limit for asked in requests]
 
 
-@pytest.mark.xfail(strict=True, reason="max() of no prompts", raises=ValueError)
 def test_no_requests(gemma2: Any) -> None:
     assert rollout(gemma2, []) == []
 
@@ -433,7 +431,6 @@ def test_one_program_however_many_refills(llama: Any) -> None:
 
 
 # A small program makes the seed before the mask is looked at.
-LATE = pytest.mark.xfail(strict=True, reason="the seed is computed before `allowed` is checked")
 
 
 @pytest.mark.parametrize(
@@ -441,10 +438,10 @@ LATE = pytest.mark.xfail(strict=True, reason="the seed is computed before `allow
     [
         ({"max_new_tokens": 128}, "context is 128: shorten the prompt or lower max_new_tokens"),
         ({"prompts": [[1] * 129]}, "context is 128"),
-        pytest.param({"allowed": []}, "allowed allows no token", marks=LATE),
-        pytest.param({"allowed": np.zeros(257, bool)}, "allowed allows no token", marks=LATE),
-        pytest.param({"allowed": np.ones(256, bool)}, r"bool\[257\], found bool\[256\]", marks=LATE),
-        pytest.param({"allowed": [3, 257]}, "token id 257", marks=LATE),
+        ({"allowed": []}, "allowed allows no token"),
+        ({"allowed": np.zeros(257, bool)}, "allowed allows no token"),
+        ({"allowed": np.ones(256, bool)}, r"bool\[257\], found bool\[256\]"),
+        ({"allowed": [3, 257]}, "token id 257"),
         ({"temperature": -0.5}, "temperature is -0.5"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"prompts": [[3], []]}, "empty prompt"),

@@ -166,7 +166,6 @@ def test_the_handler_is_put_back_after_an_error(handler: Any) -> None:
     assert signal.getsignal(signal.SIGINT) is handler[0]
 
 
-@pytest.mark.xfail(strict=True, reason="the stream is closed only when the error's traceback is dropped")
 def test_the_handler_is_put_back_while_a_callback_s_error_is_handled(handler: Any, model: Any, whole: Any) -> None:
     def on_completion(completion: Completion) -> None:
         raise RuntimeError("a reward function failed")
