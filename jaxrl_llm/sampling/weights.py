@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
@@ -41,7 +42,8 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     """
     params = {name: x for name, x in params.items() if name != "critic"}
     if mesh is None or mesh.size == 1:
-        return Weights(params, _for_loop(policy, params, 1))
+        views = _views(params) if _is_ready(policy, params) else None
+        return Weights(params, views or _for_loop(policy, params, 1))
     target = named_shardings(loop_specs(policy, mesh), mesh)
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked), mesh))
@@ -51,6 +53,27 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     convert = jax.jit(_for_loop, static_argnums=(0, 2), out_shardings=target)
     loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1)))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
+
+
+def _is_ready(policy: Policy, params: Params) -> bool:
+    """Whether layers are stacked in the memory of one CPU as the loop needs them."""
+    leaves = jax.tree.leaves(params)
+    return isinstance(params["layers"], dict) and all(
+        isinstance(x, jax.Array) and x.dtype == policy.dtype == jnp.float32 and x.devices() == {jax.devices("cpu")[0]}
+        for x in leaves
+    )
+
+
+def _views(params: Params) -> Params:
+    """Layers apart without a copy: arrays over the memory of the stacked ones, which they keep alive.
+
+    While they are there, a donation of the stacked arrays copies them instead of overwriting what the views show.
+    """
+    stacked = {name: np.from_dlpack(x) for name, x in params["layers"].items()}
+    count = len(next(iter(stacked.values())))
+    place = partial(jax.device_put, device=jax.devices("cpu")[0], may_alias=True)
+    layers = tuple({name: place(x[i]) for name, x in stacked.items()} for i in range(count))
+    return params | {"layers": layers}
 
 
 def abstract_weights(policy: Policy, params: Any, mesh: Mesh) -> Params:

@@ -1,0 +1,72 @@
+"""The sampler's view of the weights: no copy where none is needed, the right dtype, padding and places on a mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from jaxrl_llm.models import Policy, decoder
+from jaxrl_llm.sampling.weights import _for_loop, loop_specs, take_weights
+
+
+def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
+    model = vectors("qwen3")
+    weights = take_weights(model.policy, model.params)
+    copied = decoder.unstack(model.params)
+    jax.tree.map(np.testing.assert_array_equal, weights.loop["layers"], copied["layers"])
+    for name, stacked in model.params["layers"].items():
+        step = stacked[0].nbytes
+        for i, layer in enumerate(weights.loop["layers"]):
+            shared = layer[name].unsafe_buffer_pointer() - stacked.unsafe_buffer_pointer() == i * step
+            # JAX places arrays at multiples of 64 bytes; what lies elsewhere it copies.
+            assert shared or (stacked.unsafe_buffer_pointer() + i * step) % 64
+    assert weights.loop["embed"] is weights.prompts["embed"] is model.params["embed"]
+
+
+def test_donated_parameters_do_not_change_what_is_seen(vectors: Any) -> None:
+    model = vectors("llama")
+    params = jax.tree.map(jnp.copy, model.params)
+    weights = take_weights(model.policy, params)
+    change = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    jax.block_until_ready(change(params))
+    jax.tree.map(np.testing.assert_array_equal, weights.loop["layers"], decoder.unstack(model.params)["layers"])
+
+
+def test_weights_come_in_the_dtype_of_the_computation(vectors: Any) -> None:
+    """The last norm alone stays as it is, as in the decoder."""
+    model = vectors("qwen3")
+    policy = Policy(model.policy.config, jnp.dtype(jnp.bfloat16))
+    loop = take_weights(policy, model.params).loop
+    assert {x.dtype for x in jax.tree.leaves(loop["layers"])} == {jnp.dtype(jnp.bfloat16)}
+    assert loop["final_norm"].dtype == jnp.float32
+    ids = jnp.asarray(model.arrays["ids"])
+    ones, positions = jnp.ones_like(ids), jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    expected, _ = policy.forward(decoder.unstack(model.params), ids, positions, ones)
+    found, _ = policy.forward(loop, ids, positions, ones)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_critic_stays_behind(vectors: Any) -> None:
+    model = vectors("llama")
+    weights = take_weights(model.policy, model.params | {"critic": {"head": jnp.ones(3)}})
+    assert "critic" not in weights.loop
+    assert "critic" not in weights.prompts
+
+
+def test_the_unembedding_is_padded_to_cut_the_vocabulary(vectors: Any) -> None:
+    """257 tokens over 2 devices at multiples of 128: 512 rows, the last 255 zero."""
+    for family, owned in (("llama", "unembed"), ("llama_tied", "embed")):
+        model = vectors(family)
+        loop = jax.eval_shape(lambda p, model=model: _for_loop(model.policy, p, 2), model.params)
+        assert loop["head"].shape == (512, model.policy.config.hidden_size)
+        assert "unembed" not in loop
+        head = np.asarray(_for_loop(model.policy, model.params, 2)["head"])
+        np.testing.assert_array_equal(head[:257], model.params[owned])
+        assert not head[257:].any()
+        specs = loop_specs(model.policy, AbstractMesh((4, 2), ("data", "tensor")))
+        assert specs["head"] == PartitionSpec("tensor")
+        assert jax.tree.structure(specs) == jax.tree.structure(loop)
