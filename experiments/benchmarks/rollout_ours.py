@@ -23,7 +23,7 @@ from jaxrl_llm.sampling.draw import draw
 from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.prefill import empty_prefixes
 from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights import abstract_weights, take_weights
 
 # Shapes of models whose weights are made up, which need no file.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ def static(ours: Ours, *, batch: int, prompt: int, new: int, group: int, seed: i
 
 def loop_weights(ours: Ours) -> Any:
     """Shapes of the weights that the decode loop reads, in the dtype in which it does."""
-    return jax.eval_shape(lambda params: take_weights(ours.policy, params).loop, ours.params)
+    return abstract_weights(ours.policy, ours.params)
 
 
 def needed_bytes(ours: Ours, *, batch: int, prompt: int, new: int, group: int) -> dict[str, Any]:

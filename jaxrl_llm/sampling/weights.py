@@ -43,14 +43,14 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     params = {name: x for name, x in params.items() if name != "critic"}
     if mesh is None or mesh.size == 1:
         views = _views(params) if _is_ready(policy, params) else None
-        return Weights(params, views or _for_loop(policy, params, 1))
+        return Weights(params, views or loop_params(policy, params, 1))
     target = named_shardings(loop_specs(policy, mesh), mesh)
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked), mesh))
     start = time.perf_counter()
     if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    convert = jax.jit(_for_loop, static_argnums=(0, 2), out_shardings=target)
+    convert = jax.jit(loop_params, static_argnums=(0, 2), out_shardings=target)
     loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1)))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
@@ -76,9 +76,12 @@ def _views(params: Params) -> Params:
     return params | {"layers": layers}
 
 
-def abstract_weights(policy: Policy, params: Any, mesh: Mesh) -> Params:
-    """Shapes and places of the loop's weights on a mesh, to compile for it: params may be ShapeDtypeStructs."""
-    shapes = jax.eval_shape(lambda p: _for_loop(policy, p, mesh.shape.get("tensor", 1)), params)
+def abstract_weights(policy: Policy, params: Any, mesh: Mesh | None = None) -> Params:
+    """Shapes, and on a mesh places, of the loop's weights, to compile for them: params may be ShapeDtypeStructs."""
+    shares = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    shapes = jax.eval_shape(lambda p: loop_params(policy, p, shares), params)
+    if mesh is None:
+        return shapes
     places = named_shardings(loop_specs(policy, mesh), mesh)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
@@ -88,7 +91,7 @@ def _is_on(x: Any, mesh: Mesh) -> bool:
 
 
 @partial(jax.jit, static_argnums=(0, 2))
-def _for_loop(policy: Policy, params: Params, shares: int) -> Params:
+def loop_params(policy: Policy, params: Params, shares: int) -> Params:
     """Layers apart, in the dtype of the computation; "head" is the unembedding, padded where a mesh needs it."""
     out = decoder.unstack(params)
     cast = lambda x: x.astype(policy.dtype)  # noqa: E731

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models import Policy, decoder
-from jaxrl_llm.sampling.weights import _for_loop, loop_specs, take_weights
+from jaxrl_llm.sampling.weights import loop_params, loop_specs, take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -61,10 +61,10 @@ def test_the_unembedding_is_padded_to_cut_the_vocabulary(vectors: Any) -> None:
     """257 tokens over 2 devices at multiples of 128: 512 rows, the last 255 zero."""
     for family, owned in (("llama", "unembed"), ("llama_tied", "embed")):
         model = vectors(family)
-        loop = jax.eval_shape(lambda p, model=model: _for_loop(model.policy, p, 2), model.params)
+        loop = jax.eval_shape(lambda p, model=model: loop_params(model.policy, p, 2), model.params)
         assert loop["head"].shape == (512, model.policy.config.hidden_size)
         assert "unembed" not in loop
-        head = np.asarray(_for_loop(model.policy, model.params, 2)["head"])
+        head = np.asarray(loop_params(model.policy, model.params, 2)["head"])
         np.testing.assert_array_equal(head[:257], model.params[owned])
         assert not head[257:].any()
         specs = loop_specs(model.policy, AbstractMesh((4, 2), ("data", "tensor")))
