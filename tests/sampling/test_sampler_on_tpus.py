@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +28,13 @@ from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import empty_prefixes, prefill
 from jaxrl_llm.sampling.weights import abstract_weights, shardings
 
+sys.path.insert(0, sys.argv[2])
+from tpu_traffic import loop_traffic
+
 asked = json.loads(sys.argv[1])
 chips = topologies.get_topology_desc(platform="tpu", topology_name=asked["topology"]).devices
-mesh = make_mesh(asked["data"], asked["tensor"], devices=list(chips))
+chips = list(chips)[: asked["data"] * asked["tensor"]]
+mesh = make_mesh(asked["data"], asked["tensor"], devices=chips)
 layers = asked["model"]["num_layers"]
 shape = asked["model"] | {"ropes": (Rope(asked["model"]["ropes"]),), "rope_of_layer": (0,) * layers}
 config = ModelConfig(**shape, window_of_layer=(0,) * layers, norm_epsilon=1e-6, max_positions=40960)
@@ -55,13 +60,14 @@ at_once = asked["data"]
 tokens = spread(lambda: jnp.zeros((at_once, prompt), jnp.int32))
 one = spread(lambda: jnp.zeros(at_once, jnp.int32))
 out = {}
-for name, lowered in {
-    "prefill": prefill.lower(policy, weights, prefixes, tokens, one, one),
-    "decode": decode.lower(
+programs = {
+    "prefill": lambda: prefill.lower(policy, weights, prefixes, tokens, one, one),
+    "decode": lambda: decode.lower(
         policy, weights, prefixes, None, ring, spread(lambda: no_rows(B)), settings, number(()), number(()), mesh=mesh
     ),
-}.items():
-    compiled = lowered.compile()
+}
+for name in asked["programs"]:
+    compiled = programs[name]().compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()
     moved = re.findall(r"= [^=]*? (?:all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)[^(]*\\(", text)
     sizes = [eval("*".join(dims.split(","))) for op in moved for dims in re.findall(r"\\[([0-9,]+)\\]", op)]
@@ -71,7 +77,11 @@ for name, lowered in {
         "reused": memory.alias_size_in_bytes,
         "kernels": len(re.findall("custom_call_target=.tpu_custom_call.", text)),
         "largest_moved": max(sizes, default=0),
+        "traffic": loop_traffic(text),
+        "counted": compiled.cost_analysis()["bytes accessed"],
     }
+out["weights"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(weights))
+out["prompts"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(prefixes.layers))
 out["caches"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.layers, prefixes.layers)))
 print("RESULT" + json.dumps(out))
 """
@@ -89,40 +99,65 @@ GIB = 2**30
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "SmolLM2-135M on v5e:2x2": (16, {
         "topology": "v5e:2x2", "data": 4, "tensor": 1, "model": SMOLLM2, "rows": 64, "group": 8, "prompt": 256,
-        "new": 256, "filters": False,
+        "new": 256,
     }),
     "SmolLM2-135M with filters on v5e:2x2": (16, {
         "topology": "v5e:2x2", "data": 4, "tensor": 1, "model": SMOLLM2, "rows": 64, "group": 8, "prompt": 256,
-        "new": 256, "filters": True,
+        "new": 256, "filters": True, "programs": ["decode"],
     }),
     "Qwen3-8B on v5e:4x4": (16, {
         "topology": "v5e:4x4", "data": 4, "tensor": 4, "model": QWEN3_8B, "rows": 256, "group": 16, "prompt": 1024,
-        "new": 1024, "filters": False,
+        "new": 1024,
     }),
     "Qwen3-8B on v6e:4x4": (32, {
         "topology": "v6e:4x4", "data": 4, "tensor": 4, "model": QWEN3_8B, "rows": 512, "group": 16, "prompt": 1024,
-        "new": 1024, "filters": False,
+        "new": 1024, "programs": ["decode"],
     }),
 }  # fmt: skip
+
+
+def compiled(**asked: Any) -> dict[str, Any]:
+    """What the compiler says of the programs."""
+    asked = {"programs": ["prefill", "decode"], "filters": False} | asked
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(asked), str(Path(__file__).parent)],
+        env=tpu_environment(), capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.split("RESULT")[1])
+    return found
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_prefill_and_decode_compile_and_fit(case: str) -> None:
     memory, asked = CASES[case]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(asked)],
-        env=tpu_environment(), capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
-    for name in ("prefill", "decode"):
-        assert found[name]["bytes"] < memory * GIB, found
+    found = compiled(**asked)
+    programs = {name: found[name] for name in ("prefill", "decode") if name in found}
+    for program in programs.values():
+        assert program["bytes"] < memory * GIB, found
     # The caches stay where they are: the ring in the loop, the prompts in prefill.
-    assert found["decode"]["reused"] + found["prefill"]["reused"] >= found["caches"] / (asked["data"] * asked["tensor"])
-    rows = asked["rows"] // asked["data"]
-    if asked["filters"]:
+    held = {"prefill": found["prompts"], "decode": found["caches"] - found["prompts"]}
+    for name, program in programs.items():
+        assert program["reused"] >= held[name] / (asked["data"] * asked["tensor"])
+    if asked.get("filters"):
         return
     # One kernel for first tokens, one in the loop; no device sees logits of another, or of the whole vocabulary.
     assert found["decode"]["kernels"] == 2
+    rows = asked["rows"] // asked["data"]
     assert found["decode"]["largest_moved"] < rows * asked["model"]["vocab_size"] / asked["tensor"]
     assert found["decode"]["temporaries"] < GIB
+
+
+def test_shared_prompts_are_read_once() -> None:
+    """64 rows as 4 groups of 16 over prompts of 1,024 tokens, against a prompt for each row: a step's main memory."""
+    one_chip = {"topology": "v5e:2x2", "data": 1, "tensor": 1, "model": SMOLLM2, "programs": ["decode"]}
+    shared, alone = (
+        compiled(**one_chip, rows=64, group=group, prompt=1024, new=64) for group in (16, 1)
+    )  # fmt: skip
+    assert shared["prompts"] * 16 == alone["prompts"]
+    for found in (shared, alone):
+        needed = found["weights"] + found["caches"]
+        # The count is of the right size: everything once, and not much more.
+        assert 0.95 * needed < found["decode"]["traffic"] < 1.3 * needed
+    assert shared["decode"]["traffic"] <= 0.3 * alone["decode"]["traffic"]
+    print({name: [found["decode"][name] for found in (shared, alone)] for name in ("traffic", "counted")})
