@@ -105,7 +105,7 @@ def write_column(cache: LayerCache, k: Array, v: Array, column: Array) -> LayerC
 
 
 def look(q: Array, cache: LayerCache, visible: Array, config: ModelConfig) -> Part:
-    """q [N, K, W, R, h] at a cache of N rows; visible: bool[N, W, S]."""
+    """q [N, K, W, R, h] at a cache of N rows; visible: bool[N, W, S], or [N, 1, S] if all lanes see the same."""
     N, K, W, R, h = q.shape
     flat = q.reshape(N, K, W * R, h)
     logits = jnp.einsum("nkqh,nkhs->nkqs", flat, cache.keys.astype(q.dtype), preferred_element_type=jnp.float32)
@@ -114,18 +114,17 @@ def look(q: Array, cache: LayerCache, visible: Array, config: ModelConfig) -> Pa
     logits = logits * config.query_scale
     if config.attention_softcap:
         logits = config.attention_softcap * jnp.tanh(logits / config.attention_softcap)
-    seen = visible[:, None, :, None]
-    logits = jnp.where(seen, logits.reshape(N, K, W, R, -1), MASKED)
+    seen = jnp.repeat(visible, R, axis=1)[:, None] if visible.shape[1] > 1 else visible[:, None]
+    logits = jnp.where(seen, logits, MASKED)
     greatest = jnp.max(logits, axis=-1)
-    # Where nothing is seen all logits are MASKED, and exp(0) must not count.
-    weights = jnp.where(seen, jnp.exp(logits - greatest[..., None]), 0.0)
+    # Where nothing is seen this is exp(0), which `merge` weighs with 0: the other part's logits are far above MASKED.
+    weights = jnp.exp(logits - greatest[..., None])
     total = jnp.sum(weights, axis=-1)
-    weights = weights.reshape(N, K, W * R, -1)
     if cache.value_scale is not None:
         weights = weights * cache.value_scale[:, :, None]
     values = cache.values.astype(q.dtype)
     weighted = jnp.einsum("nkqs,nksh->nkqh", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
-    return Part(weighted.reshape(N, K, W, R, h), greatest, total)
+    return Part(weighted.reshape(N, K, W, R, h), greatest.reshape(N, K, W, R), total.reshape(N, K, W, R))
 
 
 def merge(a: Part, b: Part) -> Array:
@@ -137,9 +136,12 @@ def merge(a: Part, b: Part) -> Array:
 
 
 def visible_prompt(length: Array, position: Array, S: int, window: int) -> Array:
-    """bool[P, W, S]: which columns of prompts of these lengths int32[P] the tokens at position int32[P, W] see."""
+    """bool[P, W, S]: which columns of prompts of these lengths int32[P] the tokens at position int32[P, W] see.
+
+    Without a window (0) bool[P, 1, S], as the position plays no part.
+    """
     at = jnp.maximum(length - S, 0)[:, None] + jnp.arange(S)  # the position that a column holds
-    seen = jnp.broadcast_to((at < length[:, None])[:, None], (*position.shape, S))
+    seen = (at < length[:, None])[:, None]
     return seen & (position[..., None] - at[:, None] < window) if window else seen
 
 

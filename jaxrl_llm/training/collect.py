@@ -106,7 +106,8 @@ def _round(
         with clock("sample"):
             batch = sample(
                 parts.policy, params, prompts, key, group_size=config.group_size, prompt_ids=ids.tolist(),
-                policy_step=step, slots=config.slots, mesh=parts.mesh, stats=stats, **_settings(config),
+                policy_step=step, slots=config.slots, cache_dtype=config.sampling_cache, mesh=parts.mesh, stats=stats,
+                **_settings(config),
                 on_completion=_by_group(streamed, rows, config.group_size) if config.stream_rewards else None,
             )  # fmt: skip
         _stop_if(stats)
@@ -142,7 +143,7 @@ def _partial(
         runs.append(Stats())
         yield from engine.stream(
             parts.policy, weights(), requests, asked.settings, cut=asked.cut, chunk=LOOK,
-            shape=shape, enough=enough, policy_step=step, stats=runs[-1],
+            shape=shape, enough=enough, policy_step=step, cache_dtype=config.sampling_cache, stats=runs[-1],
         )  # fmt: skip
         _stop_if(runs[-1])
 
@@ -228,7 +229,8 @@ def _likeliest(
     with clock("sample"):
         batch = sample(
             parts.policy, params, prompts, key, temperature=0.0, prompt_ids=ids.tolist(), stop=config.stop,
-            max_new_tokens=config.max_new_tokens, policy_step=step, slots=config.slots, mesh=parts.mesh, stats=stats,
+            max_new_tokens=config.max_new_tokens, policy_step=step, slots=config.slots,
+            cache_dtype=config.sampling_cache, mesh=parts.mesh, stats=stats,
         )  # fmt: skip
     _stop_if(stats)
     return batch

@@ -63,6 +63,8 @@ class TrainConfig:
     """Strings that end a completion."""
     slots: int = 0
     """Completions decoded at a time; 0 is all of a step's."""
+    cache_dtype: Literal["dtype", "bfloat16", "int8"] = "dtype"
+    """Of keys and values while sampling; below that of the computation, sampled log-probabilities are less exact."""
     oversample: float = 1.0
     """Prompts in flight, as a multiple of prompts_per_step: above 1, a step ends when prompts_per_step groups are
     complete, and the other completions go on in the next (partial rollouts)."""
@@ -122,6 +124,11 @@ class TrainConfig:
     """Write TensorBoard event files into the run's folder."""
     wandb: str | None = None
     """Weights & Biases project to report to."""
+
+    @property
+    def sampling_cache(self) -> str:
+        """The dtype of keys and values while sampling."""
+        return self.dtype if self.cache_dtype == "dtype" else self.cache_dtype
 
     def __post_init__(self) -> None:
         at_least = {
