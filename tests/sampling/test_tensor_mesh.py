@@ -32,7 +32,7 @@ def draw(params, **more):
 out = []
 for more in ({}, {"slots": 3}, {"top_k": 9, "cache_dtype": "bfloat16"}):
     expected, logp, _ = draw(params, **more)
-    for data, tensor in ((4, 2), (1, 2), (2, 4)):
+    for data, tensor in ((4, 2),) if more else ((4, 2), (2, 4)):
         mesh = make_mesh(data, tensor, devices=jax.devices()[: data * tensor])
         for name, placed in {
             "as the engine wants them": shard_params(params, policy.config, mesh),
@@ -69,7 +69,7 @@ def results(vectors: Any) -> Any:
 def test_tokens_are_those_of_one_device(results: Any) -> None:
     """Two key-value heads split over 2 and not over 4; 257 tokens of vocabulary are padded to split at all."""
     out, _ = results
-    assert len(out) == 15
+    assert len(out) == 8
     for found in out:
         assert found["same"], found
         assert found["error"] < (2e-2 if "cache_dtype" in found["case"][3] else 1e-4), found
@@ -81,10 +81,9 @@ def test_weights_move_once_and_are_counted(results: Any) -> None:
     """Nothing where devices hold their part already; a copy of its part for each device that has nothing."""
     out, size = results
     moved = {(tuple(found["case"][:2]), found["case"][2]): found["moved"] for found in out if not found["case"][3]}
-    for mesh in ((4, 2), (1, 2), (2, 4)):
+    for mesh in ((4, 2), (2, 4)):
         assert moved[mesh, "as the engine wants them"] == 0
         assert moved[mesh, "whole on each device"] == 0
-        devices = mesh[0] * mesh[1]
-        assert 0 < moved[mesh, "on one device"] < (devices - 1) * size
+        assert 0 < moved[mesh, "on one device"] < 7 * size
     # Over four devices the heads do not split: their weights go whole to each.
     assert moved[(2, 4), "on one device"] > moved[(4, 2), "on one device"]
