@@ -116,8 +116,8 @@ class Stats:
             "rollout/prompt_padding": 1 - self.prompt_tokens / max(self.padded_tokens, 1),
             "rollout/first_token_seconds": self.first_token,
             "rollout/compiles": self.compiles,
-            "rollout/weights_bytes": self.moved_bytes,
-            "rollout/weights_seconds": self.moved_seconds,
+            "rollout/moved_bytes": self.moved_bytes,
+            "rollout/moved_seconds": self.moved_seconds,
         }
 
 

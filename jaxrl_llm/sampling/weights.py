@@ -28,10 +28,16 @@ class Weights(NamedTuple):
     mesh: Mesh | None = None
     moved_bytes: int = 0  # that devices did not hold before
     moved_seconds: float = 0.0  # until all are there
+    device: jax.Device | None = None  # that the parameters are bound to, without a mesh
 
     def spread(self, tree: Any) -> Any:
-        """Put what has rows or prompt slots along its first axis on the mesh."""
-        return tree if self.mesh is None else jax.device_put(tree, shardings(tree, self.mesh))
+        """Put what has rows or prompt slots along its first axis on the mesh, or where the parameters are bound to.
+
+        All arguments of the loop are bound or none is, from the first call on: else the second would compile it again.
+        """
+        if self.mesh is not None:
+            return jax.device_put(tree, shardings(tree, self.mesh))
+        return tree if self.device is None else jax.device_put(tree, self.device)
 
 
 def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> Weights:
@@ -42,8 +48,12 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     """
     params = {name: x for name, x in params.items() if name != "critic"}
     if mesh is None or mesh.size == 1:
-        views = _views(params) if _is_ready(policy, params) else None
-        return Weights(params, views or loop_params(policy, params, 1))
+        if _is_ready(policy, params):
+            return Weights(*_views(params))
+        bound = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array) and x.committed]
+        device = next(iter(bound[0].devices())) if bound else None
+        params = params if device is None else jax.device_put(params, device)
+        return Weights(params, loop_params(policy, params, 1), device=device)
     target = named_shardings(loop_specs(policy, mesh), mesh)
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked), mesh))
@@ -56,24 +66,29 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
 
 
 def _is_ready(policy: Policy, params: Params) -> bool:
-    """Whether layers are stacked in the memory of one CPU as the loop needs them."""
-    leaves = jax.tree.leaves(params)
-    return isinstance(params["layers"], dict) and all(
-        isinstance(x, jax.Array) and x.dtype == policy.dtype == jnp.float32 and x.devices() == {jax.devices("cpu")[0]}
-        for x in leaves
+    """Whether layers are stacked in the memory of the one CPU that computes, as the loop needs them."""
+    here = {jax.devices()[0]}
+    return (
+        jax.default_backend() == "cpu"
+        and isinstance(params["layers"], dict)
+        and all(
+            isinstance(x, jax.Array) and x.dtype == policy.dtype == jnp.float32 and x.devices() == here
+            for x in jax.tree.leaves(params)
+        )
     )
 
 
-def _views(params: Params) -> Params:
-    """Layers apart without a copy: arrays over the memory of the stacked ones, which they keep alive.
+def _views(params: Params) -> tuple[Params, Params]:
+    """The parameters, and with layers apart, without a copy: arrays over their memory, which they keep alive.
 
-    While they are there, a donation of the stacked arrays copies them instead of overwriting what the views show.
+    While they are there, a donation of the parameters copies them instead of overwriting what the views show.
     """
-    stacked = {name: np.from_dlpack(x) for name, x in params["layers"].items()}
-    count = len(next(iter(stacked.values())))
-    place = partial(jax.device_put, device=jax.devices("cpu")[0], may_alias=True)
-    layers = tuple({name: place(x[i]) for name, x in stacked.items()} for i in range(count))
-    return params | {"layers": layers}
+    memory = jax.tree.map(np.from_dlpack, params)
+    place = partial(jax.device_put, may_alias=True)
+    whole = jax.tree.map(place, memory)
+    count = len(next(iter(memory["layers"].values())))
+    layers = tuple({name: place(x[i]) for name, x in memory["layers"].items()} for i in range(count))
+    return whole, whole | {"layers": layers}
 
 
 def abstract_weights(policy: Policy, params: Any, mesh: Mesh | None = None) -> Params:

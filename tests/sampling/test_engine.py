@@ -430,9 +430,6 @@ def test_one_program_however_many_refills(llama: Any) -> None:
     assert compiles()[0] - before == stats.compiles <= 3  # no program of the model; small ones of other sizes
 
 
-# A small program makes the seed before the mask is looked at.
-
-
 @pytest.mark.parametrize(
     "settings, message",
     [

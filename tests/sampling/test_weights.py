@@ -24,7 +24,8 @@ def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
             shared = layer[name].unsafe_buffer_pointer() - stacked.unsafe_buffer_pointer() == i * step
             # JAX places arrays at multiples of 64 bytes; what lies elsewhere it copies.
             assert shared or (stacked.unsafe_buffer_pointer() + i * step) % 64
-    assert weights.loop["embed"] is weights.prompts["embed"] is model.params["embed"]
+    embed = model.params["embed"].unsafe_buffer_pointer()
+    assert weights.loop["embed"].unsafe_buffer_pointer() == weights.prompts["embed"].unsafe_buffer_pointer() == embed
 
 
 def test_donated_parameters_do_not_change_what_is_seen(vectors: Any) -> None:
