@@ -50,7 +50,7 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     if mesh is None or mesh.size == 1:
         if _is_ready(policy, params):
             return Weights(*_views(params))
-        bound = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array) and x.committed]
+        bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
         params = params if device is None else jax.device_put(params, device)
         return Weights(params, loop_params(policy, params, 1), device=device)
@@ -65,6 +65,11 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
+def _is_array(x: Any) -> bool:
+    """Whether there is memory behind it: inside a transformation there is none."""
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+
+
 def _is_ready(policy: Policy, params: Params) -> bool:
     """Whether layers are stacked in the memory of the one CPU that computes, as the loop needs them."""
     here = {jax.devices()[0]}
@@ -72,7 +77,7 @@ def _is_ready(policy: Policy, params: Params) -> bool:
         jax.default_backend() == "cpu"
         and isinstance(params["layers"], dict)
         and all(
-            isinstance(x, jax.Array) and x.dtype == policy.dtype == jnp.float32 and x.devices() == here
+            _is_array(x) and x.dtype == policy.dtype == jnp.float32 and x.devices() == here
             for x in jax.tree.leaves(params)
         )
     )
