@@ -167,7 +167,7 @@ def openers_of(options: argparse.Namespace) -> list[Open]:
     peers = {"transformers": options.transformers_python, "tunix": options.tunix_python}
 
     def peer(name: str, python: str) -> Open:
-        return lambda: Column(name, [python, str(HERE / "rollout_peers.py"), "--library", name, *common])
+        return lambda: Column(name, [python, str(HERE / "rollout_peers.py"), "--peer", name, *common])
 
     return openers + [peer(name, python) for name, python in peers.items() if python]
 

@@ -158,7 +158,7 @@ COLUMNS = {"transformers": Transformers, "tunix": Tunix}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--library", choices=COLUMNS, required=True)
+    parser.add_argument("--peer", choices=COLUMNS, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", required=True)
     options = parser.parse_args()
@@ -166,7 +166,7 @@ def main() -> None:
 
     def load() -> dict[str, Any]:
         begin = time.perf_counter()
-        held.append(COLUMNS[options.library](options.model, options.dtype))
+        held.append(COLUMNS[options.peer](options.model, options.dtype))
         return {"version": held[0].version, "platform": "cpu", "seconds": time.perf_counter() - begin}
 
     serve({"load": load, "static": lambda **case: held[0].static(**case)})

@@ -35,18 +35,25 @@ def plan(prompts: Sequence[Hashable], slots: int, multiple: int = 1) -> Shape:
     """
     total, sizes = len(prompts), Counter(prompts)
     group = max(sizes.values())
-
-    def up(number: int) -> int:
-        return -(-number // multiple) * multiple
-
     rows = min(slots or total, total)
     if total <= rows and set(sizes.values()) == {group}:
-        count = up(len(sizes))
+        count = _up(len(sizes), multiple)
         return Shape(count * group, count, group, True)
     if group == 1:
-        return Shape(up(rows), up(rows), 1, True)
-    lanes = min(group, rows)
-    return Shape(up(rows), up(min(len(sizes), rows, -(-SPARE * rows // lanes))), lanes, False)
+        return Shape(_up(rows, multiple), _up(rows, multiple), 1, True)
+    return lasting(rows, min(len(sizes), rows, -(-SPARE * rows // min(group, rows))), group, multiple)
+
+
+def lasting(rows: int, prompts: int, group: int, multiple: int = 1) -> Shape:
+    """Sizes for any requests in groups of at most `group`: rows find their lanes by an index.
+
+    rows, prompts: slots for completions and for prompts, rounded up to what `plan` calls `multiple`.
+    """
+    return Shape(_up(rows, multiple), _up(prompts, multiple), min(group, rows), False)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 class Schedule:

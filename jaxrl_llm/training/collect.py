@@ -18,7 +18,7 @@ from jaxrl_llm.sampling import engine, partial, sample
 from jaxrl_llm.sampling.partial import Enough, Group, Partial, Pool
 from jaxrl_llm.sampling.requests import Completion, Request, Stats
 from jaxrl_llm.sampling.sampler import assemble, requests_of
-from jaxrl_llm.sampling.schedule import Shape
+from jaxrl_llm.sampling.schedule import lasting
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.record import rollout_metrics
@@ -136,8 +136,8 @@ def _partial(
     weights = cache(lambda: take_weights(parts.policy, params, parts.mesh))
     runs: list[Stats] = []
     # The same for every step: the number of requests differs, and the loop is compiled for a shape.
-    slots, devices = config.slots or wanted * config.group_size, parts.mesh.shape["data"]
-    shape = Shape(_multiple(slots, devices), _multiple(len(flight), devices), min(config.group_size, slots), False)
+    slots = config.slots or wanted * config.group_size
+    shape = lasting(slots, len(flight), config.group_size, parts.mesh.shape["data"])
 
     def generate(requests: Sequence[Request], enough: Enough) -> Iterable[Completion]:
         runs.append(Stats())
@@ -175,11 +175,6 @@ def _partial(
         "rollout/pool": float(len(left)),
     }
     return Collected(scored, rows, 1, metrics, left)
-
-
-def _multiple(number: int, of: int) -> int:
-    """The number, rounded up to a multiple."""
-    return -(-number // of) * of
 
 
 def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
