@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,21 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 SPANS = ("token", "turn", "segment", "sequence")
 
 
+class Extent(NamedTuple):
+    """Of the plain ratios, exp of bounded log-ratios, of a token or of a whole row, differentiated as they stand."""
+
+    against: str  # one of SOURCES
+    whole_row: bool  # one ratio for a row, else one for each token
+    mean: bool  # of a row's log-ratios, else their sum
+
+
 @dataclass(frozen=True)
 class Ratio:
     """A function `(outputs, batch) -> f32[N, L]`, and what it needs of the batch."""
 
     function: Callable[[PolicyOutputs, Trajectories], jax.Array]
     needs: frozenset[str] = frozenset()  # names of batch fields that the loop must provide, e.g. "old_logp"
+    extent: Extent | None = None  # says the same as the function, where it is plain: kernels go by it
 
     def __call__(self, outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return self.function(outputs, batch)
@@ -39,7 +49,8 @@ def token_ratio(against: str = "behaviour") -> Ratio:
 
     against: "behaviour", "old" or "reference"; InputError for another name.
     """
-    return Ratio(lambda outputs, batch: jnp.exp(log_ratio_to(outputs, batch, against)), needed(against))
+    extent = Extent(against, whole_row=False, mean=True)
+    return Ratio(lambda outputs, batch: jnp.exp(log_ratio_to(outputs, batch, against)), needed(against), extent)
 
 
 def span_ratio(span: str, against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:
@@ -63,7 +74,8 @@ def span_ratio(span: str, against: str = "behaviour", *, mean: bool = True, grad
             s = jax.lax.stop_gradient(s - logp) + logp
         return jnp.exp(s)
 
-    return Ratio(ratio, needed(against))
+    plain = span == "sequence" and gradient == "span"
+    return Ratio(ratio, needed(against), Extent(against, whole_row=True, mean=mean) if plain else None)
 
 
 def sequence_ratio(against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:

@@ -6,6 +6,7 @@ Those named *_value or *_weight work on plain arrays of any shape; the others ma
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,22 @@ def clip_fractions(ratio: jax.Array, advantages: jax.Array, low: Number, high: N
     }
 
 
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """The surrogate that `clip` makes, and what it is made of."""
+
+    low: Number
+    high: Number
+    dual: Number | None
+
+    def __call__(self, ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A = batch.need("advantages")
+        value = clipped_value(ratio, A, self.low, self.high)
+        if self.dual is not None:
+            value = jnp.where(A < 0, jnp.maximum(value, self.dual * A), value)
+        return value, clip_fractions(ratio, A, self.low, self.high)
+
+
 def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Surrogate:
     """PPO's clipped surrogate; a higher `high` is DAPO's clip-higher. Both at least 0, low at most 1.
 
@@ -47,15 +64,7 @@ def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Surr
     require("clip low", low, least=0, most=1)
     require("clip high", high, least=0)
     require("dual clip", dual, above=1)
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        A = batch.need("advantages")
-        value = clipped_value(ratio, A, low, high)
-        if dual is not None:
-            value = jnp.where(A < 0, jnp.maximum(value, dual * A), value)
-        return value, clip_fractions(ratio, A, low, high)
-
-    return surrogate
+    return Clip(low, high, dual)
 
 
 def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, negative: Number) -> jax.Array:

@@ -1,0 +1,160 @@
+"""Importance ratio, clipped surrogate, its gradient and what was clipped, in one pass over [N, L]."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.logprob import _vary_together
+from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
+from jaxrl_kernels.ratio_clip.reference import reference_rows
+from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows
+
+__all__ = ["IMPLEMENTATIONS", "Clipped", "ratio_clip"]
+
+Array = jax.Array
+Number = float | jax.Array
+
+IMPLEMENTATIONS = ("pallas", "plain", "reference")
+
+
+def ratio_clip(
+    logp: Array,
+    other: Array,
+    advantages: Array,
+    weights: Array,
+    *,
+    low: Number = 0.2,
+    high: Number = 0.2,
+    dual: Number | None = None,
+    whole_row: bool = False,
+    mean: bool = True,
+    value_weights: Array | None = None,
+    implementation: str | None = None,
+    row_block: int | None = None,
+) -> Clipped:
+    """Sums over rows of the clipped surrogate (PPO, 1707.06347), differentiable by `logp`, and of its statistics.
+
+    With d_t = logp_t - other_t on the tokens that count (weight not 0), bounded by +-20, and rho_t = exp(d_t), or
+    with `whole_row` on each of its tokens rho_t = exp(bounded mean (or sum) of d over the row) (GSPO, 2507.18071):
+
+        v_t = min(rho_t A_t, clip(rho_t, 1 - low, 1 + high) A_t),    at least dual A_t where A_t < 0 (1912.09729)
+        value = sum_t value_weights_t v_t
+
+    The forward pass keeps one array for the backward pass, d value_n / d logp_nt, f32[N, L], so that is one product.
+    At a kink the derivative is that of JAX for the formula: the mean of both sides for each minimum, maximum and clip.
+
+    Args:
+      logp, other: f32[N, L] log-probabilities under the policy and under the one that the ratio is against.
+      advantages: f32[N, L].
+      weights: f32[N, L], how much a token counts in the statistics; 0: not at all, and the token's other entries may
+        hold anything, even NaN.
+      low, high, dual: clip range, a number or a traced scalar each; low in [0, 1], high >= 0, dual > 1 or None.
+      whole_row: one ratio for a row instead of one for a token. Static.
+      mean: of a row's log-ratios (the geometric mean of ratios), else their sum. Static.
+      value_weights: f32[N, L], weights in the value, where they are not `weights`.
+      implementation: "pallas" (one Mosaic kernel on TPU; elsewhere in interpret mode, for tests), "plain" (JAX on any
+        platform), "reference" (the formula, left to JAX to differentiate), or None: pallas on TPU for rows of up to
+        16384 tokens, else plain. A Pallas kernel is not partitioned by the compiler: under a mesh call it inside
+        `jax.shard_map`. The choice is made when the program is lowered, for one platform.
+      row_block: rows at a time of the kernel, a multiple of 8; None for as many as fit, up to 256. Static.
+
+    Returns:
+      `Clipped`: value, and statistics without gradient, f32[N] each.
+      Gradients by anything but `logp` are 0; there is no forward-mode derivative but of the reference.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
+
+    >>> logp, other = jnp.log(jnp.array([[0.3, 0.5]])), jnp.log(jnp.array([[0.2, 0.5]]))
+    >>> told = ratio_clip(logp, other, jnp.array([[1.0, -1.0]]), jnp.ones((1, 2)))  # ratios 1.5, cut at 1.2, and 1
+    >>> print(f"{told.value[0]:.4f} {told.cut_high[0]:.0f} {told.greatest[0]:.4f}")
+    0.2000 1 1.5000
+    """
+    _check(logp, other, advantages, weights, value_weights, low, high, dual, row_block)
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
+    # The bounds are made as in the formula, so that they round as there.
+    bounds = Bounds(*(None if x is None else jnp.asarray(x, jnp.float32) for x in (1 - low, 1 + high, dual)))
+    arrays, bounds = jax.lax.stop_gradient(((other, advantages, weights, value_weights), bounds))
+    varying = _vary_together(logp, *arrays, *bounds)
+    operands = *varying[:5], Bounds(*varying[5:])
+    if implementation == "reference":
+        told = reference_rows(*operands, whole_row=whole_row, mean=mean)
+    else:
+        told = _clipped(_Settings(whole_row, mean, implementation, row_block), *operands)
+    statistics = jax.lax.stop_gradient(told)
+    return Clipped(*(x[:, 0] for x in statistics._replace(value=told.value)))
+
+
+class _Settings(NamedTuple):
+    """What is static."""
+
+    whole_row: bool
+    mean: bool
+    implementation: str | None
+    row_block: int | None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _clipped(settings: _Settings, *operands: Any) -> Clipped:
+    """f32[N, 1] each."""
+    return _forward(settings, *operands)[0]
+
+
+def _forward(settings: _Settings, *operands: Any) -> tuple[Clipped, Array]:
+    whole_row, mean, implementation, row_block = settings
+    plain = partial(of_rows, whole_row=whole_row, mean=mean)
+    pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
+    rows, length = operands[0].shape
+    fits = length <= LONGEST if implementation is None else implementation == "pallas"
+    if rows and length and fits:
+        elsewhere = plain if implementation is None else partial(pallas, interpret=True)
+        choice = {"tpu": partial(pallas, interpret=False), "default": elsewhere}
+        slope, told = jax.lax.platform_dependent(*operands, **choice)
+    else:
+        slope, told = plain(*operands)
+    return told, slope
+
+
+def _backward(settings: _Settings, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
+    return cotangents.value * slope, *(None,) * 5
+
+
+_clipped.defvjp(_forward, _backward)
+
+
+def _check(
+    logp: Array,
+    other: Array,
+    advantages: Array,
+    weights: Array,
+    value_weights: Array | None,
+    low: Number,
+    high: Number,
+    dual: Number | None,
+    row_block: int | None,
+) -> None:
+    """Raise a ValueError that names the argument, what was found and what is expected."""
+    if logp.ndim != 2 or logp.dtype != jnp.float32:
+        raise ValueError(f"logp must be a float32 matrix, found {logp.dtype}{list(logp.shape)}")
+    arrays = {"other": other, "advantages": advantages, "weights": weights, "value_weights": value_weights}
+    for name, array in arrays.items():
+        if array is not None and (array.shape != logp.shape or array.dtype != jnp.float32):
+            raise ValueError(
+                f"{name} must be float32{list(logp.shape)} as logp is, found {array.dtype}{list(array.shape)}"
+            )
+    for name, number in (("low", low), ("high", high), ("dual", dual)):
+        if number is not None and jnp.shape(number) != ():
+            raise ValueError(f"{name} must be a number, found shape {list(jnp.shape(number))}")
+    if isinstance(low, float | int) and not 0 <= low <= 1:
+        raise ValueError(f"low must be at least 0 and at most 1, found {low}")
+    if isinstance(high, float | int) and not high >= 0:
+        raise ValueError(f"high must be at least 0, found {high}")
+    if isinstance(dual, float | int) and not dual > 1:
+        raise ValueError(f"dual must be above 1, found {dual}")
+    if row_block is not None and (row_block < 1 or row_block % 8):
+        raise ValueError(f"row_block must be a multiple of 8, found {row_block}")

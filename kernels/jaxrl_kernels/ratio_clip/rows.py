@@ -1,0 +1,103 @@
+"""The arithmetic of `ratio_clip` on whole rows: the same in plain JAX and inside the Pallas kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+LARGEST = 20.0  # bound of log-ratios: exp(20) = 5e8 is far outside any clip range, and its square finite in float32
+
+
+class Clipped(NamedTuple):
+    """What `ratio_clip` tells of each row, f32[N] each; 0 for rows without a token that counts."""
+
+    value: Array  # sum of the surrogate, each token by its weight in the value
+    ratio: Array  # sum of the ratios, each token by its weight, as all below
+    cut_low: Array  # weight of the tokens whose gradient the lower bound cut: ratio below, advantage < 0
+    cut_high: Array  # weight of those cut by the upper bound: ratio above, advantage > 0
+    kl: Array  # sum of k3 of the token log-ratios: estimates KL(other || policy) on samples of the policy, nats
+    greatest: Array  # greatest ratio of the tokens that count, whatever their weight
+
+
+class Bounds(NamedTuple):
+    """Of the ratio."""
+
+    least: Any  # 1 - low
+    most: Any  # 1 + high
+    dual: Any  # of the dual clip, or None
+
+
+def surrogate(ratio: Array, advantages: Array, bounds: Bounds) -> Array:
+    """min(rho A, clip(rho, least, most) A); with a dual, at least dual A where A < 0. Elementwise."""
+    least, most, dual = bounds
+    value = jnp.minimum(ratio * advantages, jnp.clip(ratio, least, most) * advantages)
+    return value if dual is None else jnp.where(advantages < 0, jnp.maximum(value, dual * advantages), value)
+
+
+def bounded(log_ratio: Array) -> Array:
+    """A log-ratio within +-LARGEST."""
+    return jnp.clip(log_ratio, -LARGEST, LARGEST)
+
+
+def k3(log_ratio: Array) -> Array:
+    """exp(-l) - 1 + l, never negative: J. Schulman, Approximating KL Divergence (2020).
+
+    By its series where |l| < 1/2: the terms cancel there, and Mosaic has no expm1. Exact to float32's rounding.
+    """
+    series = jnp.full_like(log_ratio, -1 / math.factorial(9))
+    for power in range(8, 1, -1):
+        series = series * log_ratio + (-1) ** power / math.factorial(power)
+    return jnp.where(jnp.abs(log_ratio) < 0.5, series * log_ratio**2, jnp.exp(-log_ratio) - 1 + log_ratio)
+
+
+def of_rows(
+    logp: Array,
+    other: Array,
+    advantages: Array,
+    weights: Array,
+    value_weights: Array | None,
+    bounds: Bounds,
+    *,
+    whole_row: bool,
+    mean: bool,
+) -> tuple[Array, Clipped]:
+    """Slopes d value_n / d logp_nt, f32[R, L], and what is told of each row, f32[R, 1] each; arrays f32[R, L].
+
+    The slopes are forward derivatives of the formula itself, so at a kink they are those of JAX for the formula.
+    """
+    counts = weights != 0
+    # What does not count may be NaN.
+    difference, advantages = (jnp.where(counts, x, 0.0) for x in (logp - other, advantages))
+    of_value = weights if value_weights is None else jnp.where(counts, value_weights, 0.0)
+    d, d_by_logp = jax.jvp(bounded, (difference,), (counts.astype(jnp.float32),))
+
+    def total(x: Array) -> Array:
+        return jnp.sum(x, axis=1, keepdims=True)
+
+    def value_at(exponent: Array) -> tuple[Array, Array]:
+        ratio = jnp.exp(exponent)
+        return surrogate(ratio, advantages, bounds), ratio
+
+    exponent = d
+    if whole_row:
+        number = total(counts.astype(jnp.float32))
+        size = jnp.maximum(number, 1.0) if mean else jnp.ones_like(number)
+        s, s_by_total = jax.jvp(bounded, (total(d) / size,), (1 / size,))
+        exponent = jnp.where(counts, s, 0.0)
+    value, by_exponent, ratio = jax.jvp(value_at, (exponent,), (jnp.ones_like(exponent),), has_aux=True)
+    slope = of_value * by_exponent
+    # Through the row's sum each of its tokens moves the ratio of all.
+    slope = d_by_logp * (total(slope) * s_by_total if whole_row else slope)
+    return slope, Clipped(
+        value=total(of_value * value),
+        ratio=total(weights * ratio),
+        cut_low=total(jnp.where((ratio < bounds.least) & (advantages < 0), weights, 0.0)),
+        cut_high=total(jnp.where((ratio > bounds.most) & (advantages > 0), weights, 0.0)),
+        kl=total(weights * k3(d)),
+        greatest=jnp.max(jnp.where(counts, ratio, 0.0), axis=1, keepdims=True, initial=0.0),
+    )
