@@ -14,6 +14,7 @@ What does not divide is replicated; `describe_sharding` says so.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import Any, NamedTuple
@@ -24,8 +25,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import parameter_shapes
+from jaxrl_llm.models.lora import adapters_of
+
+logger = logging.getLogger("jaxrl_llm.distributed")
 
 AXIS = "tensor"
+HOST = "pinned_host"
 
 # Parameter -> what is split, and the axis that counts it, from the right: layer and expert axes stand on the left.
 # What is added after an all-reduce (out_bias, down_bias), norms and the router are whole on every device.
@@ -42,6 +47,14 @@ _SPLIT = {
     "gate_bias": ("inner", -1),
     "up_bias": ("inner", -1),
     "down": ("inner", -2),
+    # Of the two thin matrices of an adapter, the one with the axis that is split in the weight.
+    "query_lora_out": ("heads", -2),
+    "key_lora_out": ("heads", -2),
+    "value_lora_out": ("heads", -2),
+    "out_lora_in": ("heads", -3),
+    "gate_lora_out": ("inner", -1),
+    "up_lora_out": ("inner", -1),
+    "down_lora_in": ("inner", -2),
     "embed": ("vocabulary", -2),
     "unembed": ("vocabulary", -2),
 }
@@ -71,10 +84,13 @@ def _spec(name: str, ndim: int, config: ModelConfig, size: int) -> PartitionSpec
     return PartitionSpec(*[None] * (ndim + axis), AXIS)
 
 
-def parameter_specs(config: ModelConfig, mesh: Mesh | AbstractMesh, stacked: bool = True) -> dict[str, Any]:
+def parameter_specs(
+    config: ModelConfig, mesh: Mesh | AbstractMesh, stacked: bool = True, adapted: Any = None
+) -> dict[str, Any]:
     """A PartitionSpec for each parameter, in a pytree like the parameters.
 
     stacked: the layers are one dict of arrays with a leading layer axis, else a tuple of dicts (`decoder.unstack`).
+    adapted: parameters whose adapters (`models.lora`) get specs too, where they have some; stacked or not.
     Without an axis "tensor" in the mesh, or with one of size 1, everything is replicated.
     """
     size = mesh.shape.get(AXIS, 1)
@@ -85,6 +101,9 @@ def parameter_specs(config: ModelConfig, mesh: Mesh | AbstractMesh, stacked: boo
             layer[path[-1]] = _spec(path[-1], len(shape) - (not stacked), config, size)
         else:
             out[path[-1]] = _spec(path[-1], len(shape), config, size)
+    if adapted is not None:
+        axes = stacked - isinstance(adapted["layers"], dict)
+        layer |= {name: _spec(name, x.ndim + axes, config, size) for name, x in adapters_of(adapted).items()}
     return out | {"layers": layer if stacked else tuple(dict(layer) for _ in range(config.num_layers))}
 
 
@@ -114,7 +133,9 @@ def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 def _specs_like(params: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """Specs for exactly these parameters, stacked or not, with a critic or not."""
-    specs = parameter_specs(config, mesh, stacked=not isinstance(params.get("layers"), tuple))
+    specs = parameter_specs(
+        config, mesh, not isinstance(params.get("layers"), tuple), params if "layers" in params else None
+    )
     found = {name: specs[name] for name in params if name in specs}
     if "critic" in params:
         found["critic"] = jax.tree.map(lambda _: PartitionSpec(), params["critic"])
@@ -153,6 +174,33 @@ def bytes_per_device(shapes: Any, specs: Any, mesh: Mesh | AbstractMesh) -> int:
             raise InputError(f"an array {list(x.shape)} does not split by {spec} over the mesh {sizes}") from None
         total += math.prod(shard) * x.dtype.itemsize
     return total
+
+
+def to_host(tree: Any) -> Any:
+    """Arrays in the host's pinned memory, laid out over the same devices: they take none of the devices' own.
+
+    Inside a jitted function `to_device` brings them back. Where the platform has no such memory, or has only the
+    host's (CPUs), the arrays stay where they are, and one line is logged.
+    """
+    devices = {device for x in jax.tree.leaves(tree) for device in x.devices()}
+    if any(device.platform == "cpu" for device in devices):
+        logger.warning("weights stay where they are: on CPUs all memory is the host's")
+        return tree
+    if not all(HOST in {memory.kind for memory in device.addressable_memories()} for device in devices):
+        logger.warning("weights stay on the devices: this platform has no memory of the kind %s", HOST)
+        return tree
+    return to_memory(tree, HOST)
+
+
+def to_memory(tree: Any, kind: str) -> Any:
+    """Arrays in another kind of memory ("device", "pinned_host" ...) of the same devices, not waited for."""
+    return jax.device_put(tree, jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), tree))
+
+
+def to_device(tree: Any) -> Any:
+    """For use inside jit: what is in the host's memory, on the device; the rest as it is."""
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
+    return jax.tree.map(lambda x: jax.device_put(x, device) if jax.typeof(x).memory_space == host else x, tree)
 
 
 def _memory(sharding: Any) -> str:

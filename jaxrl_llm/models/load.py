@@ -15,6 +15,7 @@ from jaxrl_llm.compilation import use_compile_cache
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import from_hf, to_hf
 from jaxrl_llm.models.huggingface import from_tensors, open_folder, to_tensors, write_folder
+from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.policy import Params, Policy
 
 DEMO_MODEL = "smollm2-135m"
@@ -136,8 +137,9 @@ def save_policy(
     """Write a Hugging Face folder: config.json, safetensors in the dtype of the parameters, the tokenizer.
 
     transformers loads it, and `load_policy` reads back equal parameters. Files of more than `shard_bytes` are split.
+    Adapters (`lora`) are merged into the weights.
     """
-    folder = Path(directory)
+    folder, params = Path(directory), merge(params)
     dtype = jax.tree.leaves(params)[0].dtype.name
     write_folder(folder, to_tensors(params, policy.config), to_hf(policy.config, dtype), shard_bytes)
     ends = list(policy.config.eos_token_ids)

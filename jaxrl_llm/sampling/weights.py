@@ -54,9 +54,9 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
         device = next(iter(bound[0].devices())) if bound else None
         params = params if device is None else jax.device_put(params, device)
         return Weights(params, loop_params(policy, params, 1), device=device)
-    target = named_shardings(loop_specs(policy, mesh), mesh)
+    target = named_shardings(loop_specs(policy, mesh, params), mesh)
     stacked = isinstance(params["layers"], dict)
-    moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked), mesh))
+    moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh))
     start = time.perf_counter()
     if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
@@ -102,7 +102,7 @@ def abstract_weights(policy: Policy, params: Any, mesh: Mesh | None = None) -> P
     shapes = jax.eval_shape(lambda p: loop_params(policy, p, shares), params)
     if mesh is None:
         return shapes
-    places = named_shardings(loop_specs(policy, mesh), mesh)
+    places = named_shardings(loop_specs(policy, mesh, params), mesh)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
 
@@ -128,9 +128,9 @@ def _padding(policy: Policy, shares: int) -> int:
     return -policy.config.vocab_size % (shares * LANE) if shares > 1 else 0
 
 
-def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh) -> Any:
-    """A PartitionSpec for each of the loop's weights."""
-    specs = parameter_specs(policy.config, mesh, stacked=False)
+def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh, adapted: Any = None) -> Any:
+    """A PartitionSpec for each of the loop's weights, with the adapters of `adapted` where it has some."""
+    specs = parameter_specs(policy.config, mesh, False, adapted)
     if _padding(policy, mesh.shape.get("tensor", 1)):
         specs.pop("unembed", None)
         specs["head"] = PartitionSpec("tensor")

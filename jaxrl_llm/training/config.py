@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.models.lora import TARGETS
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 
 
@@ -22,7 +23,7 @@ class TrainConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which parameters, gradients and optimiser states are kept."""
+    """In which parameters and gradients are kept; for optimiser states see optimizer.moments and master_copy."""
     seed: int = 0
     """Of prompt order and sampling, 0 to 2^32 - 1."""
     steps: int = 100
@@ -102,6 +103,16 @@ class TrainConfig:
     """Gradient steps in a pass; with micro_batches, they divide prompts_per_step."""
     micro_batches: int = 1
     """Slices of a minibatch whose gradients are accumulated; saves memory, changes nothing else."""
+    lora_rank: int = 0
+    """Above 0: the model's weights stay as they are, and low-rank adapters (LoRA) of this rank learn, in float32. A
+    reference policy is then the model itself and costs nothing."""
+    lora_alpha: float = 32.0
+    """What the adapters add counts alpha / rank times."""
+    lora_targets: tuple[str, ...] = ()
+    """Projections with adapters: query, key, value, out, gate, up, down; by default all (of mixtures of experts, the
+    first four)."""
+    reference_memory: Literal["device", "host"] = "device"
+    """Where a reference policy is kept while it is not used: host spares an accelerator's memory for a copy a step."""
     remat: bool = True
     """Recompute activations in the backward pass instead of keeping them."""
 
@@ -136,6 +147,7 @@ class TrainConfig:
             "max_new_tokens": 1, "epochs": 1, "minibatches": 1, "micro_batches": 1, "seed": 0, "slots": 0,
             "eval_size": 0, "eval_every": 0, "checkpoint_every": 0, "keep_checkpoints": 2, "log_completions_every": 0,
             "critic_steps": 0, "overlong_tokens": 0, "top_k": 0, "segment_tokens": 0,
+            "lora_rank": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             if getattr(self, name) < least:
@@ -148,6 +160,7 @@ class TrainConfig:
             ("oversample", 1 <= self.oversample < float("inf"), "at least 1 and finite"),
             ("reward_time_limit", self.reward_time_limit > 0, "above 0 seconds"),
             ("reward_default", isfinite(self.reward_default), "finite"),
+            ("lora_alpha", 0 < self.lora_alpha < float("inf"), "above 0 and finite"),
             ("overlong_tokens", self.overlong_tokens <= self.max_new_tokens, "at most max_new_tokens"),
         ):
             if not good:
@@ -157,6 +170,16 @@ class TrainConfig:
                 raise unknown(name, getattr(self, name), get_args(kind))
         if not self.rewards:
             raise InputError("rewards is empty: name at least one reward function")
+        for target in self.lora_targets:
+            if target not in TARGETS:
+                raise unknown("LoRA target", target, TARGETS)
+        if self.lora_targets and not self.lora_rank:
+            raise InputError("lora_targets are given, but lora_rank is 0, which is off: set lora_rank to their rank")
+        if self.lora_rank and self.reference_memory == "host":
+            raise InputError(
+                "reference_memory is host, but with lora_rank the reference is the model's own weights, of which there "
+                "is no second copy: leave it out"
+            )
         if "" in self.stop:
             raise InputError("stop holds an empty string, which every text contains: remove it")
         parts = self.minibatches * self.micro_batches

@@ -8,16 +8,18 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import Policy, load_policy
+from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import TrainConfig, from_dict
 from jaxrl_llm.training.run_folder import RunFolder
-from jaxrl_llm.training.setup import load_model, make_algorithm
+from jaxrl_llm.training.setup import load_model, make_algorithm, split_parameters
 
 
 def load_run(path_or_name: str) -> tuple[TrainConfig, Policy, Params, Any]:
     """Configuration, policy, parameters and tokenizer: of a run's newest checkpoint, or of a model (as `load_policy`).
 
+    The parameters of a run with LoRA are the model's with adapters (`lora.merge` puts them into the weights).
     InputError where a run has no checkpoint that can be read.
     """
     folder = RunFolder(path_or_name)
@@ -25,10 +27,12 @@ def load_run(path_or_name: str) -> tuple[TrainConfig, Policy, Params, Any]:
         return TrainConfig(model=path_or_name), *load_policy(path_or_name)
     config = from_dict(folder.read_config())
     policy, params, tokenizer = load_model(config, make_algorithm(config))
+    frozen, params = split_parameters(config, policy, params)
     if not Path(folder.checkpoints).is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
     with closing(Checkpoints(folder.checkpoints)) as checkpoints:
         restored = checkpoints.latest(params)
     if restored is None:
         raise InputError(f"{path_or_name} has no checkpoint that can be read")
-    return config, policy, {name: x for name, x in restored.params.items() if name != "critic"}, tokenizer
+    learned = {name: x for name, x in restored.params.items() if name != "critic"}
+    return config, policy, join(frozen, learned), tokenizer

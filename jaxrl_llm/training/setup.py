@@ -13,8 +13,9 @@ import optax
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
+from jaxrl_llm.distributed.sharding import to_host
 from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.models import load_policy
+from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
@@ -42,6 +43,7 @@ class Parts(NamedTuple):
     rate: optax.Schedule
     reference: Params | None  # the initial weights, where the method needs them
     mesh: jax.sharding.Mesh
+    frozen: Params | None = None  # the model's weights, where only adapters learn
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
@@ -107,6 +109,29 @@ def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Param
     return *with_critic(config, algorithm, policy, params), tokenizer
 
 
+def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
+    """The parameters that never learn, None for none, and those that do: `lora.join` makes the policy's of them.
+
+    Without LoRA all learn. With it, the model's weights do not, and new adapters do, and a critic where there is one.
+    Raises InputError where the model cannot have the adapters.
+    """
+    if not config.lora_rank:
+        return None, params
+    key, rank = jax.random.key(config.seed), config.lora_rank
+    adapters = lora.init(key, policy.config, rank, config.lora_targets)
+    base = {name: x for name, x in params.items() if name != "critic"}
+    learning = {name: x for name, x in params.items() if name == "critic"} | adapters
+    return lora.scaled(base, rank, config.lora_alpha), learning
+
+
+def reference_of(config: TrainConfig, frozen: Params | None, params: Params) -> Params:
+    """The initial policy, in buffers that no update donates: frozen weights themselves, or a copy where all learn."""
+    if frozen is not None:
+        return frozen
+    copy = jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name != "critic"})
+    return to_host(copy) if config.reference_memory == "host" else copy
+
+
 def set_up(config: TrainConfig) -> tuple[Parts, TrainState, Any]:
     """The parts of a run, and its state and the method's memory before the first step, on all devices."""
     algorithm, mesh = make_algorithm(config), data_mesh()
@@ -119,16 +144,17 @@ def set_up(config: TrainConfig) -> tuple[Parts, TrainState, Any]:
     rewards = make_rewards(config, sorted(set(prompts.rows[0]) & set((held_out or prompts).rows[0])))
     if config.eval_reward is not None and config.eval_reward not in (known := [r.name for r in rewards]):
         raise unknown("reward to judge by", config.eval_reward, known)
-    params = replicate(params, mesh)
-    # The update donates its parameters, so a reference needs buffers of its own.
+    if mesh.size > 1:
+        policy = dataclasses.replace(policy, mesh=mesh)
+    frozen, params = replicate(split_parameters(config, policy, params), mesh)
     refers = any(need.startswith("reference") for need in algorithm.needs)
-    reference = jax.tree.map(jnp.copy, {k: v for k, v in params.items() if k != "critic"}) if refers else None
+    reference = reference_of(config, frozen, params) if refers else None
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
     state, memory = replicate((init_state(params, optimizer), algorithm.transform.init()), mesh)
     parts = Parts(
         algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
-        learning_rate(config.optimizer, gradient_steps), reference, mesh,
+        learning_rate(config.optimizer, gradient_steps), reference, mesh, frozen,
     )  # fmt: skip
     return parts, state, memory

@@ -1,0 +1,166 @@
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): weights that stay what they are, each with a product of two thin matrices.
+
+A projection W with an adapter computes x W + (alpha / r) (x A) B, where A is [inputs, r] and B is [r, outputs]. The
+adapters are a pytree of their own, in the shape of the parameters: A and B of the weight "query" are "query_lora_in"
+and "query_lora_out" in the same dictionary of a layer. The factor alpha / r does not learn, so it belongs to the frozen
+part: "lora_scale", one number a layer (see `scaled`). What the policy gets is both parts as one (`join`).
+
+The sampler decodes with the adapters as they are: the same arithmetic as the trainer's in every dtype, and no second
+copy of the weights. Merged weights decode some 10 % faster on CPUs, but in bfloat16 they lose what the adapters add
+below 1/512 of a weight; sample with `merge(params)` where that does not matter.
+
+n layers, D hidden, H query heads, K key-value heads, h head size, F inner size, r rank:
+
+    query, key, value   in [n, D, r]      out [n, r, H or K, h]
+    out                 in [n, H, h, r]   out [n, r, D]
+    gate, up            in [n, D, r]      out [n, r, F]
+    down                in [n, F, r]      out [n, r, D]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.huggingface import table
+
+Params = dict[str, Any]
+TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
+SCALE = "lora_scale"
+IN, OUT = "_lora_in", "_lora_out"
+_OF_EXPERTS = ("gate", "up", "down")
+
+
+def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
+    """The targets, in order; none named is every one that the model can have. InputError for what `init` refuses."""
+    targets = tuple(dict.fromkeys(targets))
+    for name in targets:
+        if name not in TARGETS:
+            raise unknown("LoRA target", name, TARGETS)
+        if config.num_experts and name in _OF_EXPERTS:
+            raise InputError(
+                f"LoRA target {name!r} is a matrix of experts, which cannot have adapters: choose among query, key, "
+                "value and out"
+            )
+    if rank < 1:
+        raise InputError(f"the LoRA rank is {rank}, but must be at least 1")
+    return targets or TARGETS[: 4 if config.num_experts else 7]
+
+
+def init(
+    key: jax.Array, config: ModelConfig, rank: int, targets: Iterable[str] = (), dtype: Any = jnp.float32
+) -> Params:
+    """New adapters, {"layers": {...}} with layers stacked: A uniform within 1 / sqrt(inputs), as the authors' code has
+    it, and B zero, so that the policy is what it was.
+
+    targets: some of query, key, value, out, gate, up, down; by default all that the model can have: of a mixture of
+    experts, those of attention. Raises InputError for another name, for a matrix of experts, and for a rank below 1.
+    """
+    targets, shapes, n = check(config, rank, targets), table(config), config.num_layers
+    layers = {}
+    for name, name_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
+        shape = shapes["layers", name].shape
+        split = _input_axes(name)
+        bound = math.prod(shape[:split]) ** -0.5
+        layers[name + IN] = jax.random.uniform(name_key, (n, *shape[:split], rank), dtype, -bound, bound)
+        layers[name + OUT] = jnp.zeros((n, rank, *shape[split:]), dtype)
+    return {"layers": layers}
+
+
+def _input_axes(name: str) -> int:
+    """How many axes of one layer's weight are inputs: heads and head size of "out", else one."""
+    return 2 if name == "out" else 1
+
+
+def scaled(params: Params, rank: int, alpha: float) -> Params:
+    """The parameters with the factor alpha / rank for their adapters, f32[n] (f32[] in each of a tuple of layers).
+
+    Without it the factor is 1. InputError where alpha is not a positive number or the rank is below 1.
+    """
+    if not (rank >= 1 and 0 < alpha < math.inf):
+        raise InputError(
+            f"LoRA rank {rank} and alpha {alpha}: the rank must be at least 1, and alpha above 0 and finite"
+        )
+    layers, factor = params["layers"], jnp.float32(alpha / rank)
+    if isinstance(layers, tuple):
+        return {**params, "layers": tuple({**layer, SCALE: factor} for layer in layers)}
+    count = jax.tree.leaves(layers)[0].shape[0]
+    return {**params, "layers": {**layers, SCALE: jnp.full((count,), factor)}}
+
+
+def join(frozen: Params | None, params: Params) -> Params:
+    """Parameters in two parts as one: a deep union of dictionaries, and of tuples (of layers) one by one.
+
+    The arrays are shared, not copied. frozen: None for none. Where both have an array, that of `params` counts.
+    """
+    return params if frozen is None else _join(frozen, params)
+
+
+def _join(a: Any, b: Any) -> Any:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return {**a, **{name: _join(a[name], x) if name in a else x for name, x in b.items()}}
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(_join(x, y) for x, y in zip(a, b, strict=True))
+    return b
+
+
+def adapt(out: jax.Array, x: jax.Array, layer: Params, name: str) -> jax.Array:
+    """x W [..., outputs], and where one layer's dictionary has an adapter for `name`, also what that adds.
+
+    x [..., inputs], the axes of heads flattened on both sides.
+    """
+    if name + IN not in layer:
+        return out
+    thin = x @ layer[name + IN].reshape(x.shape[-1], -1)
+    thin = thin * layer[SCALE] if SCALE in layer else thin
+    return out + thin @ layer[name + OUT].reshape(thin.shape[-1], -1)
+
+
+def adapters_of(params: Params) -> Params:
+    """What a layer's dictionary has of adapters, their factor too: of the first layer, or of all where stacked."""
+    layers = params["layers"]
+    first = layers[0] if isinstance(layers, tuple) else layers
+    return {name: x for name, x in first.items() if _is_of_adapter(name)}
+
+
+def _is_of_adapter(name: str) -> bool:
+    return name == SCALE or name.endswith((IN, OUT))
+
+
+def merge(params: Params) -> Params:
+    """The parameters with W + (alpha / r) A B in the place of W, and without adapters, in the dtypes of the weights.
+
+    The products are made in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
+    with the parameters given and not copied.
+    """
+    layers = params["layers"]
+    if isinstance(layers, tuple):
+        return {**params, "layers": tuple(_merge(layer, stacked=False) for layer in layers)}
+    return {**params, "layers": _merge(layers, stacked=True)}
+
+
+def _merge(layer: Params, stacked: bool) -> Params:
+    """`merge` of one dictionary, of one layer or of all, stacked."""
+    merged = {name: w for name, w in layer.items() if not _is_of_adapter(name)}
+    add = _add_stacked if stacked else _add
+    for name in [name for name in merged if name + IN in layer]:
+        w, a, b = layer[name], layer[name + IN], layer[name + OUT]
+        merged[name] = add(w, a, b, layer.get(SCALE, jnp.ones(w.shape[:stacked])))
+    return merged
+
+
+@jax.jit
+def _add(w: jax.Array, a: jax.Array, b: jax.Array, scale: jax.Array) -> jax.Array:
+    """W + scale A B of one layer, in the dtype of W."""
+    a, b = a.astype(jnp.float32).reshape(-1, b.shape[0]), b.astype(jnp.float32).reshape(b.shape[0], -1)
+    product = scale * jnp.dot(a, b, precision=jax.lax.Precision.HIGHEST)
+    return (w.astype(jnp.float32) + product.reshape(w.shape)).astype(w.dtype)
+
+
+_add_stacked = jax.jit(jax.vmap(_add))

@@ -1,0 +1,145 @@
+"""Sampling with adapters: the trainer's arithmetic, on one device and on a mesh, and the tokens of merged weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conftest import quick_compiles
+
+from jaxrl_llm import sample
+from jaxrl_llm.models import lora
+from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.sampling import completion_ids
+from jaxrl_llm.sampling.weights import abstract_weights, take_weights
+
+PROMPTS = [[5, 9, 200], [7, 1, 60, 61, 62, 3, 9]]
+SETTINGS: dict[str, Any] = {"group_size": 2, "max_new_tokens": 12, "stop_token_ids": []}
+
+
+def adapted(model: Any) -> Any:
+    """Parameters with adapters that change the policy a good deal."""
+    adapters = lora.init(jax.random.key(1), model.policy.config, 4)
+    adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
+    return lora.join(lora.scaled(model.params, 4, 8.0), adapters)
+
+
+def test_sampled_log_probabilities_are_the_trainers_and_tokens_those_of_merged_weights(
+    vectors: Callable[[str], Any],
+) -> None:
+    model = vectors("llama_tied")
+    params = adapted(model)
+    with quick_compiles():
+        found, plain, of_merged = (
+            sample(model.policy, p, PROMPTS, jax.random.key(0), **SETTINGS)
+            for p in (params, model.params, lora.merge(params))
+        )
+        logp = jax.jit(policy_outputs, static_argnums=0)(model.policy, params, found).logp
+    assert np.abs(np.where(found.action_mask, logp - found.behaviour_logp, 0)).max() < 2e-5
+    assert completion_ids(found) == completion_ids(of_merged)
+    np.testing.assert_allclose(found.behaviour_logp, of_merged.behaviour_logp, atol=1e-4)
+    assert completion_ids(found) != completion_ids(plain)
+
+
+def test_in_bfloat16_the_adapters_are_exact_where_merged_weights_are_not(vectors: Callable[[str], Any]) -> None:
+    """Additions below half a unit in the last of 8 bits of a weight are lost in merging; apart they are not."""
+    model = vectors("llama_tied")
+    narrow = jax.tree.map(jnp.bfloat16, model.params)
+    adapters = lora.init(jax.random.key(1), model.policy.config, 4)
+    adapters = jax.tree.map(lambda x: x + 1e-3 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
+    params = lora.join(lora.scaled(narrow, 4, 4.0), adapters)
+    policy = dataclasses.replace(model.policy, dtype=jnp.float32)
+    tokens = jnp.asarray([PROMPTS[1]])
+    exact, apart, merged, without = (
+        np.asarray(policy.logits(p, tokens))
+        for p in (lora.merge(jax.tree.map(jnp.float32, params)), params, lora.merge(params), narrow)
+    )
+    added = np.abs(exact - without).mean()
+    assert np.abs(apart - exact).mean() < 0.01 * added
+    assert np.abs(merged - exact).mean() > 0.05 * added
+
+
+def test_the_weights_of_the_loop_are_views_where_they_can_be(vectors: Callable[[str], Any]) -> None:
+    model = vectors("llama_tied")
+    params = adapted(model)
+    weights = take_weights(model.policy, params)
+    assert len(weights.loop["layers"]) == 2
+    for name, w in params["layers"].items():
+        for i, layer in enumerate(weights.loop["layers"]):
+            np.testing.assert_array_equal(layer[name], w[i])
+    start = params["layers"]["query_lora_in"].unsafe_buffer_pointer()
+    assert weights.loop["layers"][0]["query_lora_in"].unsafe_buffer_pointer() == start
+    shapes = abstract_weights(model.policy, jax.eval_shape(lambda: params))
+    assert jax.tree.structure(shapes) == jax.tree.structure(weights.loop)
+
+
+ON_FOUR_DEVICES = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_platforms", "cpu")
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxrl_llm import load_policy, sample
+from jaxrl_llm.distributed import make_mesh, shard_params
+from jaxrl_llm.models import lora
+from jaxrl_llm.sampling import Stats, completion_ids
+from jaxrl_llm.sampling.weights import abstract_weights
+
+policy, base, _ = load_policy(sys.argv[1])
+adapters = lora.init(jax.random.key(1), policy.config, 4)
+adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
+params = lora.join(lora.scaled(base, 4, 8.0), adapters)
+prompts = [[5, 9, 200], [7, 1, 60, 61, 62, 3, 9]]
+settings = dict(group_size=2, max_new_tokens=12, stop_token_ids=[])
+
+def draw(params, **more):
+    stats = Stats()
+    found = sample(policy, params, prompts, jax.random.key(0), stats=stats, **settings, **more)
+    return completion_ids(found), np.asarray(found.behaviour_logp), stats.moved_bytes
+
+expected, logp, _ = draw(params)
+mesh = make_mesh(2, 2)
+placed = shard_params(params, policy.config, mesh)
+specs = {name: str(x.sharding.spec) for name, x in placed["layers"].items() if "lora" in name}
+shapes = abstract_weights(policy, jax.eval_shape(lambda: params), mesh)
+out = []
+for name, given in {
+    "sharded": placed,
+    "whole": jax.device_put(params, NamedSharding(mesh, PartitionSpec())),
+    "on one device": params,
+}.items():
+    found, found_logp, moved = draw(given, mesh=mesh)
+    out.append([name, found == expected, float(np.abs(found_logp - logp).max()), moved])
+print("RESULT" + json.dumps([out, specs, str(shapes["layers"][0]["down_lora_in"].sharding.spec)]))
+"""
+
+
+def test_on_a_mesh_tokens_are_those_of_one_device(vectors: Callable[[str], Any]) -> None:
+    """Heads and inner units split over 2 devices, each adapter with its weight."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ON_FOUR_DEVICES, str(vectors("llama_tied").folder)],
+        env=environment, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    out, specs, of_loop = json.loads(done.stdout.split("RESULT")[1])
+    for name, same, error, moved in out:
+        assert same, name
+        assert error < 1e-4, name
+        assert (moved == 0) == (name != "on one device"), name
+    assert "tensor" in specs["query_lora_out"]
+    assert "tensor" not in specs["query_lora_in"]
+    assert "tensor" in of_loop
