@@ -5,11 +5,11 @@ import numpy as np
 
 from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.data import PromptStream, encode_prompt, load_prompts, without
-from jaxrl_llm.models.outputs import layout_of
 from jaxrl_llm.rewards import get_reward
 from jaxrl_llm.training.evaluate import evaluate
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.rollout import PromptSet, score_batch
+from jaxrl_llm.training.steps import plan_steps
 from jaxrl_llm.training.update import init_state, prepare, update
 
 
@@ -42,10 +42,8 @@ def main(model="smollm2-135m", steps=16, prompts_per_step=8, group_size=16, eval
         )  # fmt: skip
         batch = score_batch(rewards, tokenizer, questions, batch).batch
         memory, batch = prepare(algorithm.transform, memory, batch)
-        state, metrics = update(
-            policy, algorithm.objective, optimizer, state, batch, step_key,
-            layout=layout_of(batch, group_size), minibatches=2,
-        )  # fmt: skip
+        steps_of_batch = plan_steps(batch, minibatches=2, seed=(seed, step))
+        state, metrics = update(policy, algorithm.objective, optimizer, state, batch, steps=steps_of_batch)
         reward, entropy = float(np.mean(batch.reward)), float(metrics["entropy"])
         print(f"step {step + 1}: reward {reward:.3f}, entropy {entropy:.2f}", flush=True)
     accuracies.append(accuracy(state.params))

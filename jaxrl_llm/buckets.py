@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 
-def bucket(length: int, least: int = 8) -> int:
+def bucket(length: int, least: int = 8, per_octave: int = 4) -> int:
     """The smallest size of the list that holds `length`: four sizes an octave, at most a quarter of it is waste.
 
     >>> [bucket(n) for n in (1, 9, 17, 33, 65, 1000)]
     [8, 10, 20, 40, 80, 1024]
+    >>> [bucket(n, per_octave=2) for n in (9, 13, 17, 33)]
+    [12, 16, 24, 48]
     """
     size = least
     while size < length:
         octave = 1 << (size.bit_length() - 1)
-        size += max(octave // 4, 1)
+        size += max(octave // per_octave, 1)
     return size
 
 

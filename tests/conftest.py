@@ -16,7 +16,8 @@ import pytest
 from jaxrl_llm import load_policy, sample
 from jaxrl_llm.compilation import use_compile_cache
 from jaxrl_llm.models import Policy
-from jaxrl_llm.models.outputs import Layout, policy_outputs
+from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.trajectory import Trajectories
 
 # Importing computes nothing, and from here on all is computed on the CPU: tests give the

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.outputs import Layout
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.update import init_state, update
@@ -32,7 +32,7 @@ config = ModelConfig(
     num_kv_heads=3, head_dim=64, norm_epsilon=1e-5, tie_embeddings=True, ropes=(Rope(100000.0),),
     rope_of_layer=(0,) * 30, window_of_layer=(0,) * 30, query_scale=0.125, max_positions=8192,
 )
-policy = Policy(config, jnp.dtype(jnp.bfloat16))
+policy = Policy(config, jnp.dtype(jnp.bfloat16), mesh=mesh)
 
 def shaped(tree, sharding):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

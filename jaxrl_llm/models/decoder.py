@@ -4,11 +4,13 @@ N rows, L tokens, S cache slots, D hidden, H query heads, K key-value heads, h h
 
 Parameters: {"embed": [V, D], "final_norm": [D], "unembed": [V, D] unless tied, "layers": ...} where the layers
 are either one dict of arrays with a leading layer axis (scanned: compile time does not grow with depth) or a
-tuple of dicts (unrolled: no copy of a layer's weights per step; see `unstack`). The structure decides.
+tuple of dicts (unrolled: no copy of a layer's weights per step; see `unstack`). The structure decides. A layer may hold
+low-rank adapters of its projections too (`lora`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,10 +18,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
+from jaxrl_llm.models.lora import adapt
 from jaxrl_llm.models.rope import rotate, rotation
 
 Params = dict[str, Any]
 MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
+LOGITS = 2**28  # of attention at a time: a gibibyte of float32
 
 
 class Cache(NamedTuple):
@@ -77,7 +81,25 @@ def rms_norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
-    """Grouped-query attention: q [N, L, H, h], k and v [N, K, S, h], visible bool[N, L, S] -> [N, L, H, h]."""
+    """Grouped-query attention: q [N, L, H, h], k and v [N, K, S, h], visible bool[N, L, S] -> [N, L, H, h].
+
+    Many queries are taken in blocks, whose logits are worked out again in the backward pass.
+    """
+    N, L, H, h = q.shape
+    blocks = 1
+    while N * H * (L // blocks) * k.shape[2] > LOGITS and (L // blocks) % 2 == 0 and L // blocks > 128:
+        blocks *= 2
+    if blocks == 1:
+        return _attention(q, k, v, visible, config)
+
+    def cut(x: jax.Array) -> jax.Array:
+        return x.reshape(N, blocks, L // blocks, *x.shape[2:]).swapaxes(0, 1)
+
+    block = jax.checkpoint(lambda each: _attention(each[0], k, v, each[1], config), prevent_cse=False)
+    return jax.lax.map(block, (cut(q), cut(visible))).swapaxes(0, 1).reshape(N, L, H, h)
+
+
+def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
     N, L, H, h = q.shape
     K = k.shape[1]
     q = q.reshape(N, L, K, H // K, h).transpose(0, 2, 3, 1, 4).reshape(N, K, -1, h)
@@ -95,10 +117,11 @@ def mlp(x: jax.Array, layer: Params, config: ModelConfig) -> jax.Array:
     if config.num_experts:
         flat = x.reshape(-1, x.shape[-1])
         return expert_mlp(flat, layer, config, _activation(config)).reshape(x.shape)
-    gate, up = x @ layer["gate"], x @ layer["up"]
+    gate, up = (adapt(x @ layer[name], x, layer, name) for name in ("gate", "up"))
     if config.mlp_bias:
         gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
-    out = (_activation(config)(gate) * up) @ layer["down"]
+    inner = _activation(config)(gate) * up
+    out = adapt(inner @ layer["down"], inner, layer, "down")
     return out + layer["down_bias"] if config.mlp_bias else out
 
 
@@ -111,7 +134,7 @@ def _activation(config: ModelConfig) -> Any:
 def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
     # As a product of matrices: XLA on CPU copies the weights first where it is given three axes.
     D, heads, h = layer[name].shape
-    out = (x @ layer[name].reshape(D, heads * h)).reshape(*x.shape[:2], heads, h)
+    out = adapt(x @ layer[name].reshape(D, heads * h), x, layer, name).reshape(*x.shape[:2], heads, h)
     return out + layer[name + "_bias"] if bias else out
 
 
@@ -136,16 +159,19 @@ def run(
     *,
     dtype: Any = None,
     remat: bool = False,
+    place: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and what `attend` made of the layers' memory.
 
     tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
-    along a leading layer axis (None: there is none). For the other arguments see `forward`.
+    along a leading layer axis (None: there is none). place: says how the states between layers, [N, L, D], lie on
+    devices. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
     x = params["embed"][tokens].astype(dtype)
     if config.embedding_scale != 1.0:
         x = x * jnp.asarray(config.embedding_scale, dtype)
+    x = place(x)
     cos, sin = rotation(config.ropes, config.head_dim, positions)
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
@@ -158,7 +184,8 @@ def run(
             q, k = rms_norm(q, layer["query_norm"], config), rms_norm(k, layer["key_norm"], config)
         q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
         y, remembered = attend(q, k, v, remembered, window)
-        y = y.reshape(*y.shape[:2], -1) @ layer["out"].reshape(-1, layer["out"].shape[-1])
+        y = y.reshape(*y.shape[:2], -1)
+        y = adapt(y @ layer["out"].reshape(-1, layer["out"].shape[-1]), y, layer, "out")
         if config.output_bias:
             y = y + layer["out_bias"]
         if config.post_norms:
@@ -167,7 +194,7 @@ def run(
         y = mlp(rms_norm(x, layer["mlp_norm"], config), layer, config)
         if config.post_norms:
             y = rms_norm(y, layer["mlp_post_norm"], config)
-        return x + y, remembered
+        return place(x + y), remembered
 
     block: Any = jax.checkpoint(run_layer, prevent_cse=False) if remat else run_layer
     layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
@@ -27,6 +28,7 @@ class Policy:
     dtype: Any = jnp.float32  # of the computation; parameters may be kept in another
     remat: bool = True  # recompute layers in the backward pass instead of keeping their activations
     critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
+    mesh: Mesh | None = None  # of the training, with the axes "data" and, where weights are split, "tensor"
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
 
     def forward(
@@ -43,10 +45,16 @@ class Policy:
         return decoder.forward(params, self.config, tokens, positions, segments, cache, dtype=self.dtype, remat=remat)
 
     def run(
-        self, params: Params, tokens: jax.Array, positions: jax.Array, attend: decoder.Attend, memory: Any = None
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        attend: decoder.Attend,
+        memory: Any = None,
+        **options: Any,
     ) -> tuple[jax.Array, Any]:
         """Hidden states [N, L, D] and the layers' memory, with attention as a function; see `decoder.run`."""
-        return decoder.run(params, self.config, tokens, positions, attend, memory, dtype=self.dtype)
+        return decoder.run(params, self.config, tokens, positions, attend, memory, dtype=self.dtype, **options)
 
     def unembedding(self, params: Params) -> jax.Array:
         """The matrix [V, D] whose product with a hidden state gives its logits."""

@@ -29,7 +29,7 @@ from jaxrl_llm.errors import require, unknown
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.outputs import Layout
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy, init_params, positions_of
 from jaxrl_llm.training.provide import provide
 from jaxrl_llm.training.update import TrainState, init_state, update

@@ -14,7 +14,7 @@ from jaxrl_llm.compilation import compiles, count_compiles, use_compile_cache
 from jaxrl_llm.data import PromptStream
 from jaxrl_llm.distributed import replicate, shard_rows
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.outputs import layout_of
+from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.reporting import Progress, write_report
@@ -29,6 +29,7 @@ from jaxrl_llm.training.provide import provide
 from jaxrl_llm.training.record import about, describe, facts, outcome, tally, writers
 from jaxrl_llm.training.run_folder import Clock, RunFolder
 from jaxrl_llm.training.setup import needs_values, set_up
+from jaxrl_llm.training.steps import filled, plan_steps
 from jaxrl_llm.training.update import prepare, update
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
@@ -90,31 +91,34 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
         if held_out is not None and "eval_before" not in summary:
             if first:
                 progress.say("no evaluation from before training is left; eval_before is of the resumed parameters")
-            test("eval_before", -1, state.params)
+            test("eval_before", -1, join(parts.frozen, state.params))
         if "eval_before" in summary:
             progress.say(f"before training: {describe(summary['eval_before'])}")
         key, warm_up = jax.random.key(config.seed), value_loss()
         for step in range(first, config.steps):
             step_key = jax.random.fold_in(key, step)
             before = dict(clock.seconds)
-            collected = collect(parts, config, state.params, stream, step_key, step, clock, pool)
+            params = join(parts.frozen, state.params)
+            collected = collect(parts, config, params, stream, step_key, step, clock, pool)
             scored, pool = collected.scored, collected.pool
             with clock("update"):
                 batch = fill_up(scored.batch, config.prompts_per_step * config.group_size, config.group_size)
-                layout = layout_of(batch, config.group_size)
+                steps = plan_steps(
+                    batch, epochs=config.epochs, minibatches=config.minibatches, micro_batches=config.micro_batches,
+                    seed=(config.seed, step), mesh=parts.mesh,
+                )  # fmt: skip
                 batch = shard_rows(batch, parts.mesh)
-                batch = provide(policy, algorithm.needs, state.params, parts.reference, batch, layout)
+                batch = provide(policy, algorithm.needs, params, parts.reference, batch, steps=steps)
                 batch = with_feedback(batch, feedback) if "feedback" in algorithm.needs else batch
                 memory, batch = prepare(algorithm.transform, memory, batch)
                 taken, warming = int(state.step), step < config.critic_steps and needs_values(algorithm)
                 state, found = update(
-                    policy, warm_up if warming else algorithm.objective, parts.optimizer, state, batch, step_key,
-                    layout=layout, epochs=config.epochs, minibatches=config.minibatches,
-                    micro_batches=config.micro_batches, only="critic" if warming else None,
+                    policy, warm_up if warming else algorithm.objective, parts.optimizer, state, batch,
+                    steps=steps, only="critic" if warming else None, frozen=parts.frozen,
                 )  # fmt: skip
                 metrics = {name: float(value) for name, value in found.items()}
             if metrics.pop("finite") < 1:
-                what = not_finite(policy, algorithm.objective, state.params, batch, layout)
+                what = not_finite(policy, algorithm.objective, join(parts.frozen, state.params), batch, steps)
                 raise NotFiniteError(
                     f"step {step + 1}: {what} is not finite; the parameters were not changed by it, and the "
                     f"checkpoints in {folder.checkpoints} are good. Lower the learning rate, or look at the rewards of "
@@ -130,6 +134,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             metrics |= facts(scored, config, sum(clock.seconds.values()) - sum(before.values())) | collected.metrics
             metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in clock.seconds.items()}
             metrics |= {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
+            metrics["packing/filled"] = filled(steps)
             metrics |= {"rounds": collected.rounds} if algorithm.curriculum else {}
             counts, remarks = tally(counts, step, metrics, config)
             for text in remarks:
@@ -140,7 +145,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             progress.update(step, metrics)
             done = step + 1
             if config.eval_every and held_out is not None and done % config.eval_every == 0 and done < config.steps:
-                test("eval_latest", step, state.params)
+                test("eval_latest", step, join(parts.frozen, state.params))
                 progress.say(f"after step {done}: {describe(summary['eval_latest'])}")
             if done == config.steps or (config.checkpoint_every and done % config.checkpoint_every == 0):
                 with clock("checkpoint"):
@@ -149,7 +154,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
                     begun = to_arrays(pool) if strategy else None
                     checkpoints.save(done, state.params, {"rest": state[1:], "memory": memory}, meta, begun)
         if held_out is not None:
-            test("eval_after", config.steps, state.params)
+            test("eval_after", config.steps, join(parts.frozen, state.params))
             progress.say(f"after training: {describe(summary['eval_after'])}")
         with clock("checkpoint"):
             checkpoints.wait()

@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.distributed.sharding import to_device
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.outputs import MEASURES, Layout, Wanted, affinity, policy_outputs
+from jaxrl_llm.models.outputs import MEASURES, NOTHING, Wanted, affinity, policy_outputs
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.training.steps import Slices, Steps, by_slices
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
-outputs_of = jax.jit(policy_outputs, static_argnames=("policy", "layout", "wanted"))
-_affinity = jax.jit(affinity, static_argnames=("policy", "layout"))
+
+@partial(jax.jit, static_argnames=("policy", "layout", "wanted"))
+def outputs_of(
+    policy: Policy,
+    params: Params,
+    batch: Trajectories,
+    layout: Layout | None = None,
+    wanted: Wanted = NOTHING,
+    slices: Slices | None = None,
+) -> PolicyOutputs:
+    """`policy_outputs`, compiled, one slice after another where there are slices.
+
+    Parameters in the host's memory are on the device for the time of the call.
+    """
+    params = to_device(params)
+    if slices is None:
+        return policy_outputs(policy, params, batch, layout, wanted)
+    return by_slices(lambda part, lies: policy_outputs(policy, params, part, lies, wanted), batch, slices)
+
+
+@partial(jax.jit, static_argnames=("policy", "layout"))
+def _affinity(
+    policy: Policy,
+    params: Params,
+    reference: Params,
+    batch: Trajectories,
+    layout: Layout | None,
+    slices: Slices | None,
+) -> jax.Array:
+    reference = to_device(reference)
+    if slices is None:
+        return affinity(policy, params, reference, batch, layout)
+    return by_slices(lambda part, lies: affinity(policy, params, reference, part, lies), batch, slices)
+
 
 DURING_UPDATE = ("values", "mean_logp", "internal_logp")  # what objectives find in outputs.extras
 
@@ -41,29 +77,32 @@ def provide(
     reference: Params | None,
     batch: Trajectories,
     layout: Layout | None = None,
+    steps: Steps | None = None,
 ) -> Trajectories:
     """Fill in what is needed of the weights before the update and of the reference policy.
 
     params: the weights before the update. reference: those of the reference policy; InputError where they are needed
-    and None. "greedy_reward" and "feedback" are the loop's to provide.
+    and None. "greedy_reward" and "feedback" are the loop's to provide. With the update's `steps` the batch goes through
+    a policy as it does in the update, slice by slice.
     """
+    slices = None if steps is None else steps.slices
     asked = {value_of(need)[0] for need in needs}
     if asked & {"reference_logp", "reference_affinity"} and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
     wanted = wanted_of(needs)
     if "old_logp" in asked or wanted != Wanted():
-        outputs = outputs_of(policy, params, batch, layout, wanted)
+        outputs = outputs_of(policy, params, batch, layout, wanted, slices)
         found = dict(outputs.extras or {})
         batch = batch.replace(old_logp=outputs.logp, values=found.pop("values", batch.values))
         if "hidden" in found:
             batch = batch.with_info(effective_rank=_ranks(found.pop("hidden"), batch))
         batch = batch.with_info(**found) if found else batch
     if "reference_logp" in asked:
-        batch = batch.replace(reference_logp=outputs_of(policy, reference, batch, layout).logp)
+        batch = batch.replace(reference_logp=outputs_of(policy, reference, batch, layout, NOTHING, slices).logp)
     if "reference_affinity" in asked:
-        batch = batch.with_info(reference_affinity=_affinity(policy, params, reference, batch, layout))
+        batch = batch.with_info(reference_affinity=_affinity(policy, params, reference, batch, layout, slices))
     if "hidden_square" in asked:
-        hidden = outputs_of(policy, params, batch, layout, Wanted(names=("hidden",))).extras
+        hidden = outputs_of(policy, params, batch, layout, Wanted(names=("hidden",)), slices).extras
         batch = batch.with_info(hidden_square=jnp.sum(hidden["hidden"] ** 2, axis=-1)) if hidden else batch
     return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,17 +11,20 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.outputs import Layout, policy_outputs
+from jaxrl_llm.models.lora import join as join_params
+from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.models.packing import Layout, Packing
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.training.provide import DURING_UPDATE, wanted_of
-from jaxrl_llm.trajectory import SHARED, Trajectories, map_rows, with_totals
+from jaxrl_llm.training.steps import Steps, take
+from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.transform import Metrics, Objective, Transform
 
 
 class TrainState(NamedTuple):
     """What the update changes."""
 
-    params: Params
+    params: Params  # that learn; see `frozen` of `update` for the others
     optimizer: optax.OptState
     step: jax.Array  # int32[]: gradient steps taken
 
@@ -36,59 +40,85 @@ def gradient(
     params: Params,
     batch: Trajectories,
     micro_batches: int = 1,
-    layout: Layout | None = None,
+    layout: Layout | Packing | None = None,
+    frozen: Params | None = None,
 ) -> tuple[Params, Metrics]:
     """Gradient of the objective and its metrics ("loss" among them), accumulated over equal slices of the rows.
+
+    layout: of every slice (see `policy_outputs`); a Packing has a first axis of micro-batches, which slice the rows in
+    order, and `micro_batches` is not looked at.
+
+    params: the parameters that learn. frozen: the rest of the policy's (`lora.join` puts them together), where these
+    are a part; nothing is derived by them.
 
     The result does not depend on `micro_batches`: each slice carries the totals of the whole batch. Sums are kept in
     float32, whatever the parameters are. Raises InputError where the number of rows (of groups, with a layout) is not a
     multiple of `micro_batches`.
     """
+    packings = layout if isinstance(layout, Packing) else None
+    if packings is not None:
+        micro_batches = packings.row.shape[0]
     _check_parts(batch, layout, "micro_batches", micro_batches)
     batch, wanted = with_totals(batch), wanted_of(objective.needs, DURING_UPDATE)
 
-    def loss(params: Params, part: Trajectories) -> tuple[jax.Array, Metrics]:
-        outputs = policy_outputs(policy, params, part, layout, wanted)
+    def outputs_of(params: Params, part: Trajectories, lies: Packing | None) -> PolicyOutputs:
+        return policy_outputs(policy, join_params(frozen, params), part, layout if lies is None else lies, wanted)
+
+    def loss(params: Params, part: Trajectories, lies: Packing | None) -> tuple[jax.Array, Metrics]:
+        outputs = outputs_of(params, part, lies)
         value, metrics = (objective if micro_batches == 1 else objective.function)(outputs, part)
         return value, {**_diagnostics(outputs, part), **metrics, "loss": value}
 
     derive = jax.grad(loss, has_aux=True)
     if micro_batches == 1:
-        return derive(params, batch)
-    unit = layout.group_size if layout else 1
-
-    def split(x: jax.Array) -> jax.Array:
-        """Every micro_batches-th unit of rows, so that rows spread over devices stay spread in each slice."""
-        x = x.reshape(-1, micro_batches, unit, *x.shape[1:]).swapaxes(0, 1)
-        return x.reshape(micro_batches, -1, *x.shape[3:])
-
-    def join(x: jax.Array) -> jax.Array:
-        x = x.reshape(micro_batches, -1, unit, *x.shape[2:]).swapaxes(0, 1)
-        return x.reshape(-1, *x.shape[3:])
-
+        return derive(params, batch, jax.tree.map(lambda x: x[0], packings))
+    unit = layout.group_size if isinstance(layout, Layout) else 1
+    split, join = _slices(micro_batches, unit if packings is None else None)
     nothing = dict.fromkeys(SHARED)
     if objective.refresh is not None:
         # What needs the whole batch at the current parameters costs one more forward pass, also in slices.
         slices = map_rows(split, batch).replace(**nothing)
-        outputs = jax.lax.map(lambda part: policy_outputs(policy, params, part, layout, wanted), slices)
+        outputs = jax.lax.map(lambda each: outputs_of(params, *each), (slices, packings))
         batch = objective.refreshed(jax.tree.map(join, outputs), batch)
     shared = {name: getattr(batch, name) for name in SHARED}
     parts = map_rows(split, batch).replace(**nothing)
 
-    def add(sums: tuple[Params, Metrics], part: Trajectories) -> tuple[tuple[Params, Metrics], None]:
-        new = derive(params, part.replace(**shared))
+    def add(sums: tuple[Params, Metrics], each: tuple[Trajectories, Packing | None]) -> tuple[Any, None]:
+        part, lies = each
+        new = derive(params, part.replace(**shared), lies)
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), sums, new), None
 
-    shapes = jax.eval_shape(derive, params, jax.tree.map(lambda x: x[0], parts).replace(**shared))
+    first, place = jax.tree.map(lambda x: x[0], (parts, packings))
+    shapes = jax.eval_shape(derive, params, first.replace(**shared), place)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
-    return jax.lax.scan(add, zeros, parts)[0]
+    return jax.lax.scan(add, zeros, (parts, packings))[0]
 
 
-def _check_parts(batch: Trajectories, layout: Layout | None, name: str, parts: int) -> None:
-    """InputError unless the rows (with a layout: whole groups) split evenly into `parts`."""
-    rows, group_size = batch.tokens.shape[0], layout.group_size if layout else 1
+def _slices(parts: int, unit: int | None) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
+    """Functions that cut rows [N, ...] into [parts, N / parts, ...], and put them together again.
+
+    unit: every `parts`-th unit of so many rows, so that rows spread over devices stay spread in each slice; None: in
+    order.
+    """
+    if unit is None:
+        return lambda x: x.reshape(parts, -1, *x.shape[1:]), lambda x: x.reshape(-1, *x.shape[2:])
+
+    def split(x: jax.Array) -> jax.Array:
+        x = x.reshape(-1, parts, unit, *x.shape[1:]).swapaxes(0, 1)
+        return x.reshape(parts, -1, *x.shape[3:])
+
+    def join(x: jax.Array) -> jax.Array:
+        x = x.reshape(parts, -1, unit, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(-1, *x.shape[3:])
+
+    return split, join
+
+
+def _check_parts(batch: Trajectories, layout: Layout | Packing | None, name: str, parts: int) -> None:
+    """InputError unless the rows (with a Layout: whole groups) split evenly into `parts`."""
+    rows, group_size = batch.tokens.shape[0], layout.group_size if isinstance(layout, Layout) else 1
     if rows % (group_size * parts):
-        groups = f" in groups of {group_size}" if layout else ""
+        groups = f" in groups of {group_size}" if isinstance(layout, Layout) else ""
         raise InputError(f"{rows} rows{groups} do not split evenly into {name} {parts}: change one of them")
 
 
@@ -115,35 +145,39 @@ def update(
     optimizer: optax.GradientTransformation,
     state: TrainState,
     batch: Trajectories,
-    key: jax.Array,
+    key: jax.Array | None = None,
     *,
+    steps: Steps | None = None,
     epochs: int = 1,
     minibatches: int = 1,
     micro_batches: int = 1,
     layout: Layout | None = None,
     only: str | None = None,
+    frozen: Params | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Take epochs x minibatches gradient steps on a prepared batch; the state is donated.
 
-    Each epoch shuffles the rows (with a layout: the groups; one minibatch needs no shuffling) with `key` and splits
-    them into `minibatches`, each a gradient step, accumulated over `micro_batches`.
+    steps: which rows each gradient step takes, in which micro-batches, and how they lie in memory (`plan_steps`). Or
+    without, under a trace: each epoch shuffles the rows (with a layout: the groups; one minibatch needs no shuffling)
+    with `key` and splits them into `minibatches`, each a gradient step, accumulated over `micro_batches`.
     Metrics are f32[] means over the gradient steps ("mismatch", the mean absolute difference between the trainer's and
     the sampler's log-probabilities: of the first), with "grad_norm" before clipping and "finite", which is 0 where
     the loss or a gradient was not: such a step leaves parameters and optimiser as they were.
     only: the one entry of the parameters that changes, e.g. "critic"; by default all do.
+    frozen: the policy's parameters that never learn, where the state's are a part of them (see `gradient`): they have
+    no gradient and no moments, and are not donated.
     Raises InputError where the rows (with a layout: the groups) do not split evenly.
     """
-    _check_parts(batch, layout, "minibatches", minibatches)
-    N = batch.tokens.shape[0]
+    if steps is None:
+        orders, packings = _shuffled(batch, key, epochs, minibatches, layout), None
+    else:
+        orders, packings = steps.in_order
+    whole = steps is None and minibatches == 1
 
-    def rows_of(epoch_key: jax.Array) -> jax.Array:
-        units = jnp.arange(N).reshape(N // layout.group_size if layout else N, -1)
-        order = jax.random.permutation(epoch_key, units) if minibatches > 1 else units
-        return order.reshape(minibatches, -1)
-
-    def step(state: TrainState, rows: jax.Array) -> tuple[TrainState, Metrics]:
-        part = map_rows(lambda x: x[rows], batch) if minibatches > 1 else batch
-        grads, metrics = gradient(policy, objective, state.params, part, micro_batches, layout)
+    def step(state: TrainState, each: tuple[jax.Array, Packing | None]) -> tuple[TrainState, Metrics]:
+        rows, packing = each
+        part, how = batch if whole else take(batch, rows), layout if packing is None else packing
+        grads, metrics = gradient(policy, objective, state.params, part, micro_batches, how, frozen)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
@@ -154,12 +188,26 @@ def update(
         state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
         return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}
 
-    steps = jax.vmap(rows_of)(jax.random.split(key, epochs)).reshape(epochs * minibatches, -1)
-    if epochs * minibatches == 1:
-        return step(state, steps[0])
-    state, metrics = jax.lax.scan(step, state, steps)
+    if orders.shape[0] == 1:
+        return step(state, jax.tree.map(lambda x: x[0], (orders, packings)))
+    state, metrics = jax.lax.scan(step, state, (orders, packings))
     # Only before the first step are sampler and trainer the same policy.
     return state, {name: x[0] if name == "mismatch" else jnp.mean(x) for name, x in metrics.items()}
+
+
+def _shuffled(
+    batch: Trajectories, key: jax.Array | None, epochs: int, minibatches: int, layout: Layout | None
+) -> jax.Array:
+    """int32[epochs * minibatches, N / minibatches]: the rows of each gradient step."""
+    _check_parts(batch, layout, "minibatches", minibatches)
+    N = batch.tokens.shape[0]
+    units = jnp.arange(N).reshape(N // layout.group_size if layout else N, -1)
+    if minibatches == 1:
+        return jnp.broadcast_to(units.reshape(1, -1), (epochs, N))
+    if key is None:
+        raise InputError("minibatches are of rows in random order: give a key, or steps that were planned")
+    keys = jax.random.split(key, epochs)
+    return jax.vmap(lambda key: jax.random.permutation(key, units))(keys).reshape(epochs * minibatches, -1)
 
 
 @partial(jax.jit, static_argnames=("transform",))

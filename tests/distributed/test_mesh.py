@@ -24,7 +24,7 @@ from functools import partial
 from jaxrl_llm import load_policy
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.distributed import data_mesh, replicate, shard_rows
-from jaxrl_llm.models.outputs import Layout
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.update import init_state, prepare, update
 from jaxrl_llm.trajectory import Trajectories
@@ -48,24 +48,38 @@ optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, epsilon=1e-4), 2)
 """
 
 SHARDED = """
-assert len(jax.devices()) == 4
-mesh, alone = data_mesh(), data_mesh(jax.devices()[:1])
-assert dict(mesh.shape) == {"data": 4} and dict(alone.shape) == {"data": 1}
+import dataclasses
+from jaxrl_llm.distributed import make_mesh, shard_params
+from jaxrl_llm.training.provide import outputs_of
+from jaxrl_llm.training.steps import plan_steps
 
-def run(mesh, options):
-    state = replicate(init_state(jax.tree.map(jnp.copy, params), optimizer), mesh)
+assert len(jax.devices()) == 4
+alone, rows_only, both = data_mesh(jax.devices()[:1]), data_mesh(), make_mesh(2, 2)
+assert dict(rows_only.shape) == {"data": 4} and dict(alone.shape) == {"data": 1}
+
+def run(mesh):
+    on_mesh = dataclasses.replace(policy, mesh=mesh)
+    copy = shard_params(jax.tree.map(jnp.copy, params), policy.config, mesh)
+    state = init_state(copy, optimizer)
+    steps = plan_steps(batch, minibatches=2, seed=3, mesh=mesh)
+    devices = mesh.shape["data"]
+    assert steps.packing.branches.source.shape[3] % devices == 0
     rows = shard_rows(batch, mesh)
     assert len(rows.tokens.sharding.device_set) == mesh.size
-    assert rows.tokens.addressable_shards[0].data.shape == (8 // mesh.size, 12)
+    assert rows.tokens.addressable_shards[0].data.shape == (8 // devices, 12)
+    logp = outputs_of(on_mesh, copy, rows, slices=steps.slices).logp
     _, rows = prepare(algorithm.transform, (), rows)
-    state, metrics = update(policy, algorithm.objective, optimizer, state, rows, jax.random.key(3), **options)
-    for leaf in jax.tree.leaves(state.params):
-        assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == mesh.size
-    return jax.device_get((state, metrics))
+    places = jax.tree.map(lambda x: x.sharding, copy)
+    state, metrics = update(on_mesh, algorithm.objective, optimizer, state, rows, steps=steps)
+    for leaf, place in zip(*map(jax.tree.leaves, (state.params, places)), strict=True):
+        assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+    return jax.device_get((state, metrics, logp))
 
-for options in (dict(layout=layout, minibatches=2),):
-    many, one = run(mesh, options), run(alone, options)
-    assert one[1]["finite"] == 1 and one[1]["grad_norm"] > 1e-3
+one = run(alone)
+assert one[1]["finite"] == 1 and one[1]["grad_norm"] > 1e-3
+for mesh in (rows_only, both):
+    many = run(mesh)
+    np.testing.assert_allclose(many[2], one[2], atol=2e-5)
     for name, value in one[1].items():
         np.testing.assert_allclose(many[1][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     for before, a, b in zip(*map(jax.tree.leaves, (params, many[0].params, one[0].params)), strict=True):
@@ -75,6 +89,7 @@ print("equal")
 """
 
 TPU = """
+import dataclasses
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -89,6 +104,7 @@ state = jax.eval_shape(lambda p: init_state(p, optimizer), params)
 _, prepared = jax.eval_shape(partial(algorithm.transform.apply, ()), batch)
 key = jax.eval_shape(lambda: jax.random.key(0))
 arguments = shaped(state, whole), shaped(prepared, rows), shaped(key, whole)
+policy = dataclasses.replace(policy, mesh=mesh)
 compiled = update.trace(policy, algorithm.objective, optimizer, *arguments, layout=layout).lower().compile()
 size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 assert compiled.memory_analysis().alias_size_in_bytes >= size, "the new state takes the memory of the old"

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import init_params
-from jaxrl_llm.models.outputs import Layout, layout_of, policy_outputs
+from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.trajectory import Trajectories
 
@@ -174,16 +174,6 @@ def test_unfiltered_rollouts_disagree_with_filtered_ones(vectors: Any, rollouts:
     batch = rollouts("llama", "top_k")
     found = probe(vectors("llama"), batch.replace(support_floor=None))
     assert np.abs(found.logp - np.asarray(batch.behaviour_logp)).max() > 0.05
-
-
-def test_bounds_of_a_layout() -> None:
-    """Prompts of 6 and 9 tokens; 24 - 6 tokens follow the one, 15 - 9 the other that has actions."""
-    assert layout_of(multi_turn_batch(), 2) == Layout(2, 10, 20)
-    batch = multi_turn_batch()
-    none = batch.replace(action_mask=jnp.zeros_like(batch.action_mask))
-    assert layout_of(none, 2) == Layout(2, 8, 2)
-    with pytest.raises(InputError, match="rows has no groups of 3"):
-        layout_of(batch, 3)
 
 
 def arrays_of(jaxpr: Any) -> list[Any]:

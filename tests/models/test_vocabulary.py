@@ -10,7 +10,8 @@ import pytest
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.outputs import Layout, Wanted, affinity, inner_policy, policy_outputs
+from jaxrl_llm.models.outputs import Wanted, affinity, inner_policy, policy_outputs
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.vocabulary import Source, vocabulary_sum
 from jaxrl_llm.trajectory import Trajectories
 

@@ -19,7 +19,7 @@ from test_resume import STEPS, assert_same_run, kill
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.models.outputs import layout_of, policy_outputs
+from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.partial import Partial, Pool
 from jaxrl_llm.sampling.requests import Stats
@@ -29,6 +29,7 @@ from jaxrl_llm.training.collect import Collected, fill_up, strategy_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
 from jaxrl_llm.training.record import rollout_metrics
+from jaxrl_llm.training.steps import plan_steps
 from jaxrl_llm.training.update import gradient, prepare
 
 LIMIT = 12
@@ -240,11 +241,12 @@ def test_rows_that_fill_up_change_nothing(vectors: Any) -> None:
     assert np.asarray(filled.token_mask)[4:].sum(axis=1).tolist() == [3] * 4, "a prompt each"
     assert fill_up(batch, 4, 2) is batch
     grpo = algorithms.get("grpo", kl_coefficient=0.0)
-    derive = jax.jit(gradient, static_argnums=(0, 1, 4, 5))
+    derive = jax.jit(gradient, static_argnums=(0, 1))
     found = []
     for rows in (batch, filled):
         _, ready = prepare(grpo.transform, grpo.transform.init(), rows)
-        found.append(derive(model.policy, grpo.objective, model.params, ready, 1, layout_of(ready, 2)))
+        packing = plan_steps(ready).slices[1]
+        found.append(derive(model.policy, grpo.objective, model.params, ready, layout=packing))
     (one, metrics), (other, more) = found
     for name, value in metrics.items():
         np.testing.assert_allclose(more[name], value, rtol=1e-5, atol=1e-7, err_msg=name)

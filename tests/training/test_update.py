@@ -17,11 +17,13 @@ import pytest
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.outputs import Layout, policy_outputs
+from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.training.diagnose import not_finite
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.provide import provide
+from jaxrl_llm.training.steps import plan_steps
 from jaxrl_llm.training.update import TrainState, gradient, init_state, prepare, update
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.transform import Objective
@@ -262,7 +264,7 @@ def test_what_is_not_finite_changes_nothing_and_is_named(
     state, metrics = take(objective=objective, batch=batch, params=make_params())
     assert float(metrics["finite"]) == 0
     assert bits(state) == before
-    assert not_finite(POLICY, objective, make_params(), batch, None) == named
+    assert not_finite(POLICY, objective, make_params(), batch, plan_steps(batch)) == named
 
 
 def test_a_bad_number_where_nothing_counts_does_no_harm() -> None:
