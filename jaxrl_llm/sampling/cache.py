@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxrl_kernels.decode_attention import Part, decode_attention, merge, own_attention
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import MASKED
 
 Array = jax.Array
 
@@ -44,14 +45,6 @@ class Lanes(NamedTuple):
 
     of_row: Array  # int32[B]
     row: Array  # int32[P * W]: the row in a lane; any row where it is empty
-
-
-class Part(NamedTuple):
-    """Attention to some of the tokens: sums of exp(logit - greatest)."""
-
-    weighted: Array  # f32[N, K, W, R, h], of the values
-    greatest: Array  # f32[N, K, W, R]
-    total: Array  # f32[N, K, W, R]
 
 
 def each(f: Callable[..., Array], *caches: LayerCache) -> LayerCache:
@@ -98,61 +91,40 @@ def pack(k: Array, v: Array, dtype: Any) -> LayerCache:
     return LayerCache(k.swapaxes(2, 3), v, key_scale, value_scale)
 
 
+def in_memory(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays; on a TPU they are made before anything is made of them.
+
+    Else XLA works keys out in the layout of a column of the ring, of one number padded to 128 lanes, which by its own
+    estimate takes longer than the layer's matrix products.
+    """
+    return jax.lax.platform_dependent(
+        *arrays, tpu=lambda *xs: tuple(jax.lax.optimization_barrier(xs)), default=lambda *xs: xs
+    )
+
+
 def write_column(cache: LayerCache, k: Array, v: Array, column: Array) -> LayerCache:
     """The cache with one token of each row, k and v [N, 1, K, h], in a column."""
     write = lambda old, new, axis: jax.lax.dynamic_update_slice_in_dim(old, new, column, axis)  # noqa: E731
+    k, v = in_memory(k, v)
     return each(write, cache, pack(k, v, cache.keys.dtype))
 
 
-def look(q: Array, cache: LayerCache, visible: Array, config: ModelConfig) -> Part:
-    """q [N, K, W, R, h] at a cache of N rows; visible: bool[N, W, S], or [N, 1, S] if all lanes see the same."""
-    N, K, W, R, h = q.shape
-    flat = q.reshape(N, K, W * R, h)
-    logits = jnp.einsum("nkqh,nkhs->nkqs", flat, cache.keys.astype(q.dtype), preferred_element_type=jnp.float32)
-    if cache.key_scale is not None:
-        logits = logits * cache.key_scale[:, :, None]
-    logits = logits * config.query_scale
-    if config.attention_softcap:
-        logits = config.attention_softcap * jnp.tanh(logits / config.attention_softcap)
-    seen = jnp.repeat(visible, R, axis=1)[:, None] if visible.shape[1] > 1 else visible[:, None]
-    logits = jnp.where(seen, logits, MASKED)
-    greatest = jnp.max(logits, axis=-1)
-    # Where nothing is seen this is exp(0), which `merge` weighs with 0: the other part's logits are far above MASKED.
-    weights = jnp.exp(logits - greatest[..., None])
-    total = jnp.sum(weights, axis=-1)
-    if cache.value_scale is not None:
-        weights = weights * cache.value_scale[:, :, None]
-    values = cache.values.astype(q.dtype)
-    weighted = jnp.einsum("nkqs,nksh->nkqh", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
-    return Part(weighted.reshape(N, K, W, R, h), greatest.reshape(N, K, W, R), total.reshape(N, K, W, R))
+def on_devices(attention: Callable[..., Part], heads: int, mesh: Mesh | None, *arrays: Any) -> Part:
+    """attention(*arrays), under a mesh on each device with its rows or prompt slots and its heads of them.
 
-
-def merge(a: Part, b: Part) -> Array:
-    """The attention's result over the tokens of both, f32[N, K, W, R, h]."""
-    greatest = jnp.maximum(a.greatest, b.greatest)
-    of_a, of_b = jnp.exp(a.greatest - greatest), jnp.exp(b.greatest - greatest)
-    total = a.total * of_a + b.total * of_b
-    return (a.weighted * of_a[..., None] + b.weighted * of_b[..., None]) / jnp.maximum(total, 1e-30)[..., None]
-
-
-def visible_prompt(length: Array, position: Array, S: int, window: int) -> Array:
-    """bool[P, W, S]: which columns of prompts of these lengths int32[P] the tokens at position int32[P, W] see.
-
-    Without a window (0) bool[P, 1, S], as the position plays no part.
+    For a kernel, which a TPU has for both parts, is not partitioned by the compiler. Arrays of three axes and more have
+    heads along their second one, which are cut if they are in the caches (`weights.shardings`).
     """
-    at = jnp.maximum(length - S, 0)[:, None] + jnp.arange(S)  # the position that a column holds
-    seen = (at < length[:, None])[:, None]
-    return seen & (position[..., None] - at[:, None] < window) if window else seen
+    if mesh is None:
+        return attention(*arrays)
+    rows = "data" if "data" in mesh.axis_names else None
+    tensor = mesh.shape.get("tensor", 1)
+    cut = PartitionSpec(rows, "tensor" if tensor > 1 and heads % tensor == 0 else None)
 
+    def place(x: Array) -> PartitionSpec:
+        return cut if x.ndim > 2 else PartitionSpec(rows) if x.ndim else PartitionSpec()
 
-def visible_own(count: Array, step: Array, S: int, window: int) -> Array:
-    """bool[B, 1, S]: which columns of the ring the newest tokens see, theirs at `step` included.
-
-    count: int32[B], own tokens of a row before the newest one.
-    """
-    age = (step - jnp.arange(S)) % S
-    seen = age <= count[:, None]
-    return (seen & (age < window) if window else seen)[:, None]
+    return jax.shard_map(attention, mesh=mesh, in_specs=jax.tree.map(place, arrays), out_specs=cut)(*arrays)
 
 
 def rearranged(x: Array, order: Array | None, shape: tuple[int, ...]) -> Array:
@@ -172,23 +144,35 @@ def two_part_attention(
     step: Array,
     window: int,
     config: ModelConfig,
+    mesh: Mesh | None = None,
 ) -> Array:
     """Each row's newest token, q [B, 1, H, h], at its prompt and at its own tokens -> [B, 1, H, h].
 
-    lanes: None where row b stands in lane b; count, position: int32[B]; length: int32[P], of the prompts.
+    lanes: None where row b stands in lane b; count, position: int32[B]; length: int32[P], of the prompts. mesh: over
+    which rows, prompts and heads are cut, if they are.
     """
     B, _, H, h = q.shape
     P, K = prefix.keys.shape[:2]
     W = (B if lanes is None else lanes.row.shape[0]) // P
-    q = q.reshape(B, K, H // K, h)
+    q = in_memory(q)[0].reshape(B, K, H // K, h)
     order, back = (None, None) if lanes is None else (lanes.row, lanes.of_row)
     of_lanes = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]
-    seen = visible_prompt(length, rearranged(position, order, (P, W)), prefix.keys.shape[3], window)
-    prompt = look(of_lanes, prefix, seen, config)
+    numbers: Any = {"query_scale": config.query_scale, "softcap": config.attention_softcap, "window": window}
+
+    def at_prompts(q: Array, cache: LayerCache, length: Array, position: Array) -> Part:
+        keys, values, key_scale, value_scale = cache
+        return decode_attention(
+            q, keys, values, length, position, key_scale=key_scale, value_scale=value_scale, **numbers
+        )
+
+    def at_own(q: Array, cache: LayerCache, count: Array, step: Array) -> Part:
+        keys, values, key_scale, value_scale = cache
+        return own_attention(q, keys, values, count, step, key_scale=key_scale, value_scale=value_scale, **numbers)
 
     def rows(x: Array) -> Array:
         """[P, K, W, ...] -> [B, K, 1, ...]"""
         return rearranged(x.swapaxes(1, 2).reshape(P * W, *x.shape[1:2], *x.shape[3:]), back, (B,))[:, :, None]
 
-    mine = look(q[:, :, None], own, visible_own(count, step, own.keys.shape[3], window), config)
+    prompt = on_devices(at_prompts, K, mesh, of_lanes, prefix, length, rearranged(position, order, (P, W)))
+    mine = on_devices(at_own, K, mesh, q, own, count, step)
     return merge(Part(*map(rows, prompt)), mine).reshape(B, 1, H, h).astype(q.dtype)

@@ -120,7 +120,7 @@ def decode(
             own, prefix = memory
             own = write_column(own, k, v, ring.step % own.values.shape[2])
             y = two_part_attention(
-                q, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config
+                q, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config, mesh
             )
             return y, own
 

@@ -10,21 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxrl_kernels.decode_attention import Part, attention_part, merge, visible_own, visible_prompt
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import (
     Lanes,
     LayerCache,
-    Part,
     columns,
     empty,
-    look,
-    merge,
     pack,
     two_part_attention,
-    visible_own,
-    visible_prompt,
     write_column,
 )
 from jaxrl_llm.sampling.prefill import empty_prefixes
@@ -177,7 +173,8 @@ def random_part(seed: int, seen: Any) -> tuple[Part, np.ndarray, np.ndarray]:
     S = len(seen)
     q, k, v = (random.normal(size=shape).astype(np.float32) for shape in ((1, K, 1, R, h), (1, S, K, h), (1, S, K, h)))
     cache = pack(jnp.asarray(k), jnp.asarray(v), jnp.float32)
-    return look(jnp.asarray(q), cache, jnp.asarray(seen)[None, None], config_of()), k, v
+    visible = jnp.asarray(seen)[None, None]
+    return attention_part(jnp.asarray(q), cache.keys, cache.values, visible, None, None, 0.3, 0.0), k, v
 
 
 def test_an_empty_part_counts_nothing() -> None:

@@ -1,0 +1,160 @@
+"""Attention of newest tokens: to a prompt's cache that many rows share, read once for all, and to a row's own ring."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.decode_attention.dispatch import IMPLEMENTATIONS, by_platform, check_cache, check_numbers
+from jaxrl_kernels.decode_attention.pallas_kernel import pallas_own, pallas_prompts
+from jaxrl_kernels.decode_attention.reference import (
+    MASKED,
+    Part,
+    attention_part,
+    merge,
+    reference_own,
+    reference_prompts,
+    visible_own,
+    visible_prompt,
+)
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "MASKED",
+    "Part",
+    "attention_part",
+    "decode_attention",
+    "merge",
+    "own_attention",
+    "visible_own",
+    "visible_prompt",
+]
+
+
+def decode_attention(
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    length: jax.Array,
+    position: jax.Array,
+    *,
+    key_scale: jax.Array | None = None,
+    value_scale: jax.Array | None = None,
+    query_scale: float = 1.0,
+    softcap: float = 0.0,
+    window: int = 0,
+    implementation: str | None = None,
+    tile: int | None = None,
+) -> Part:
+    """Attention of one token of each row to its prompt, for P prompt slots that W rows each continue.
+
+    With `cap(x) = softcap * tanh(x / softcap)` and logits `z_s = cap(query_scale * q . key_s)` over the columns s that
+    a query sees, `greatest = max_s z_s`, `total = sum_s exp(z_s - greatest)` and `weighted = sum_s exp(z_s - greatest)
+    value_s`; the attention's result is weighted / total, and `merge` puts two such parts together.
+
+    A slot's columns hold the last S tokens of a prompt of `length` tokens, from its first column on: column s holds
+    the token at max(length - S, 0) + s, and is seen if that is below length and, with a window, more than
+    position - window. K is the number of key-value heads, R of query heads of each, h the head size.
+
+    Has no derivative by the kernel: it is for sampling.
+
+    Args:
+      q: [P, K, W, R, h] queries, float32 or bfloat16; products are summed in float32.
+      keys: [P, K, h, S], floating or int8.
+      values: [P, K, S, h], the dtype of the keys. Entries of columns that no row sees must be finite.
+      length: int32[P], tokens of each prompt; 0 for an empty slot.
+      position: int32[P, W], of the rows' tokens; plays a part with a window only.
+      key_scale, value_scale: f32[P, K, S] or None, what each key and value is to be multiplied with; both or neither.
+      query_scale: of the logits. Static.
+      softcap: 0 for none, else the bound of the logits (Gemma 2). Static.
+      window: 0 for none, else how many positions back a token sees, itself included. Static.
+      implementation: "pallas" (one Mosaic kernel on TPU, in which tiles of keys and values are read once and logits do
+        not leave the core; elsewhere in interpret mode, for tests), "reference" (plain JAX), or None: pallas on TPU,
+        reference elsewhere. The choice is made when the program is lowered, for one platform. A Pallas kernel is not
+        partitioned by the compiler: under a mesh call this inside `jax.shard_map`, slots and heads cut as one likes.
+      tile: columns at a time of the kernel, a multiple of 128; None for as many as fit. Static.
+
+    Returns:
+      weighted f32[P, K, W, R, h], greatest and total f32[P, K, W, R]. Where nothing is seen greatest is MASKED (-1e30),
+      and the sums, which differ between implementations, are finite and count nothing in `merge`.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
+
+    >>> keys = jnp.log(jnp.array([1.0, 3.0, 5.0])).reshape(1, 1, 1, 3)
+    >>> values = jnp.array([0.0, 1.0, 9.0]).reshape(1, 1, 3, 1)
+    >>> q, position = jnp.ones((1, 1, 1, 1, 1)), jnp.array([[2]])
+    >>> part = decode_attention(q, keys, values, jnp.array([2]), position)
+    >>> print(f"{(part.weighted[..., 0] / part.total).item():.4f} {jnp.exp(part.greatest).item():.4f}")
+    0.7500 3.0000
+    """
+    check_numbers(softcap, window, implementation, tile)
+    if q.ndim != 5 or q.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"q must be float32 or bfloat16 [P, K, W, R, h], found {q.dtype}{list(q.shape)}")
+    P, K, W, _, h = q.shape
+    check_cache((P, K, h), keys, values, key_scale, value_scale)
+    for name, x, shape in (("length", length, (P,)), ("position", position, (P, W))):
+        if x.shape != shape or not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ValueError(f"{name} must be int32{list(shape)}, found {x.dtype}{list(x.shape)}")
+    numbers: dict[str, Any] = {"query_scale": float(query_scale), "softcap": float(softcap), "window": window}
+    operands = q, keys, values, length.astype(jnp.int32), position.astype(jnp.int32), key_scale, value_scale
+    kernel = partial(pallas_prompts, **numbers, tile=tile)
+    return by_platform(partial(reference_prompts, **numbers), kernel, implementation, *operands)
+
+
+def own_attention(
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    count: jax.Array,
+    step: jax.Array,
+    *,
+    key_scale: jax.Array | None = None,
+    value_scale: jax.Array | None = None,
+    query_scale: float = 1.0,
+    softcap: float = 0.0,
+    window: int = 0,
+    implementation: str | None = None,
+    tile: int | None = None,
+) -> Part:
+    """Attention of the newest token of each of B rows to the row's own tokens, in a ring that all rows write together.
+
+    At step s every row wrote its token to column s mod S, so column c holds the token of age (step - c) mod S, which is
+    the row's own, and seen, if the age is at most `count` and, with a window, below it. Sums as of `decode_attention`.
+
+    Args:
+      q: [B, K, R, h] queries, float32 or bfloat16.
+      keys: [B, K, h, S], floating or int8.
+      values: [B, K, S, h], the dtype of the keys. Entries of columns that are not seen must be finite.
+      count: int32[B], own tokens of each row before the newest one; 0 to S - 1.
+      step: int32[], 0 or above, of the newest tokens.
+      key_scale, value_scale, query_scale, softcap, implementation, tile: as of `decode_attention`.
+      window: 0 for none, else how many tokens back are seen, the newest included. Static.
+
+    Returns:
+      weighted f32[B, K, 1, R, h], greatest and total f32[B, K, 1, R].
+
+    Raises:
+      ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
+
+    >>> keys = jnp.log(jnp.array([1.0, 3.0, 5.0])).reshape(1, 1, 1, 3)
+    >>> values = jnp.array([0.0, 1.0, 9.0]).reshape(1, 1, 3, 1)
+    >>> part = own_attention(jnp.ones((1, 1, 1, 1)), keys, values, jnp.array([1]), jnp.int32(3))  # columns 0 and 2
+    >>> print(f"{(part.weighted[..., 0] / part.total).item():.4f} {jnp.exp(part.greatest).item():.4f}")
+    7.5000 5.0000
+    """
+    check_numbers(softcap, window, implementation, tile)
+    if q.ndim != 4 or q.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"q must be float32 or bfloat16 [B, K, R, h], found {q.dtype}{list(q.shape)}")
+    B, K, _, h = q.shape
+    check_cache((B, K, h), keys, values, key_scale, value_scale)
+    for name, x, shape in (("count", count, (B,)), ("step", step, ())):
+        if jnp.shape(x) != shape or not jnp.issubdtype(jnp.asarray(x).dtype, jnp.integer):
+            raise ValueError(f"{name} must be int32{list(shape)}, found {jnp.asarray(x).dtype}{list(jnp.shape(x))}")
+    numbers: dict[str, Any] = {"query_scale": float(query_scale), "softcap": float(softcap), "window": window}
+    operands = q, keys, values, count.astype(jnp.int32), jnp.asarray(step, jnp.int32), key_scale, value_scale
+    kernel = partial(pallas_own, **numbers, tile=tile)
+    return by_platform(partial(reference_own, **numbers), kernel, implementation, *operands)

@@ -1,0 +1,69 @@
+"""Which implementation is taken, and what all of them ask of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.decode_attention.pallas_kernel import LANES
+from jaxrl_kernels.decode_attention.reference import Part
+from jaxrl_kernels.logprob import _vary_together
+
+IMPLEMENTATIONS = ("pallas", "reference")
+
+
+def by_platform(
+    reference: Callable[..., Part], kernel: Callable[..., Part], implementation: str | None, *operands: Any
+) -> Part:
+    """The result of one of them, of operands of which the first are the queries.
+
+    The platform is the one that the program is lowered for, so a program compiled ahead of time gets its kernel.
+    """
+    if implementation == "reference" or 0 in operands[0].shape:
+        return reference(*operands)
+
+    def pallas(*operands: Any, interpret: bool) -> Part:
+        # A kernel has no rule for a derivative.
+        return kernel(*jax.lax.stop_gradient(_vary_together(*operands)), interpret=interpret)
+
+    elsewhere = reference if implementation is None else partial(pallas, interpret=True)
+    return jax.lax.platform_dependent(*operands, tpu=partial(pallas, interpret=False), default=elsewhere)
+
+
+def check_numbers(softcap: float, window: int, implementation: str | None, tile: int | None) -> None:
+    """Raise a ValueError that names the argument, what was found and what is expected."""
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
+    if not softcap >= 0:
+        raise ValueError(f"softcap must be 0 (none) or above, found {softcap}")
+    if window < 0:
+        raise ValueError(f"window must be 0 (none) or above, found {window}")
+    if tile is not None and (tile < 1 or tile % LANES):
+        raise ValueError(f"tile must be a multiple of {LANES}, found {tile}")
+
+
+def check_cache(
+    shape: tuple[int, int, int],
+    keys: jax.Array,
+    values: jax.Array,
+    key_scale: jax.Array | None,
+    value_scale: jax.Array | None,
+) -> None:
+    """As `check_numbers`, for a cache of (slots or rows, heads, head size) that the queries have."""
+    found = lambda x: f"found {x.dtype}{list(x.shape)}"  # noqa: E731
+    N, K, h = shape
+    floating = jnp.issubdtype(keys.dtype, jnp.floating)
+    if keys.ndim != 4 or keys.shape[:3] != shape or keys.shape[3] < 1 or not (floating or keys.dtype == jnp.int8):
+        raise ValueError(f"keys must be floating or int8 [{N}, {K}, {h}, S], {found(keys)}")
+    S = keys.shape[3]
+    if values.shape != (N, K, S, h) or values.dtype != keys.dtype:
+        raise ValueError(f"values must be {keys.dtype}[{N}, {K}, {S}, {h}], as the keys are, {found(values)}")
+    if (key_scale is None) != (value_scale is None):
+        raise ValueError("give key_scale and value_scale, or neither of them")
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if scale is not None and scale.shape != (N, K, S):
+            raise ValueError(f"{name} must be float32[{N}, {K}, {S}], {found(scale)}")

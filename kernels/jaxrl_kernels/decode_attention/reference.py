@@ -1,0 +1,121 @@
+"""Attention of one token's queries to a cache, in plain JAX: the logits of all columns are made at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
+
+
+class Part(NamedTuple):
+    """Attention to some of the tokens: sums of exp(logit - greatest)."""
+
+    weighted: Array  # f32[N, K, W, R, h], of the values
+    greatest: Array  # f32[N, K, W, R]
+    total: Array  # f32[N, K, W, R]
+
+
+def visible_prompt(length: Array, position: Array, S: int, window: int) -> Array:
+    """bool[P, W, S]: which columns of prompts of these lengths int32[P] the tokens at position int32[P, W] see.
+
+    Without a window (0) bool[P, 1, S], as the position plays no part.
+    """
+    at = jnp.maximum(length - S, 0)[:, None] + jnp.arange(S)  # the position that a column holds
+    seen = (at < length[:, None])[:, None]
+    return seen & (position[..., None] - at[:, None] < window) if window else seen
+
+
+def visible_own(count: Array, step: Array, S: int, window: int) -> Array:
+    """bool[B, 1, S]: which columns of the ring the newest tokens see, theirs at `step` included.
+
+    count: int32[B], own tokens of a row before the newest one.
+    """
+    age = (step - jnp.arange(S)) % S
+    seen = age <= count[:, None]
+    return (seen & (age < window) if window else seen)[:, None]
+
+
+def attention_part(
+    q: Array,
+    keys: Array,
+    values: Array,
+    visible: Array,
+    key_scale: Array | None,
+    value_scale: Array | None,
+    query_scale: float,
+    softcap: float,
+) -> Part:
+    """q [N, K, W, R, h] at keys [N, K, h, S] and values [N, K, S, h], the scales f32[N, K, S] or None.
+
+    visible: bool[N, W, S], or [N, 1, S] if all lanes see the same. A row that sees nothing has greatest = MASKED, and
+    sums that `merge` weighs with 0.
+    """
+    N, K, W, R, h = q.shape
+    flat = q.reshape(N, K, W * R, h)
+    logits = jnp.einsum("nkqh,nkhs->nkqs", flat, keys.astype(q.dtype), preferred_element_type=jnp.float32)
+    if key_scale is not None:
+        logits = logits * key_scale[:, :, None]
+    logits = logits * query_scale
+    if softcap:
+        logits = softcap * jnp.tanh(logits / softcap)
+    seen = jnp.repeat(visible, R, axis=1)[:, None] if visible.shape[1] > 1 else visible[:, None]
+    logits = jnp.where(seen, logits, MASKED)
+    greatest = jnp.max(logits, axis=-1)
+    # Where nothing is seen this is exp(0), which `merge` weighs with 0: the other part's logits are far above MASKED.
+    weights = jnp.exp(logits - greatest[..., None])
+    total = jnp.sum(weights, axis=-1)
+    if value_scale is not None:
+        weights = weights * value_scale[:, :, None]
+    weighted = jnp.einsum(
+        "nkqs,nksh->nkqh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
+    )
+    return Part(weighted.reshape(N, K, W, R, h), greatest.reshape(N, K, W, R), total.reshape(N, K, W, R))
+
+
+def merge(a: Part, b: Part) -> Array:
+    """The attention's result over the tokens of both, f32[N, K, W, R, h]."""
+    greatest = jnp.maximum(a.greatest, b.greatest)
+    of_a, of_b = jnp.exp(a.greatest - greatest), jnp.exp(b.greatest - greatest)
+    total = a.total * of_a + b.total * of_b
+    return (a.weighted * of_a[..., None] + b.weighted * of_b[..., None]) / jnp.maximum(total, 1e-30)[..., None]
+
+
+def reference_prompts(
+    q: Array,
+    keys: Array,
+    values: Array,
+    length: Array,
+    position: Array,
+    key_scale: Array | None,
+    value_scale: Array | None,
+    *,
+    query_scale: float,
+    softcap: float,
+    window: int,
+) -> Part:
+    """`decode_attention`."""
+    visible = visible_prompt(length, position, keys.shape[3], window)
+    return attention_part(q, keys, values, visible, key_scale, value_scale, query_scale, softcap)
+
+
+def reference_own(
+    q: Array,
+    keys: Array,
+    values: Array,
+    count: Array,
+    step: Array,
+    key_scale: Array | None,
+    value_scale: Array | None,
+    *,
+    query_scale: float,
+    softcap: float,
+    window: int,
+) -> Part:
+    """`own_attention`."""
+    visible = visible_own(count, step, keys.shape[3], window)
+    return attention_part(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
