@@ -4,7 +4,17 @@ Each operation is a folder: a plain reference that anyone can check, fast implem
 public function that picks among them.
 """
 
-from jaxrl_kernels.logprob import fused_logprob
+from jaxrl_kernels.decode_attention import decode_attention
+from jaxrl_kernels.logprob import fused_logprob, sharded_logprob
+from jaxrl_kernels.ratio_clip import ratio_clip
 from jaxrl_kernels.sample import fused_sample, sample_logits, sharded_sample
 
-__all__ = ["fused_logprob", "fused_sample", "sample_logits", "sharded_sample"]
+__all__ = [
+    "decode_attention",
+    "fused_logprob",
+    "fused_sample",
+    "ratio_clip",
+    "sample_logits",
+    "sharded_logprob",
+    "sharded_sample",
+]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -17,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxrl_kernels import fused_logprob
 from jaxrl_kernels.logprob import IMPLEMENTATIONS
-from tpu_environment import tpu_environment
 
 M, D, V = 6, 5, 23
 BLOCKS = (1, 4, 7, V - 1, V, V + 9)
@@ -306,7 +303,8 @@ def test_temperature_floor_and_cotangent_of_hidden_alone() -> None:
 
     slope_of = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=3)
     slopes = {name: slope_of(hidden, jnp.float32(0.7), jnp.full(M, -3.0), name) for name in IMPLEMENTATIONS}
-    assert_near(slopes["blocked"][0], slopes["reference"][0], 1e-5)
+    for name in IMPLEMENTATIONS:
+        assert_near(slopes[name][0], slopes["reference"][0], 1e-5)
     for slope in slopes.values():
         assert slope[1] == 0
         np.testing.assert_array_equal(slope[2], 0)
@@ -363,29 +361,6 @@ def test_lowers_for_cuda() -> None:
     assert "64x1000" not in text
 
 
-TPU_PROGRAM = """
-from functools import partial
-import jax, jax.numpy as jnp
-from jax.experimental import topologies
-from jaxrl_kernels import fused_logprob
-
-device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
-shaped = partial(jax.ShapeDtypeStruct, sharding=jax.sharding.SingleDeviceSharding(device))
-def loss(hidden, unembedding, targets, floor):
-    return sum(map(jnp.sum, fused_logprob(hidden, unembedding, targets, support_floor=floor, block_size=1024)))
-arrays = shaped((512, 128), jnp.bfloat16), shaped((9000, 128), jnp.bfloat16), shaped((512,), jnp.int32)
-compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*arrays, shaped((512,), jnp.float32)).compile()
-print("temporaries", compiled.memory_analysis().temp_size_in_bytes)
-"""
-
-
-def test_compiles_for_tpu() -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split("temporaries")[1]) < 4 * 512 * 9000  # less than one array of float32 logits
-
-
 GOOD = {"hidden": jnp.ones((3, 2)), "unembedding": jnp.ones((5, 2)), "targets": jnp.zeros(3, jnp.int32)}
 
 
@@ -403,7 +378,11 @@ GOOD = {"hidden": jnp.ones((3, 2)), "unembedding": jnp.ones((5, 2)), "targets": 
         ({"support_floor": jnp.zeros((3, 1))}, r"support_floor must be f32\[3\], found shape \[3, 1\]"),
         ({"softcap": -1.0}, "softcap must be 0 .* found -1.0"),
         ({"block_size": 0}, "block_size must be at least 1, found 0"),
-        ({"implementation": "pallas"}, "unknown implementation 'pallas': use None or one of blocked, reference"),
+        ({"row_block": 0}, "row_block must be at least 1, found 0"),
+        (
+            {"implementation": "triton"},
+            "unknown implementation 'triton': use None or one of pallas, blocked, reference",
+        ),
     ],
 )
 def test_errors_say_what_was_found(change: dict[str, Any], message: str) -> None:
@@ -412,4 +391,4 @@ def test_errors_say_what_was_found(change: dict[str, Any], message: str) -> None
 
 
 def test_docstring_example() -> None:
-    assert doctest.testmod(jaxrl_kernels.logprob).failed == 0
+    assert doctest.testmod(jaxrl_kernels.logprob) == (0, 4)

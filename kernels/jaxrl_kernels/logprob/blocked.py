@@ -1,202 +1,122 @@
-"""`fused_logprob` by blocks of the vocabulary, forward and backward, in plain JAX for any platform.
+"""Both passes of `fused_logprob` over a slice of the vocabulary by blocks, in plain JAX for any platform.
 
-No [M, V] array exists at any time. The first block may be short (V need not be a multiple of the block size) and is
-worked out before the scan over the others: its results start the scan's carry, so there are no columns to pad or mask,
-and the carry has the right varying axes inside `jax.shard_map`.
-
-One pass keeps, per row, the largest logit m, log sum_v exp(z_v - m) and the mean of z_v - m under the softmax. They
-are kept apart, never as log-sum-exp, because z - m - log_sum is exact for the likeliest token however large the logits.
+No [M, V] array exists at any time. `gradients` serves every implementation: each says how it makes the derivative
+of a block's logits, and the two products with it are left to the compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
+from jaxrl_kernels.logprob.tile import (
+    Cotangents,
+    Inputs,
+    Parts,
+    Sums,
+    capped_logits,
+    counted,
+    d_logits,
+    merge,
+    no_sums,
+    products,
+    zeros,
+)
 
 Array = jax.Array
 
 
-class Inputs(NamedTuple):
-    """What both passes read."""
-
-    hidden: Array  # f32 or bf16 [M, D]
-    unembedding: Array  # f32 or bf16 [V, D]
-    targets: Array  # int32[M]
-    temperature: Array  # f32[M]
-    support_floor: Array | None  # f32[M]
-
-
-class Sums(NamedTuple):
-    """Running sums over the columns seen so far, f32[M] each."""
-
-    maximum: Array  # m = max_v z_v
-    total: Array  # sum_v exp(z_v - m)
-    weighted: Array  # sum_v exp(z_v - m) (z_v - m)
-    target_logit: Array  # z at the target; -inf until its block has come
+def fold_blocks(size: int, block_size: int, start: Any, step: Callable[[Any, Any, int], Any]) -> Any:
+    """Fold `step(carry, first, width)` over the blocks of `range(size)`, of which the last one may be short."""
+    full, short = divmod(size, block_size)
+    carry = start
+    if full == 1:
+        carry = step(carry, 0, block_size)
+    elif full:
+        firsts = jnp.arange(full, dtype=jnp.int32) * block_size
+        carry = jax.lax.scan(lambda c, first: (step(c, first, block_size), None), carry, firsts)[0]
+    return step(carry, full * block_size, short) if short else carry
 
 
-class Normaliser(NamedTuple):
-    """log q_v = z_v - maximum - log_total."""
-
-    maximum: Array  # f32[M]
-    log_total: Array  # f32[M]
+def columns(arrays: Any) -> Any:
+    """Arrays [M] of a pytree as [M, 1]."""
+    return jax.tree.map(lambda x: x[:, None], arrays)
 
 
-class Residuals(NamedTuple):
-    """What the backward pass needs: the inputs and four or six numbers a row."""
-
-    inputs: Inputs
-    whole: Normaliser | None  # of the whole vocabulary, which decides the support; None without a floor
-    kept: Normaliser  # of the support
-    entropy: Array  # f32[M]
+def beside_a_tile(inputs: Inputs) -> Inputs:
+    """The inputs with arrays of rows as [M, 1]."""
+    targets, temperature, support = columns((inputs.targets, inputs.temperature, inputs.support))
+    return inputs._replace(targets=targets, temperature=temperature, support=support)
 
 
-def _fold_blocks(
-    size: int, block_size: int, first: Callable[[Any, int], Any], step: Callable[[Any, Any, int], Any]
-) -> Any:
-    """Fold over the blocks of `range(size)`: `first(start, width)`, then `step(carry, start, width)` in a scan."""
-    count = -(-size // block_size)
-    width = size - (count - 1) * block_size
-    carry = first(0, width)
-    if count == 1:
-        return carry
-    starts = jnp.arange(width, size, block_size, dtype=jnp.int32)
-    return jax.lax.scan(lambda c, start: (step(c, start, block_size), None), carry, starts)[0]
+def _logits(inputs: Inputs, first: Any, width: int) -> tuple[Array, Array]:
+    """Logits f32[M, B] of a block before the cap, and its tokens int32[1, B]."""
+    block = jax.lax.dynamic_slice_in_dim(inputs.unembedding, first, width, axis=0)
+    return products(inputs.hidden, block), first + jnp.arange(width, dtype=jnp.int32)[None]
 
 
-def _logits(inputs: Inputs, softcap: float, start: Any, width: int) -> tuple[Array, Array, Array]:
-    """One block: its rows of the unembedding [B, D], the capped logits before temperature, f32[M, B], and z after."""
-    block = jax.lax.dynamic_slice_in_dim(inputs.unembedding, start, width, axis=0)
-    capped = jnp.einsum("md,vd->mv", inputs.hidden, block, preferred_element_type=jnp.float32)
-    if softcap:
-        capped = softcap * jnp.tanh(capped / softcap)
-    return block, capped, capped / inputs.temperature[:, None]
+def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> Sums:
+    rows = beside_a_tile(inputs)
+    logits, token = _logits(inputs, first, width)
+    z = capped_logits(logits, softcap) / rows.temperature
+    count = counted(z, token, rows)
+    z = z if count is None else jnp.where(count, z, EXCLUDED)
+    maximum = jnp.max(z, axis=1, keepdims=True)
+    total = jnp.sum(jnp.exp(z - maximum), axis=1, keepdims=True)
+    # The barrier keeps the sums in two loops: in one, XLA for CPUs (2026) takes ten times as long.
+    again, total = jax.lax.optimization_barrier((maximum, total))
+    shifted = z - again
+    weighted = jnp.sum(jnp.exp(shifted) * shifted, axis=1, keepdims=True)
+    place = rows.targets - first
+    target_logit = jnp.take_along_axis(z, jnp.clip(place, 0, width - 1), axis=1)
+    return Sums(maximum, total, weighted, jnp.where((place >= 0) & (place < width), target_logit, -jnp.inf))
 
 
-def _chosen(inputs: Inputs, start: Any, width: int) -> Array:
-    """bool[M, B], true at the target."""
-    return jnp.arange(width, dtype=jnp.int32) == (inputs.targets - start)[:, None]
+def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> Sums:
+    """One pass over the slice; sums f32[M, 1]."""
+    return fold_blocks(
+        inputs.unembedding.shape[0],
+        block_size,
+        no_sums((inputs.hidden.shape[0], 1), inputs.hidden),
+        lambda before, first, width: merge(before, _of_block(inputs, softcap, first, width)),
+    )
 
 
-def _support(inputs: Inputs, whole: Normaliser, z: Array, chosen: Array) -> Array:
-    """bool[M, B], true on tokens at or above the floor, and on the target."""
-    assert inputs.support_floor is not None
-    logp = z - whole.maximum[:, None] - whole.log_total[:, None]
-    return (logp >= inputs.support_floor[:, None]) | chosen
-
-
-def _sums(inputs: Inputs, softcap: float, block_size: int, whole: Normaliser | None) -> Sums:
-    """One pass over the vocabulary; only over the support when `whole` says what it is."""
-
-    def of_block(start: Any, width: int) -> Sums:
-        _, _, z = _logits(inputs, softcap, start, width)
-        chosen = _chosen(inputs, start, width)
-        if whole is not None:
-            z = jnp.where(_support(inputs, whole, z, chosen), z, EXCLUDED)
-        maximum = jnp.max(z, axis=1)
-        shifted = z - maximum[:, None]
-        exponential = jnp.exp(shifted)
-        return Sums(
-            maximum,
-            jnp.sum(exponential, axis=1),
-            jnp.sum(exponential * shifted, axis=1),
-            jnp.max(z, axis=1, where=chosen, initial=-jnp.inf),
-        )
-
-    def step(before: Sums, start: Any, width: int) -> Sums:
-        block = of_block(start, width)
-        maximum = jnp.maximum(before.maximum, block.maximum)
-
-        def rescaled(sums: Sums) -> tuple[Array, Array]:
-            shift = sums.maximum - maximum
-            return jnp.exp(shift) * sums.total, jnp.exp(shift) * (sums.weighted + shift * sums.total)
-
-        (total_a, weighted_a), (total_b, weighted_b) = rescaled(before), rescaled(block)
-        target_logit = jnp.maximum(before.target_logit, block.target_logit)
-        return Sums(maximum, total_a + total_b, weighted_a + weighted_b, target_logit)
-
-    return _fold_blocks(inputs.unembedding.shape[0], block_size, of_block, step)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def blocked_logprob(
-    hidden: Array,
-    unembedding: Array,
-    targets: Array,
-    temperature: Array,
-    support_floor: Array | None,
-    softcap: float,
-    block_size: int,
+def gradients(
+    inputs: Inputs, block_size: int, dz_of_block: Callable[[Any, int], Array], dz_dtype: Any
 ) -> tuple[Array, Array]:
-    """Log-probability of the targets, and entropy, f32[M] each; arguments as of `fused_logprob`, temperature f32[M]."""
-    return _forward(hidden, unembedding, targets, temperature, support_floor, softcap, block_size)[0]
+    """The gradients with respect to hidden and unembedding, of their shapes and dtypes.
 
+    dz_of_block: (first, width) -> [M, width], the derivative with respect to the logits of tokens first, ...,
+    first + width - 1 before the cap; it is rounded to dz_dtype for the two products, which are summed in float32.
+    """
+    hidden, unembedding = inputs.hidden, inputs.unembedding
 
-def _forward(
-    hidden: Array,
-    unembedding: Array,
-    targets: Array,
-    temperature: Array,
-    support_floor: Array | None,
-    softcap: float,
-    block_size: int,
-) -> tuple[tuple[Array, Array], Residuals]:
-    inputs = Inputs(hidden, unembedding, targets, temperature, support_floor)
-    sums = _sums(inputs, softcap, block_size, None)
-    whole = None
-    if support_floor is not None:
-        whole = Normaliser(sums.maximum, jnp.log(sums.total))
-        sums = _sums(inputs, softcap, block_size, whole)
-    kept = Normaliser(sums.maximum, jnp.log(sums.total))
-    entropy = kept.log_total - sums.weighted / sums.total
-    logp = sums.target_logit - kept.maximum - kept.log_total
-    return (logp, entropy), Residuals(inputs, whole, kept, entropy)
-
-
-def _backward(softcap: float, block_size: int, saved: Residuals, cotangents: tuple[Array, Array]) -> tuple[Any, ...]:
-    """d logp / d z_v = 1[v = target] - q_v  and  d entropy / d z_v = -q_v (log q_v + entropy), on the support."""
-    inputs, kept = saved.inputs, saved.kept
-    logp_cotangent, entropy_cotangent = (cotangent[:, None] for cotangent in cotangents)
-    matmul_dtype = jnp.result_type(inputs.hidden, inputs.unembedding)
-
-    def of_block(start: Any, width: int) -> tuple[Array, Array]:
-        block, capped, z = _logits(inputs, softcap, start, width)
-        chosen = _chosen(inputs, start, width)
-        logq = z - kept.maximum[:, None] - kept.log_total[:, None]
-        q = jnp.exp(logq)
-        if saved.whole is not None:
-            # An excluded token can be so much likelier than the target that its exp is inf: drop it before a product.
-            q = jnp.where(_support(inputs, saved.whole, z, chosen), q, 0.0)
-        dz = jnp.where(chosen, logp_cotangent, 0.0) - q * (
-            logp_cotangent + entropy_cotangent * (logq + saved.entropy[:, None])
-        )
-        dz = dz / inputs.temperature[:, None]
-        if softcap:
-            dz = dz * (1.0 - jnp.square(capped / softcap))
-        dz = dz.astype(matmul_dtype)
+    def step(before: tuple[Array, Array], first: Any, width: int) -> tuple[Array, Array]:
+        block = jax.lax.dynamic_slice_in_dim(unembedding, first, width, axis=0)
+        dz = dz_of_block(first, width).astype(dz_dtype)
         d_hidden = jnp.einsum("mv,vd->md", dz, block, preferred_element_type=jnp.float32)
-        d_block = jnp.einsum("mv,md->vd", dz, inputs.hidden, preferred_element_type=jnp.float32)
-        return d_hidden, d_block.astype(inputs.unembedding.dtype)
+        d_block = jnp.einsum("mv,md->vd", dz, hidden, preferred_element_type=jnp.float32)
+        d_block = d_block.astype(unembedding.dtype)
+        return before[0] + d_hidden, jax.lax.dynamic_update_slice_in_dim(before[1], d_block, first, axis=0)
 
-    def write(buffer: Array, d_block: Array, start: Any) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(buffer, d_block, start, axis=0)
-
-    def first(start: Any, width: int) -> tuple[Array, Array]:
-        d_hidden, d_block = of_block(start, width)
-        return d_hidden, write(jnp.zeros_like(inputs.unembedding), d_block, start)
-
-    def step(before: tuple[Array, Array], start: Any, width: int) -> tuple[Array, Array]:
-        d_hidden, d_block = of_block(start, width)
-        return before[0] + d_hidden, write(before[1], d_block, start)
-
-    d_hidden, d_unembedding = _fold_blocks(inputs.unembedding.shape[0], block_size, first, step)
-    return d_hidden.astype(inputs.hidden.dtype), d_unembedding, None, None, None
+    start = zeros(hidden.shape, jnp.float32, hidden), zeros(unembedding.shape, unembedding.dtype, hidden)
+    d_hidden, d_unembedding = fold_blocks(unembedding.shape[0], block_size, start, step)
+    return d_hidden.astype(hidden.dtype), d_unembedding
 
 
-blocked_logprob.defvjp(_forward, _backward)
+def blocked_gradients(
+    inputs: Inputs, parts: Parts, cotangents: Cotangents, softcap: float, block_size: int
+) -> tuple[Array, Array]:
+    """The gradients with respect to hidden and unembedding; each block's logits are made once more."""
+    rows = beside_a_tile(inputs)
+
+    def dz_of_block(first: Any, width: int) -> Array:
+        logits, token = _logits(inputs, first, width)
+        return d_logits(logits, token, rows, columns(parts), columns(cotangents), softcap)
+
+    return gradients(inputs, block_size, dz_of_block, jnp.result_type(inputs.hidden, inputs.unembedding))

@@ -1,0 +1,165 @@
+"""What a slice of the vocabulary gives, with its derivative; which implementation finds it; checks of arguments."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.logprob.blocked import blocked_gradients, blocked_sums
+from jaxrl_kernels.logprob.pallas_kernel import pallas_gradients, pallas_sums, plan
+from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, Parts, Support, finish, varying
+
+FAST = ("pallas", "blocked")
+BLOCK_SIZE = 2048  # of the blocked path; on a CPU 1024 to 8192 are as fast
+
+
+class Way(NamedTuple):
+    """How a slice is worked on; static."""
+
+    softcap: float
+    implementation: str | None  # one of FAST; None for the best on the platform
+    block_size: int | None
+    row_block: int | None
+
+
+def slice_parts(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+    support: Support | None,
+    limit: jax.Array | None,
+    way: Way,
+) -> Parts:
+    """What a slice of the vocabulary gives; arguments as of `Inputs`.
+
+    Differentiable once, in reverse mode, with respect to hidden and unembedding. The maximum is a constant.
+    """
+    targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile may be padded
+    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, limit)), way)
+
+
+def slice_normaliser(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    temperature: jax.Array,
+    limit: jax.Array | None,
+    way: Way,
+) -> Normaliser:
+    """That of the slice alone, f32[M]. Has no derivative: gradients are zero."""
+    nowhere = jnp.full(hidden.shape[:1], -1, jnp.int32)
+    arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, limit))
+    parts = _forward(Inputs(*vary_together(*arrays)), way)[0]
+    return Normaliser(parts.maximum, parts.log_total)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _parts(inputs: Inputs, way: Way) -> Parts:
+    return _forward(inputs, way)[0]
+
+
+def _forward(inputs: Inputs, way: Way) -> tuple[Parts, tuple[Inputs, Parts]]:
+    def blocked(inputs: Inputs) -> Parts:
+        return finish(blocked_sums(inputs, way.softcap, _width(inputs, way)))
+
+    def pallas(inputs: Inputs, interpret: bool) -> Parts:
+        return finish(pallas_sums(inputs, plan(inputs, way.softcap, way.block_size, way.row_block, interpret)))
+
+    parts = _on_this_platform(blocked, pallas, way, inputs)
+    return parts, (inputs, parts)
+
+
+def _backward(way: Way, saved: tuple[Inputs, Parts], cotangents: Parts) -> tuple[Inputs]:
+    def blocked(inputs: Inputs, parts: Parts, wanted: Cotangents) -> tuple[jax.Array, jax.Array]:
+        return blocked_gradients(inputs, parts, wanted, way.softcap, _width(inputs, way))
+
+    def pallas(inputs: Inputs, parts: Parts, wanted: Cotangents, interpret: bool) -> tuple[jax.Array, jax.Array]:
+        of = plan(inputs, way.softcap, way.block_size, way.row_block, interpret)
+        return pallas_gradients(inputs, parts, wanted, of)
+
+    _, *of_rest = cotangents
+    d_hidden, d_unembedding = _on_this_platform(blocked, pallas, way, *saved, Cotangents(*of_rest))
+    zero: Any = None
+    return (Inputs(d_hidden, d_unembedding, zero, zero, zero, zero),)
+
+
+_parts.defvjp(_forward, _backward)
+
+
+def _width(inputs: Inputs, way: Way) -> int:
+    return min(way.block_size or BLOCK_SIZE, inputs.unembedding.shape[0])
+
+
+def _on_this_platform(blocked: Any, pallas: Any, way: Way, inputs: Inputs, *rest: Any) -> Any:
+    """Call one of the two. The platform is the one that the program is lowered for, here or ahead of time."""
+    dtypes = inputs.hidden.dtype, inputs.unembedding.dtype
+    if way.implementation == "blocked" or inputs.hidden.shape[0] == 0 or jnp.float16 in dtypes:
+        return blocked(inputs, *rest)
+    elsewhere = blocked if way.implementation is None else partial(pallas, interpret=True)
+    return jax.lax.platform_dependent(inputs, *rest, tpu=partial(pallas, interpret=False), default=elsewhere)
+
+
+def check(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    targets: jax.Array,
+    temperature: float | jax.Array,
+    softcap: float,
+    support_floor: jax.Array | None,
+    sizes: dict[str, int | None],
+) -> None:
+    """Raise a ValueError that names the argument, what was found and what is expected."""
+    for name, array in (("hidden", hidden), ("unembedding", unembedding)):
+        if array.ndim != 2 or array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+            raise ValueError(f"{name} must be a float32 or bfloat16 matrix, found {array.dtype}{list(array.shape)}")
+    if hidden.shape[1] != unembedding.shape[1]:
+        raise ValueError(
+            "hidden [M, D] and unembedding [V, D] must have the same D, "
+            f"found {list(hidden.shape)} and {list(unembedding.shape)}"
+        )
+    if unembedding.shape[0] == 0:
+        raise ValueError("unembedding has no rows: the vocabulary is empty")
+    rows = hidden.shape[:1]
+    if targets.shape != rows or not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise ValueError(f"targets must be int32[{rows[0]}], found {targets.dtype}{list(targets.shape)}")
+    if jnp.shape(temperature) not in ((), rows):
+        raise ValueError(f"temperature must be a scalar or f32[{rows[0]}], found shape {list(jnp.shape(temperature))}")
+    if isinstance(temperature, float | int) and not temperature > 0:
+        raise ValueError(
+            f"temperature must be above 0, found {temperature}; for greedy decoding take the argmax instead"
+        )
+    if support_floor is not None and support_floor.shape != rows:
+        raise ValueError(f"support_floor must be f32[{rows[0]}], found shape {list(support_floor.shape)}")
+    if not softcap >= 0:
+        raise ValueError(f"softcap must be 0 (none) or above, found {softcap}")
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, found {size}")
+
+
+def rows_of(
+    hidden: jax.Array, targets: jax.Array, temperature: float | jax.Array, support_floor: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """targets int32[M], temperature f32[M] and floor f32[M]; the latter two are constants in differentiation."""
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), hidden.shape[:1])
+    floor = None if support_floor is None else support_floor.astype(jnp.float32)
+    return targets.astype(jnp.int32), *jax.lax.stop_gradient((temperatures, floor))
+
+
+def vary_together(*arrays: Any) -> tuple[Any, ...]:
+    """Inside `jax.shard_map`, make all inputs (pytrees) vary over the axes that any of them varies over.
+
+    A custom VJP must return a cotangent that varies as its input does: this puts the sum over data-parallel devices of
+    the unembedding's gradient, and over slices of the vocabulary of that of the hidden states, into the transpose of
+    the cast. Outside of `shard_map` it does nothing.
+    """
+    together = frozenset().union(*(varying(array) for array in jax.tree.leaves(arrays)))
+
+    def cast(array: jax.Array) -> jax.Array:
+        missing = tuple(sorted(together - varying(array)))
+        return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+    return jax.tree.map(cast, arrays)

@@ -1,0 +1,261 @@
+"""Both passes of `fused_logprob` over a slice of the vocabulary by Pallas kernels for TPU (Mosaic).
+
+In interpret mode they run anywhere. The grids are (row blocks, vocabulary tiles), tiles innermost: a block of hidden
+states stays in VMEM while tiles of the unembedding pass.
+
+Forward: the running sums of a row block are output blocks that keep their place while the tiles pass. Each of LANES
+lanes sums over every LANES-th token, so no tile needs a sum across lanes; the lanes are put together outside. The
+logits live in VMEM only.
+
+Backward: for a block of the vocabulary a kernel makes the logits once more and writes their derivative, rounded to the
+dtype of the products, which XLA makes: see `blocked.gradients`. The kernel reads its tiles from the whole unembedding.
+
+A last tile that is not full reads undefined rows of the unembedding: the forward pass excludes their columns, the
+backward pass never writes them back. Undefined rows of a last row block are never written back either.
+"""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxrl_kernels.logprob.blocked import gradients
+from jaxrl_kernels.logprob.reference import EXCLUDED
+from jaxrl_kernels.logprob.tile import (
+    Cotangents,
+    Inputs,
+    Normaliser,
+    Parts,
+    Sums,
+    Support,
+    capped_logits,
+    counted,
+    d_logits,
+    merge,
+    products,
+)
+
+Array = jax.Array
+
+LANES = 128
+ROW_STEP = 32
+MAX_ROWS, ROW_BYTES = 1024, 8 * 2**20  # of a block of hidden states, which is held twice
+MAX_TILE, TILE_BYTES = 512, 4 * 2**20  # of a tile of the unembedding, which is held twice
+MAX_BLOCK, BLOCK_BYTES = 8192, 128 * 2**20  # of the derivative of a block's logits, in HBM
+MIB = 2**20
+
+
+class Plan(NamedTuple):
+    """What the kernels do and in which sizes; static."""
+
+    rows: int  # at a time
+    tile: int  # tokens at a time
+    block: int  # tokens of which the derivative of the logits is in HBM at a time, a multiple of tile
+    softcap: float
+    turned: bool  # the kernels read the unembedding as [D, V]
+    interpret: bool
+
+
+def plan(
+    inputs: Inputs, softcap: float, block_size: int | None, row_block: int | None, interpret: bool = False
+) -> Plan:
+    """A plan that fits VMEM (some 40 MiB of it at most, for D up to 4,096) and fills the blocks evenly.
+
+    Each row block reads the whole unembedding, so it has as many rows as fit: 1,024 do as many operations per byte.
+    """
+    (rows, width), vocabulary = inputs.hidden.shape, inputs.unembedding.shape[0]
+    itemsize = max(inputs.hidden.dtype.itemsize, inputs.unembedding.dtype.itemsize)
+
+    def evenly(size: int, most: int, step: int) -> int:
+        parts = pl.cdiv(size, max(step, most // step * step))
+        return pl.cdiv(pl.cdiv(size, parts), step) * step
+
+    row_block = row_block or evenly(rows, min(MAX_ROWS, ROW_BYTES // (width * itemsize)), ROW_STEP)
+    most = block_size or min(MAX_BLOCK, BLOCK_BYTES // (rows * itemsize))
+    tile = max(LANES, min(MAX_TILE, TILE_BYTES // (width * itemsize)) // LANES * LANES)
+    tile = min(tile, pl.cdiv(min(vocabulary, most), LANES) * LANES)
+    # XLA for TPUs keeps the unembedding transposed where its rows had to be padded to whole lanes, and would copy it
+    # before every kernel that reads rows.
+    turned = width % LANES != 0
+    return Plan(min(rows, row_block), tile, evenly(vocabulary, most, tile), softcap, turned, interpret)
+
+
+class _Table(NamedTuple):
+    """Numbers of a row in columns of one f32[M, K], which HBM pads to 128 columns as it would a single one."""
+
+    temperature: Array
+    support: Support | None
+    parts: Parts | None = None
+    cotangents: Cotangents | None = None
+
+
+def _packed(table: _Table) -> Array:
+    return jnp.stack(jax.tree.leaves(table), axis=1)
+
+
+def _unpacked(array: Array, has_support: bool, has_parts: bool) -> _Table:
+    """The columns f32[R, 1]."""
+    column = iter(range(array.shape[1]))
+
+    def take(count: int) -> list[Array]:
+        return [array[:, place : place + 1] for place in (next(column) for _ in range(count))]
+
+    (temperature,) = take(1)
+    support = None
+    if has_support:
+        floor, *whole = take(3)
+        support = Support(floor, Normaliser(*whole))
+    return _Table(temperature, support, *((Parts(*take(4)), Cotangents(*take(3))) if has_parts else ()))
+
+
+def _tile(
+    of: Plan, first: Any, limit: Any, hidden: Any, tile: Any, targets: Any, table: _Table
+) -> tuple[Inputs, Array, Array]:
+    """A tile's inputs, its logits f32[R, T] before the cap, and its tokens int32[1, T], of which `first` is the first.
+
+    hidden, tile, targets: references to blocks in VMEM.
+    """
+    rows = Inputs(hidden[...], tile[...], targets[...], table.temperature, table.support, limit)
+    unembedding = rows.unembedding.T if of.turned else rows.unembedding
+    token = first + jax.lax.broadcasted_iota(jnp.int32, (1, of.tile), 1)
+    return rows, products(rows.hidden, unembedding), token
+
+
+def _sums_kernel(
+    place: Any, hidden: Any, tile: Any, targets: Any, table: Any, *outputs: Any, of: Plan, has_support: bool
+) -> None:
+    """One tile for one row block. place: int32[2] in SMEM, of which the second is the number of tokens that count."""
+    number = pl.program_id(1)
+    numbers = _unpacked(table[...], has_support, has_parts=False)
+    rows, logits, token = _tile(of, number * of.tile, place[1], hidden, tile, targets, numbers)
+    z = capped_logits(logits, of.softcap) / rows.temperature
+    count = counted(z, token, rows)
+    assert count is not None  # there is a limit
+    z = jnp.where(count, z, EXCLUDED)
+    groups = [slice(start, start + LANES) for start in range(0, of.tile, LANES)]
+    maximum = reduce(jnp.maximum, [z[:, group] for group in groups])
+    total = weighted = jnp.zeros_like(maximum)
+    target_logit = jnp.full_like(maximum, -jnp.inf)
+    for group in groups:
+        shifted = z[:, group] - maximum
+        exponential = jnp.exp(shifted)
+        total += exponential
+        weighted += exponential * shifted
+        target_logit = jnp.where(token[:, group] == rows.targets, z[:, group], target_logit)
+    new = Sums(maximum, total, weighted, target_logit)
+
+    def write(sums: Sums) -> None:
+        for output, value in zip(outputs, sums, strict=True):
+            output[...] = value
+
+    @pl.when(number == 0)
+    def _() -> None:
+        write(new)
+
+    @pl.when(number > 0)
+    def _() -> None:
+        write(merge(Sums(*(output[...] for output in outputs)), new))
+
+
+def _dz_kernel(
+    place: Any, hidden: Any, tile: Any, targets: Any, table: Any, dz: Any, *, of: Plan, has_support: bool
+) -> None:
+    """One tile for one row block. place: int32[2] in SMEM, the first tile and the number of tokens that count."""
+    numbers = _unpacked(table[...], has_support, has_parts=True)
+    assert numbers.parts is not None
+    assert numbers.cotangents is not None
+    first = (place[0] + pl.program_id(1)) * of.tile
+    rows, logits, token = _tile(of, first, place[1], hidden, tile, targets, numbers)
+    dz[...] = d_logits(logits, token, rows, numbers.parts, numbers.cotangents, of.softcap).astype(dz.dtype)
+
+
+class _Result(NamedTuple):
+    """An array [M, columns] that a kernel writes, by blocks [R, width]."""
+
+    columns: int
+    width: int
+    dtype: Any
+    of_rows: bool  # the same block for all tiles of a row block, not one for each
+
+
+def _call(
+    kernel: Any, name: str, of: Plan, inputs: Inputs, table: _Table, first: Any, tokens: int, results: list[_Result]
+) -> list[Array]:
+    """Run a kernel over all rows and over `tokens` tokens, from tile number `first` on."""
+    hidden, unembedding = inputs.hidden, inputs.unembedding
+    (rows, width), vocabulary, packed = hidden.shape, unembedding.shape[0], _packed(table)
+    grid = pl.cdiv(rows, of.rows), pl.cdiv(tokens, of.tile)
+    limit = vocabulary if inputs.limit is None else jnp.minimum(inputs.limit, vocabulary)
+    place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (first, limit)])
+
+    def of_rows(columns: int) -> pl.BlockSpec:
+        return pl.BlockSpec((of.rows, columns), lambda r, t, place: (r, 0))
+
+    if of.turned:
+        tiles = pl.BlockSpec((width, of.tile), lambda r, t, place: (0, place[0] + t))
+    else:
+        tiles = pl.BlockSpec((of.tile, width), lambda r, t, place: (place[0] + t, 0))
+    axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
+    return pl.pallas_call(
+        partial(kernel, of=of, has_support=inputs.support is not None),
+        out_shape=[jax.ShapeDtypeStruct((rows, r.columns), r.dtype, manual_axis_type=axes) for r in results],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=grid,
+            in_specs=[of_rows(width), tiles, of_rows(1), of_rows(packed.shape[1])],
+            out_specs=[
+                of_rows(result.width)
+                if result.of_rows
+                else pl.BlockSpec((of.rows, result.width), lambda r, t, place: (r, t))
+                for result in results
+            ],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_vmem(of, inputs, results)
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * rows * tokens * width + 16 * rows * tokens,
+            transcendentals=(2 if of.softcap else 1) * rows * tokens,
+            bytes_accessed=hidden.nbytes
+            + grid[0] * tokens * width * unembedding.dtype.itemsize
+            + sum(rows * r.columns * jnp.dtype(r.dtype).itemsize for r in results),
+        ),
+        interpret=of.interpret,
+        name=name,
+    )(place, hidden, unembedding.T if of.turned else unembedding, inputs.targets[:, None], packed)
+
+
+def _vmem(of: Plan, inputs: Inputs, results: list[_Result]) -> int:
+    """Bytes of VMEM that a kernel may take: its blocks twice, and some copies of a tile's logits."""
+    hidden, unembedding = inputs.hidden, inputs.unembedding
+    width = pl.cdiv(hidden.shape[1], LANES) * LANES
+    blocks = of.rows * width * hidden.dtype.itemsize + of.tile * width * unembedding.dtype.itemsize
+    blocks += 2 * of.rows * LANES * 4  # targets and the table
+    blocks += sum(of.rows * r.width * jnp.dtype(r.dtype).itemsize for r in results)
+    converted = 0 if hidden.dtype == unembedding.dtype else (of.rows + of.tile) * width * 4
+    return max(16 * MIB, 2 * blocks + converted + 8 * of.rows * of.tile * 4 + 4 * MIB)
+
+
+def pallas_sums(inputs: Inputs, of: Plan) -> Sums:
+    """One pass over the slice; sums f32[M, LANES]."""
+    table = _Table(inputs.temperature, inputs.support)
+    results = [_Result(LANES, LANES, jnp.float32, of_rows=True)] * len(Sums._fields)
+    return Sums(*_call(_sums_kernel, "fused_logprob_sums", of, inputs, table, 0, inputs.unembedding.shape[0], results))
+
+
+def pallas_gradients(inputs: Inputs, parts: Parts, cotangents: Cotangents, of: Plan) -> tuple[Array, Array]:
+    """The gradients with respect to hidden and unembedding; each block's logits are made once more."""
+    dtype = jnp.result_type(inputs.hidden, inputs.unembedding)
+    table = _Table(inputs.temperature, inputs.support, parts, cotangents)
+
+    def dz_of_block(first: Any, width: int) -> Array:
+        number = jax.lax.div(jnp.int32(first), jnp.int32(of.tile))
+        results = [_Result(width, of.tile, dtype, of_rows=False)]
+        return _call(_dz_kernel, "fused_logprob_dz", of, inputs, table, number, width, results)[0]
+
+    return gradients(inputs, of.block, dz_of_block, dtype)

@@ -1,0 +1,158 @@
+"""What one tile of the vocabulary tells about each row, how tiles are put together, and the derivative of a tile.
+
+Everything is about a slice of the vocabulary, which may be all of it: its tokens are numbered from 0, and a target
+outside of it is no token. A slice gives, with z the logits after temperature, over the tokens that count
+
+    s = logsumexp_v z_v,    q_v = exp(z_v - s),    H = -sum_v q_v log q_v,    t = z at the target,
+
+from which `logp = t - s` and `entropy = H` follow where there is one slice, and `sharded.py` says how where there are
+more. Their derivatives are `ds / dz_v = q_v`, `dH / dz_v = -q_v (log q_v + H)` and `dt / dz_v = 1[v = target]`.
+
+The largest logit m and sum_v exp(z_v - m) are kept apart, never as log-sum-exp, because z - m - log_sum is exact for
+the likeliest token however large the logits. In differentiation m is a constant, and log_sum has the derivative of s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.logprob.reference import EXCLUDED
+
+Array = jax.Array
+
+
+class Normaliser(NamedTuple):
+    """log q_v = z_v - maximum - log_total."""
+
+    maximum: Array
+    log_total: Array
+
+
+class Support(NamedTuple):
+    """The tokens that count are those of log-probability `floor` or more under `whole`, and the target."""
+
+    floor: Array
+    whole: Normaliser  # of the whole vocabulary
+
+
+class Inputs(NamedTuple):
+    """What both passes over a slice of V tokens read. Arrays of rows are [M], or [M, 1] beside a tile."""
+
+    hidden: Array  # f32 or bf16 [M, D]
+    unembedding: Array  # f32 or bf16 [V, D]
+    targets: Array  # int32, counted from the slice's first token; outside of [0, V) it is in another slice
+    temperature: Array  # f32
+    support: Support | None  # None: all tokens count
+    limit: Array | None  # int32[]: tokens from this one on are padding; None if there are none
+
+
+class Sums(NamedTuple):
+    """Running sums over the tokens seen so far, f32, over the same axis."""
+
+    maximum: Array  # m = max_v z_v
+    total: Array  # sum_v exp(z_v - m)
+    weighted: Array  # sum_v exp(z_v - m) (z_v - m)
+    target_logit: Array  # z at the target; -inf until its tile has come
+
+
+class Parts(NamedTuple):
+    """What a slice gives, f32[M] each: m, s - m, H and t."""
+
+    maximum: Array
+    log_total: Array
+    entropy: Array
+    target_logit: Array
+
+
+class Cotangents(NamedTuple):
+    """Of a slice's `Parts`, f32[M], or [M, 1] beside a tile. That of the maximum is dropped."""
+
+    log_total: Array
+    entropy: Array
+    target_logit: Array
+
+
+def varying(array: Any) -> frozenset[str]:
+    """Mesh axes that an array varies over inside `jax.shard_map`; none outside."""
+    return jax.typeof(array).manual_axis_type.varying
+
+
+def zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+    """Zeros that vary as `like` does inside `jax.shard_map`, so that a scan may carry them."""
+    axes = tuple(sorted(varying(like)))
+    return jax.lax.pcast(jnp.zeros(shape, dtype), axes, to="varying") if axes else jnp.zeros(shape, dtype)
+
+
+def no_sums(shape: tuple[int, ...], like: Array) -> Sums:
+    """The sums over no token."""
+    zero = zeros(shape, jnp.float32, like)
+    return Sums(zero + EXCLUDED, zero, zero, zero - jnp.inf)
+
+
+def products(left: Array, right: Array) -> Array:
+    """f32[A, B]: the rows of left [A, D] times those of right [B, D], summed in float32."""
+    dtype = jnp.result_type(left, right)
+    contract_last = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(
+        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=jnp.float32
+    )
+
+
+def capped_logits(logits: Array, softcap: float) -> Array:
+    """The logits before temperature."""
+    return softcap * jnp.tanh(logits / softcap) if softcap else logits
+
+
+def counted(z: Array, token: Array, rows: Inputs) -> Array | None:
+    """bool[M, T] (or what broadcasts), true on the tokens of a tile that count; None if all do.
+
+    z: f32[M, T]; token: int32[M, T] or [1, T], the number of each; `rows` holds arrays [M, 1].
+    """
+    true = None
+    if rows.support is not None:
+        logp = z - rows.support.whole.maximum - rows.support.whole.log_total
+        true = (logp >= rows.support.floor) | (token == rows.targets)
+    if rows.limit is not None:
+        true = token < rows.limit if true is None else true & (token < rows.limit)
+    return true
+
+
+def rescaled(sums: Sums, maximum: Array) -> tuple[Array, Array]:
+    """`total` and `weighted` for another, not smaller, maximum."""
+    shift = sums.maximum - maximum
+    return jnp.exp(shift) * sums.total, jnp.exp(shift) * (sums.weighted + shift * sums.total)
+
+
+def merge(a: Sums, b: Sums) -> Sums:
+    """Sums over the tokens of both."""
+    maximum = jnp.maximum(a.maximum, b.maximum)
+    (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, maximum), rescaled(b, maximum)
+    target_logit = jnp.maximum(a.target_logit, b.target_logit)
+    return Sums(maximum, total_a + total_b, weighted_a + weighted_b, target_logit)
+
+
+def finish(sums: Sums) -> Parts:
+    """The parts, f32[M], from the sums, f32[M, K], of the K groups that a slice's tokens were put in."""
+    maximum = jnp.max(sums.maximum, axis=1, keepdims=True)
+    total, weighted = (jnp.sum(x, axis=1) for x in rescaled(sums, maximum))
+    log_total = jnp.log(total)
+    return Parts(maximum[:, 0], log_total, log_total - weighted / total, jnp.max(sums.target_logit, axis=1))
+
+
+def d_logits(logits: Array, token: Array, rows: Inputs, parts: Parts, cotangents: Cotangents, softcap: float) -> Array:
+    """f32[M, T]: the derivative with respect to a tile's logits f32[M, T] before the cap.
+
+    token: int32[M, T] or [1, T]; `rows`, `parts` and `cotangents` hold arrays [M, 1].
+    """
+    capped = capped_logits(logits, softcap)
+    z = capped / rows.temperature
+    count = counted(z, token, rows)
+    log_q = z - parts.maximum - parts.log_total
+    # An excluded token can be so much likelier than those that count that its exp is inf: drop it before a product.
+    q = jnp.exp(log_q) if count is None else jnp.where(count, jnp.exp(log_q), 0.0)
+    dz = q * (cotangents.log_total - cotangents.entropy * (log_q + parts.entropy))
+    dz = (jnp.where(token == rows.targets, cotangents.target_logit, 0.0) + dz) / rows.temperature
+    return dz * (1.0 - jnp.square(capped / softcap)) if softcap else dz
