@@ -5,6 +5,8 @@ All of them need "values": a policy with a critic (`models.critic`), which learn
 
 from __future__ import annotations
 
+import math
+
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
 from jaxrl_llm.advantages.returns import (
     adaptive_kl,
@@ -15,16 +17,18 @@ from jaxrl_llm.advantages.returns import (
     sequence_values,
     whiten_advantages,
 )
+from jaxrl_llm.advantages.windows import windowed_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.errors import is_off, require, require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation, right_answers
 from jaxrl_llm.objectives.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.thresholds import distance, kl_threshold, threshold_penalty
 from jaxrl_llm.objectives.values import huber, last_action_mean, soft_minimum, value_loss
+from jaxrl_llm.sampling.partial import Partial
 from jaxrl_llm.transform import Objective, Transform, chain
 
-__all__ = ["ppo", "ppo_max", "safe_entropy_aware", "vapo", "vc_ppo"]
+__all__ = ["ppo", "ppo_max", "safe_entropy_aware", "t_ppo", "vapo", "vc_ppo"]
 
 
 def _clipped(low: float, high: float, dual: float | None = None) -> Objective:
@@ -186,6 +190,41 @@ def vapo(
     )
     policy = _clipped(clip_low, clip_high) + imitation_coefficient * imitation(right, mean_by("right_tokens"))
     return Algorithm(transform, policy + value_coefficient * value_loss(value_clip))
+
+
+def t_ppo(
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    value_clip: float | None = None,
+    value_coefficient: float = 1.0,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    segments: int = 3,
+    max_length: int | None = None,
+) -> Algorithm:
+    """Truncated Proximal Policy Optimization (T-PPO, arXiv 2506.15050, 2025).
+
+    A step ends when each completion has a window of l new tokens, or is done, and trains on all of them. The policy
+    learns from the window alone, with the extended GAE over its tokens t up to the last one, n,
+
+        delta_t = r_t + gamma V_{t+1} - V_t,  V_{n+1} = V_n where the completion goes on, 0 where it is finished
+        A_t = sum over j >= t of (gamma lam)^(j-t) delta_j
+        loss = -mean over the windows' tokens of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+    and the critic from completions that were finished in this step, from all their tokens: value_coefficient/2 times
+    the mean of (V - R)^2, R their final reward (lambda 1, gamma 1); none finished, no value loss. value_clip as in
+    `ppo` (the paper has none). A completion that waits for the others of its prompt is in the batch and teaches
+    nothing.
+
+    l is the run's `segment_tokens`, or the longest completion, max_length (the run's), divided by `segments`: 8k of 24k
+    in the paper. segments 1: every completion is finished in its step, as always without a rollout in windows. Where
+    the critic knows nothing yet a window that is not the last has no signal: train it first (the run's `critic_steps`).
+    """
+    require("segments", segments, least=1)
+    window = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
+    objective = _clipped(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
+    strategy = Partial(segment_tokens=window, train_unfinished=True)
+    return Algorithm(windowed_advantages(gamma, lam), objective, strategy=strategy)
 
 
 def safe_entropy_aware(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -12,6 +14,7 @@ from jaxrl_llm.errors import require, require_choice
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
 from jaxrl_llm.objectives.penalties import likelihood_preserving, right_answers
+from jaxrl_llm.sampling.partial import Partial
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain, stateless
 
@@ -86,6 +89,8 @@ def ulorl(
     ddof: int = 0,
     epsilon: float = 1e-6,
     threshold: float = 0.5,
+    segments: int = 8,
+    max_length: int | None = None,
 ) -> Algorithm:
     """Ultra-Long Output RL (UloRL, arXiv 2507.19766, 2025).
 
@@ -97,8 +102,10 @@ def ulorl(
     A = (r - mean_g) / (std_g + epsilon), ddof 0 (the paper does not say); groups of equal rewards are dropped.
     p and entropies are those of the policy that sampled. sampling "POIS": rho is against the newest policy for all
     tokens, 1 at the first update; "SAIS": against the policy that drew the token's segment. The paper gives no clip.
-    Its rollout decodes an answer in segments, one per iteration, and trains on it when it is complete.
+    Its rollout decodes an answer in segments, one per iteration, and trains on it when its group is complete: the
+    run's `segment_tokens`, or the longest completion, max_length (the run's), divided by `segments` (1: no segments).
     """
+    require("segments", segments, least=1)
     require("tau", tau, least=0, most=1)
     require_choice("sampling", sampling, ("POIS", "SAIS"))
 
@@ -109,4 +116,6 @@ def ulorl(
 
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
     transform = chain(group_relative("std", ddof, epsilon), drop_uniform_groups(), stateless(spare))
-    return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()))
+    length = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
+    strategy = Partial(segment_tokens=length) if length else None
+    return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()), strategy=strategy)

@@ -26,38 +26,12 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.models.lora import adapters_of
+from jaxrl_llm.models.placement import SPLIT, split_counts, split_spec
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 
 AXIS = "tensor"
 HOST = "pinned_host"
-
-# Parameter -> what is split, and the axis that counts it, from the right: layer and expert axes stand on the left.
-# What is added after an all-reduce (out_bias, down_bias), norms and the router are whole on every device.
-_SPLIT = {
-    "query": ("heads", -2),
-    "key": ("heads", -2),
-    "value": ("heads", -2),
-    "query_bias": ("heads", -2),
-    "key_bias": ("heads", -2),
-    "value_bias": ("heads", -2),
-    "out": ("heads", -3),
-    "gate": ("inner", -1),
-    "up": ("inner", -1),
-    "gate_bias": ("inner", -1),
-    "up_bias": ("inner", -1),
-    "down": ("inner", -2),
-    # Of the two thin matrices of an adapter, the one with the axis that is split in the weight.
-    "query_lora_out": ("heads", -2),
-    "key_lora_out": ("heads", -2),
-    "value_lora_out": ("heads", -2),
-    "out_lora_in": ("heads", -3),
-    "gate_lora_out": ("inner", -1),
-    "up_lora_out": ("inner", -1),
-    "down_lora_in": ("inner", -2),
-    "embed": ("vocabulary", -2),
-    "unembed": ("vocabulary", -2),
-}
 
 
 class Moved(NamedTuple):
@@ -65,23 +39,6 @@ class Moved(NamedTuple):
 
     bytes: int
     seconds: float
-
-
-def _counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
-    """What must divide for each kind of split, and its name. Query heads go with their key-value head."""
-    return {
-        "heads": (config.num_kv_heads, "key-value heads"),
-        "inner": (config.intermediate_size, "inner units"),
-        "vocabulary": (config.vocab_size, "tokens of the vocabulary"),
-    }
-
-
-def _spec(name: str, ndim: int, config: ModelConfig, size: int) -> PartitionSpec:
-    """The spec of one parameter with `ndim` axes, over `size` devices. Without trailing Nones, as jit returns them."""
-    kind, axis = _SPLIT.get(name, ("", 0))
-    if size == 1 or not kind or _counts(config)[kind][0] % size:
-        return PartitionSpec()
-    return PartitionSpec(*[None] * (ndim + axis), AXIS)
 
 
 def parameter_specs(
@@ -98,12 +55,12 @@ def parameter_specs(
     layer: dict[str, PartitionSpec] = {}
     for path, shape in parameter_shapes(config).items():
         if path[0] == "layers":
-            layer[path[-1]] = _spec(path[-1], len(shape) - (not stacked), config, size)
+            layer[path[-1]] = split_spec(path[-1], len(shape) - (not stacked), config, size)
         else:
-            out[path[-1]] = _spec(path[-1], len(shape), config, size)
+            out[path[-1]] = split_spec(path[-1], len(shape), config, size)
     if adapted is not None:
         axes = stacked - isinstance(adapted["layers"], dict)
-        layer |= {name: _spec(name, x.ndim + axes, config, size) for name, x in adapters_of(adapted).items()}
+        layer |= {name: split_spec(name, x.ndim + axes, config, size) for name, x in adapters_of(adapted).items()}
     return out | {"layers": layer if stacked else tuple(dict(layer) for _ in range(config.num_layers))}
 
 
@@ -113,12 +70,12 @@ def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[st
     lines = []
     for path, shape in parameter_shapes(config).items():
         name = path[-1]
-        spec = _spec(name, len(shape), config, size)
-        kind = _SPLIT.get(name, ("", 0))[0]
+        spec = split_spec(name, len(shape), config, size)
+        kind = SPLIT.get(name, ("", 0))[0]
         if spec:
             says = f"{kind} over {AXIS}={size}, {list(NamedSharding(mesh, spec).shard_shape(shape))} a device"
         elif kind and size > 1:
-            count, words = _counts(config)[kind]
+            count, words = split_counts(config)[kind]
             says = f"replicated, because {size} does not divide {count} {words}"
         else:
             says = "replicated"

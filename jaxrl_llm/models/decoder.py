@@ -10,7 +10,6 @@ low-rank adapters of its projections too (`lora`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
 from jaxrl_llm.models.lora import adapt
+from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.rope import rotate, rotation
 
 Params = dict[str, Any]
@@ -86,17 +86,19 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, conf
     Many queries are taken in blocks, whose logits are worked out again in the backward pass.
     """
     N, L, H, h = q.shape
-    blocks = 1
-    while N * H * (L // blocks) * k.shape[2] > LOGITS and (L // blocks) % 2 == 0 and L // blocks > 128:
-        blocks *= 2
-    if blocks == 1:
+    blocks = -(-N * H * L * k.shape[2] // LOGITS)
+    size = 128 * -(-L // (128 * blocks))
+    if size >= L:
         return _attention(q, k, v, visible, config)
+    count = -(-L // size)
 
     def cut(x: jax.Array) -> jax.Array:
-        return x.reshape(N, blocks, L // blocks, *x.shape[2:]).swapaxes(0, 1)
+        x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(N, count, size, *x.shape[2:]).swapaxes(0, 1)
 
     block = jax.checkpoint(lambda each: _attention(each[0], k, v, each[1], config), prevent_cse=False)
-    return jax.lax.map(block, (cut(q), cut(visible))).swapaxes(0, 1).reshape(N, L, H, h)
+    found = jax.lax.map(block, (cut(q), cut(visible)))
+    return found.swapaxes(0, 1).reshape(N, count * size, H, h)[:, :L]
 
 
 def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
@@ -159,24 +161,25 @@ def run(
     *,
     dtype: Any = None,
     remat: bool = False,
-    place: Callable[[jax.Array], jax.Array] = lambda x: x,
+    placement: Placement = ANYWHERE,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and what `attend` made of the layers' memory.
 
     tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
-    along a leading layer axis (None: there is none). place: says how the states between layers, [N, L, D], lie on
-    devices. For the other arguments see `forward`.
+    along a leading layer axis (None: there is none). placement: where they lie on devices. For the other arguments see
+    `forward`.
     """
     dtype = dtype or params["embed"].dtype
     x = params["embed"][tokens].astype(dtype)
     if config.embedding_scale != 1.0:
         x = x * jnp.asarray(config.embedding_scale, dtype)
-    x = place(x)
+    place = placement.states
+    x = place(x, False)
     cos, sin = rotation(config.ropes, config.head_dim, positions)
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
-        layer = jax.tree.map(lambda w: w.astype(dtype), layer)
-        y = rms_norm(x, layer["attention_norm"], config)
+        layer = placement.weights(jax.tree.map(lambda w: w.astype(dtype), layer))
+        y = place(rms_norm(x, layer["attention_norm"], config), True)
         q = _project(y, layer, "query", config.attention_bias)
         k = _project(y, layer, "key", config.attention_bias)
         v = _project(y, layer, "value", config.attention_bias)
@@ -190,11 +193,11 @@ def run(
             y = y + layer["out_bias"]
         if config.post_norms:
             y = rms_norm(y, layer["attention_post_norm"], config)
-        x = x + y
-        y = mlp(rms_norm(x, layer["mlp_norm"], config), layer, config)
+        x = place(x + y, False)
+        y = mlp(place(rms_norm(x, layer["mlp_norm"], config), True), layer, config)
         if config.post_norms:
             y = rms_norm(y, layer["mlp_post_norm"], config)
-        return place(x + y), remembered
+        return place(x + y, False), remembered
 
     block: Any = jax.checkpoint(run_layer, prevent_cse=False) if remat else run_layer
     layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)

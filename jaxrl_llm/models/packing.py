@@ -11,15 +11,14 @@ and branches, packed rows of tokens that each continue something of one packed r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.placement import placement
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.trajectory import Trajectories
 
@@ -85,11 +84,12 @@ def shared_prompts(batch: Trajectories, layout: Layout) -> Packing:
     state = jnp.repeat(last, G)[:, None]
     branches = None
     if T > 1:
-        column = jnp.minimum(place[:, : T - 1], L - 1)
-        known = jnp.take_along_axis(batch.token_mask, column, axis=1) & (place[:, : T - 1] < L)
+        # The last is seen for nothing, so that lengths are what the layout says, which devices may divide.
+        column = jnp.minimum(place, L - 1)
+        known = jnp.take_along_axis(batch.token_mask, column, axis=1) & (place < L)
         source = (jnp.arange(N)[:, None] * L + column).astype(jnp.int32)
         branches = _chains(source, known.astype(jnp.int32), prompt[:, None])
-        own = (N // G) * width + jnp.arange(N)[:, None] * (T - 1) + jnp.arange(T - 1)
+        own = (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)
         state = jnp.concatenate([state, own], axis=1)
     return Packing(roots, branches, None, row.reshape(-1), place.reshape(-1), state.reshape(-1).astype(jnp.int32))
 
@@ -100,32 +100,13 @@ def _chains(source: Array, real: Array, before: Array | int) -> Level:
     return Level(source, (position + 1) * real, EVERYTHING * real, position)
 
 
-def _placed(policy: Policy) -> Callable[[Array], Array]:
-    """How states [R, W, D] or [M, D] lie on the policy's mesh: rows over "data"; tokens over "tensor" between layers.
-
-    What is kept for the backward pass is so cut by all devices (sequence parallelism, 2205.05198).
-    """
-    mesh = policy.mesh
-    if mesh is None:
-        return lambda x: x
-
-    def place(x: Array) -> Array:
-        axes = [
-            name if x.shape[axis] % mesh.shape.get(name, 1) == 0 and name in mesh.shape else None
-            for axis, name in enumerate(("data", "tensor")[: x.ndim - 1])
-        ]
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
-
-    return place
-
-
 def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packing) -> Array:
     """The hidden states [M, D] that actions were chosen from. tokens int32[N, L], of the batch.
 
     Every packed token goes through the model once, forward and backward; branches see the keys and values of their
     root row. Differentiable with respect to params.
     """
-    flat, place = tokens.reshape(-1), _placed(policy)
+    flat, places = tokens.reshape(-1), placement(policy.config, policy.mesh)
     roots, branches, config = packing.roots, packing.branches, policy.config
 
     def see(q: Array, k: Array, v: Array, level: Level, seen: Level, window: Any) -> Array:
@@ -141,7 +122,7 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
         return see(q, k, v, roots, roots, window), None if branches is None else (k, v)
 
     # Padding may stand for any token.
-    options = {"remat": policy.remat, "place": place}
+    options = {"remat": policy.remat, "placement": places}
     found, memory = policy.run(params, flat[roots.source], roots.position, of_roots, **options)
     states = found.reshape(-1, found.shape[-1])
     if branches is not None:
@@ -160,6 +141,6 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
             )
             return see(q, k, v, branches, seen, window), None
 
-        found, _ = policy.run(params, flat[branches.source], branches.position, of_branches, memory, remat=policy.remat)
+        found, _ = policy.run(params, flat[branches.source], branches.position, of_branches, memory, **options)
         states = jnp.concatenate([states, found.reshape(-1, found.shape[-1])])
-    return place(states[packing.state])
+    return places.states(states[packing.state], True)

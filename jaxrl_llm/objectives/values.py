@@ -81,6 +81,11 @@ def last_action_mean() -> Average:
     return average
 
 
+def per_row(values: jax.Array, batch: Trajectories) -> jax.Array:
+    """Sum over all tokens / rows with an action: the mean over tokens where their weights add up to that number."""
+    return jnp.sum(weighted(values, batch)) / totals_of(batch)["rows"]
+
+
 def _mean(each: list[jax.Array]) -> jax.Array:
     return jnp.mean(jnp.stack(each), axis=0)
 
@@ -99,12 +104,13 @@ def value_loss(
     average: default token_mean(). combine: from several heads to the one value that is trained, e.g. soft_minimum();
     by default each head learns the same returns, and the loss is the mean over heads. error: a function for all heads,
     or one for each head, e.g. (half_square, pinball(0.5)) for mean and median. heads: how many to ask for. Rows
-    without a score teach nothing.
+    without a score teach nothing. Where info["value_weights"] f32[N, L] says what teaches the critic, in place of the
+    loss weights (`advantages.windows`), the default average is `per_row`.
     Metrics: "value/loss", "value/mean", "value/error" (the mean |V - R|), with a clip "value/clip" (how many moved
     farther than it), and "value/explained_variance" before the update, where the transform found it.
     """
     require("value clip", clip, above=0)
-    mean, per_token = average or token_mean(), token_mean()
+    plain = token_mean()
     errors: list[Error] | None = None if callable(error) else list(error)
     same: Error = error if callable(error) else half_square
 
@@ -117,6 +123,9 @@ def value_loss(
         extras, controls = outputs.extras or {}, batch.controls or {}
         if "values" not in extras:
             raise InputError("the value loss needs outputs.extras['values']: give the policy a critic (models.critic)")
+        own = (batch.info or {}).get("value_weights")
+        per_token = plain if own is None else per_row
+        mean, batch = average or per_token, batch if own is None else batch.replace(weights=own)
         counts = batch.loss_weights != 0
         if batch.reward is not None:
             counts &= ~jnp.isnan(batch.reward)[:, None]

@@ -11,16 +11,17 @@ step writes one column whenever its rows began, and a layer with a sliding windo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxrl_kernels.decode_attention import Part, decode_attention, merge, own_attention
+from jaxrl_kernels.decode_attention import Part, decode_attention, own_attention
 
 from jaxrl_llm.models.config import ModelConfig
 
 Array = jax.Array
+Result = TypeVar("Result")
 
 
 class LayerCache(NamedTuple):
@@ -91,25 +92,7 @@ def pack(k: Array, v: Array, dtype: Any) -> LayerCache:
     return LayerCache(k.swapaxes(2, 3), v, key_scale, value_scale)
 
 
-def in_memory(*arrays: Array) -> tuple[Array, ...]:
-    """The arrays; on a TPU they are made before anything is made of them.
-
-    Else XLA works keys out in the layout of a column of the ring, of one number padded to 128 lanes, which by its own
-    estimate takes longer than the layer's matrix products.
-    """
-    return jax.lax.platform_dependent(
-        *arrays, tpu=lambda *xs: tuple(jax.lax.optimization_barrier(xs)), default=lambda *xs: xs
-    )
-
-
-def write_column(cache: LayerCache, k: Array, v: Array, column: Array) -> LayerCache:
-    """The cache with one token of each row, k and v [N, 1, K, h], in a column."""
-    write = lambda old, new, axis: jax.lax.dynamic_update_slice_in_dim(old, new, column, axis)  # noqa: E731
-    k, v = in_memory(k, v)
-    return each(write, cache, pack(k, v, cache.keys.dtype))
-
-
-def on_devices(attention: Callable[..., Part], heads: int, mesh: Mesh | None, *arrays: Any) -> Part:
+def on_devices(attention: Callable[..., Result], heads: int, mesh: Mesh | None, *arrays: Any) -> Result:
     """attention(*arrays), under a mesh on each device with its rows or prompt slots and its heads of them.
 
     For a kernel, which a TPU has for both parts, is not partitioned by the compiler. Arrays of three axes and more have
@@ -135,6 +118,8 @@ def rearranged(x: Array, order: Array | None, shape: tuple[int, ...]) -> Array:
 
 def two_part_attention(
     q: Array,
+    k: Array,
+    v: Array,
     own: LayerCache,
     prefix: LayerCache,
     lanes: Lanes | None,
@@ -145,16 +130,17 @@ def two_part_attention(
     window: int,
     config: ModelConfig,
     mesh: Mesh | None = None,
-) -> Array:
-    """Each row's newest token, q [B, 1, H, h], at its prompt and at its own tokens -> [B, 1, H, h].
+) -> tuple[Array, LayerCache]:
+    """Each row's newest token, q [B, 1, H, h], at its prompt and at its own tokens; and the ring with its k, v.
 
-    lanes: None where row b stands in lane b; count, position: int32[B]; length: int32[P], of the prompts. mesh: over
-    which rows, prompts and heads are cut, if they are.
+    k, v: [B, 1, K, h]; they are written to column step mod S of the ring. lanes: None where row b stands in lane b;
+    count, position: int32[B]; length: int32[P], of the prompts. mesh: over which rows, prompts and heads are cut, if
+    they are. The result is [B, 1, H, h].
     """
     B, _, H, h = q.shape
     P, K = prefix.keys.shape[:2]
     W = (B if lanes is None else lanes.row.shape[0]) // P
-    q = in_memory(q)[0].reshape(B, K, H // K, h)
+    q = q.reshape(B, K, H // K, h)
     order, back = (None, None) if lanes is None else (lanes.row, lanes.of_row)
     of_lanes = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]
     numbers: Any = {"query_scale": config.query_scale, "softcap": config.attention_softcap, "window": window}
@@ -165,14 +151,22 @@ def two_part_attention(
             q, keys, values, length, position, key_scale=key_scale, value_scale=value_scale, **numbers
         )
 
-    def at_own(q: Array, cache: LayerCache, count: Array, step: Array) -> Part:
-        keys, values, key_scale, value_scale = cache
-        return own_attention(q, keys, values, count, step, key_scale=key_scale, value_scale=value_scale, **numbers)
+    def at_own(
+        q: Array, new: LayerCache, cache: LayerCache, count: Array, step: Array, prompt: Part
+    ) -> tuple[Array, LayerCache]:
+        scaled = new.key_scale is not None
+        found = own_attention(
+            q, new.keys[..., 0], new.values[:, :, 0], cache.keys, cache.values, count, step, prompt,
+            new_scales=(new.key_scale[..., 0], new.value_scale[..., 0]) if scaled else None,
+            scales=(cache.key_scale, cache.value_scale) if scaled else None, **numbers,
+        )  # fmt: skip
+        return found.result, LayerCache(found.keys, found.values, *(found.scales or (None, None)))
 
     def rows(x: Array) -> Array:
-        """[P, K, W, ...] -> [B, K, 1, ...]"""
-        return rearranged(x.swapaxes(1, 2).reshape(P * W, *x.shape[1:2], *x.shape[3:]), back, (B,))[:, :, None]
+        """[P, K, W, ...] -> [B, K, ...]"""
+        return rearranged(x.swapaxes(1, 2).reshape(P * W, *x.shape[1:2], *x.shape[3:]), back, (B,))
 
     prompt = on_devices(at_prompts, K, mesh, of_lanes, prefix, length, rearranged(position, order, (P, W)))
-    mine = on_devices(at_own, K, mesh, q, own, count, step)
-    return merge(Part(*map(rows, prompt)), mine).reshape(B, 1, H, h).astype(q.dtype)
+    new = pack(k, v, own.keys.dtype)
+    y, own = on_devices(at_own, K, mesh, q, new, own, count, step, Part(*map(rows, prompt)))
+    return y.reshape(B, 1, H, h), own

@@ -6,13 +6,14 @@ to call (`Ring`, donated); what the host decides by, a few numbers a row, comes 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import Lanes, LayerCache, Prefixes, empty, two_part_attention, write_column
+from jaxrl_llm.sampling.cache import Lanes, LayerCache, Prefixes, empty, two_part_attention
 from jaxrl_llm.sampling.draw import Drawn, Settings, draw
 
 Array = jax.Array
@@ -44,6 +45,17 @@ class Work(NamedTuple):
 
     steps: Array  # int32[]
     live: Array  # int32[]: row-steps that gave a token
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """An embedding with padded rows, to be indexed by tokens as the decoder does, and for nothing else."""
+
+    table: Array  # [V, D or more]
+    width: int  # D
+
+    def __getitem__(self, tokens: Array) -> Array:
+        return self.table[tokens][..., : self.width]
 
 
 def empty_ring(policy: Policy, rows: int, tokens: int, dtype: Any) -> Ring:
@@ -96,6 +108,9 @@ def decode(
     of_row = jnp.arange(B) if lanes is None else lanes.of_row
     slot = of_row // ((B if lanes is None else lanes.row.shape[0]) // P)
     length = prefixes.length[slot]
+    D, head = policy.config.hidden_size, params.get("head")
+    if policy.config.tie_embeddings and head is not None and head.shape[1] > D:  # no copy of the other matrix
+        params = params | {"embed": Narrowed(head, D)}
 
     def drawn_from(hidden: Array, rows: Rows) -> Drawn:
         counters = jnp.stack([jnp.broadcast_to(settings.seed, (B,)), rows.prompt_id, rows.sample, rows.own], axis=1)
@@ -118,11 +133,9 @@ def decode(
 
         def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
             own, prefix = memory
-            own = write_column(own, k, v, ring.step % own.values.shape[2])
-            y = two_part_attention(
-                q, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config, mesh
+            return two_part_attention(
+                q, k, v, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config, mesh
             )
-            return y, own
 
         memory = tuple(zip(ring.layers, prefixes.layers, strict=True))
         hidden, layers = policy.run(params, rows.newest[:, None], position[:, None], attend, memory)

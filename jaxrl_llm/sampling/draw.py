@@ -70,14 +70,16 @@ def draw(
     return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(scaled, axis=1))
 
 
-def _unembedding(policy: Policy, params: Params) -> Array:
-    """[V, D], or the padded one of weights for a mesh (`weights.take_weights`)."""
-    return params["head"] if "head" in params else policy.unembedding(params)
+def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:
+    """The unembedding [V, D] and hidden states [N, D]; or the padded one of `weights.take_weights`, and they too."""
+    head = params["head"] if "head" in params else policy.unembedding(params)
+    missing = head.shape[1] - hidden.shape[1]
+    return head, jnp.pad(hidden, ((0, 0), (0, missing))) if missing else hidden
 
 
 def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
     """f32[N, V]; columns beyond the vocabulary are -inf."""
-    head = _unembedding(policy, params)
+    head, hidden = _unembedding(policy, params, hidden)
     logits = policy.logits_of({"embed": head, "unembed": head}, hidden)
     padding = head.shape[0] > policy.config.vocab_size
     return jnp.where(jnp.arange(head.shape[0]) < policy.config.vocab_size, logits, -jnp.inf) if padding else logits
@@ -86,7 +88,7 @@ def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
 def _fused(
     policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings, mesh: Mesh | None
 ) -> tuple[Array, Array, Array]:
-    unembedding, cap = _unembedding(policy, params), policy.config.logit_softcap
+    (unembedding, hidden), cap = _unembedding(policy, params, hidden), policy.config.logit_softcap
     if mesh is None:
         return fused_sample(hidden, unembedding, counters, temperature=settings.temperature, softcap=cap)
     # A kernel is not partitioned by the compiler: each device draws for its rows from its part of the vocabulary.

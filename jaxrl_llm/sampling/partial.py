@@ -52,22 +52,31 @@ class Partial:
     many groups are complete: the longest completions do not hold up the others (APRIL).
     segment_tokens: where not 0, the step stops instead when each completion in flight has so many new tokens, or is
     done, and trains on the groups that are complete by then, which may be fewer than wanted (UloRL).
+    train_unfinished: the step trains on every completion in flight, also on those that are not done, whose newest
+    tokens are a window of a longer completion (T-PPO). As many groups are in flight as a step trains on; those with a
+    completion that is not done stay, the others make room for new prompts.
 
     The number in flight, ceil(oversample * wanted), bounds the pool: what it holds comes first, and only the rest is
     new prompts. With segments a group is complete after at most S = ceil(limit / segment_tokens) steps, so that an
     `oversample` of S gives every step from the S-th on all the groups that are wanted.
 
-    Raises InputError for a number out of its range.
+    Raises InputError for a number out of its range, and for more groups in flight than are trained on where all are.
     """
 
     oversample: float = 1.0
     segment_tokens: int = 0
+    train_unfinished: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.oversample < math.inf:
             raise InputError(f"oversample is {self.oversample}, but must be at least 1 and finite")
         if self.segment_tokens < 0:
             raise InputError(f"segment_tokens is {self.segment_tokens}, but must be at least 0 (no bound)")
+        if self.train_unfinished and self.oversample > 1:
+            raise InputError(
+                f"oversample is {self.oversample}, but each step trains on all that is in flight, finished or not: "
+                "leave it at 1"
+            )
 
     def in_flight(self, wanted: int) -> int:
         """Groups in flight in a step that wants `wanted` complete ones."""
@@ -128,14 +137,7 @@ def advance(
         requests, state.places = requests_for(tuple(state.groups), limit, segment_tokens)
         if not requests:
             break
-        left = set(range(len(requests)))
-        for completion in generate(requests, never if segment_tokens else state.enough):
-            if completion.index not in left:
-                raise InputError(f"the sampler gave request {completion.index} twice")
-            left.remove(completion.index)
-            state.take(completion)
-        if left:
-            raise InputError(f"the sampler did not give back {len(left)} of {len(requests)} requests")
+        state.take_all(requests, generate, never if segment_tokens else state.enough)
         if state.complete or not segment_tokens:
             break
     chosen = set(state.complete)
@@ -145,13 +147,25 @@ def advance(
     )
 
 
+def advance_all(flight: Pool, limit: int, generate: Generate, segment_tokens: int = 0) -> Pool:
+    """The flight, in its order, after one segment: each sample that was not done has `segment_tokens` more, or is done.
+
+    Without segments (0) all are done. Raises InputError as `advance` does.
+    """
+    state = _Flight(flight, 0, limit, None)
+    requests, state.places = requests_for(flight, limit, segment_tokens)
+    if requests:
+        state.take_all(requests, generate, never)
+    return tuple(state.groups)
+
+
 def never(completion: Completion) -> bool:
     """There are never enough: no reason to stop."""
     return False
 
 
 class _Flight:
-    """The groups of a call of `advance`, as they are by now."""
+    """The groups of a call of `advance` or `advance_all`, as they are by now."""
 
     def __init__(self, groups: Pool, wanted: int, limit: int, on_group: Callable[[int, Group], None] | None) -> None:
         self.groups, self.wanted, self.limit, self.on_group = list(groups), wanted, limit, on_group
@@ -167,6 +181,17 @@ class _Flight:
         number, _ = self.places[completion.index]
         last = not completion.unfinished and self.groups[number].unfinished(self.limit) == 1
         return len(self.complete) + last >= self.wanted
+
+    def take_all(self, requests: list[Request], generate: Generate, enough: Enough) -> None:
+        """Sample for the requests, which are those of `places`; each must come back once."""
+        left = set(range(len(requests)))
+        for completion in generate(requests, enough):
+            if completion.index not in left:
+                raise InputError(f"the sampler gave request {completion.index} twice")
+            left.remove(completion.index)
+            self.take(completion)
+        if left:
+            raise InputError(f"the sampler did not give back {len(left)} of {len(requests)} requests")
 
     def take(self, completion: Completion) -> None:
         """Put a completion where it belongs."""

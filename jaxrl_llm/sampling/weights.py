@@ -17,7 +17,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, Prefixes
 from jaxrl_llm.sampling.decode import Ring
 
-LANE = 128  # devices split the vocabulary at multiples of it
+LANE = 128  # devices split the vocabulary at multiples of it; numbers in a line of a TPU's memory
 
 
 class Weights(NamedTuple):
@@ -53,15 +53,16 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
         bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
         params = params if device is None else jax.device_put(params, device)
-        return Weights(params, loop_params(policy, params, 1), device=device)
-    target = named_shardings(loop_specs(policy, mesh, params), mesh)
+        return Weights(params, loop_params(policy, params, 1, _is_tpu(device)), device=device)
+    whole = _is_tpu(mesh.devices.flat[0])
+    target = named_shardings(loop_specs(policy, mesh, params, whole), mesh)
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh))
     start = time.perf_counter()
     if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    convert = jax.jit(loop_params, static_argnums=(0, 2), out_shardings=target)
-    loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1)))
+    convert = jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target)
+    loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1), whole))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
@@ -99,10 +100,11 @@ def _views(params: Params) -> tuple[Params, Params]:
 def abstract_weights(policy: Policy, params: Any, mesh: Mesh | None = None) -> Params:
     """Shapes, and on a mesh places, of the loop's weights, to compile for them: params may be ShapeDtypeStructs."""
     shares = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    shapes = jax.eval_shape(lambda p: loop_params(policy, p, shares), params)
+    whole = _is_tpu(None if mesh is None else mesh.devices.flat[0])
+    shapes = jax.eval_shape(lambda p: loop_params(policy, p, shares, whole), params)
     if mesh is None:
         return shapes
-    places = named_shardings(loop_specs(policy, mesh, params), mesh)
+    places = named_shardings(loop_specs(policy, mesh, params, whole), mesh)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
 
@@ -110,30 +112,42 @@ def _is_on(x: Any, mesh: Mesh) -> bool:
     return isinstance(x, jax.Array) and x.sharding.device_set == set(mesh.devices.flat)
 
 
-@partial(jax.jit, static_argnums=(0, 2))
-def loop_params(policy: Policy, params: Params, shares: int) -> Params:
-    """Layers apart, in the dtype of the computation; "head" is the unembedding, padded where a mesh needs it."""
+def _is_tpu(device: jax.Device | None) -> bool:
+    """Of the default device for None."""
+    return (jax.default_backend() if device is None else device.platform) == "tpu"
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3))
+def loop_params(policy: Policy, params: Params, shares: int, whole_lanes: bool = False) -> Params:
+    """Layers apart, in the dtype of the computation; "head" is the unembedding, padded where devices need it.
+
+    shares: of the vocabulary, each a multiple of LANE tokens if there are several. whole_lanes: rows of the unembedding
+    are padded to a multiple of LANE numbers. For a TPU, which keeps a matrix with other rows turned round, so that the
+    loop, which looks tokens up and draws them, would begin with copies of all of it.
+    """
     out = decoder.unstack(params)
     cast = lambda x: x.astype(policy.dtype)  # noqa: E731
     # The decoder casts the norms of layers, but takes the last norm as it is.
     out = {name: x if name == "final_norm" else jax.tree.map(cast, x) for name, x in out.items()}
-    if padding := _padding(policy, shares):
-        out["head"] = jnp.pad(policy.unembedding(out), ((0, padding), (0, 0)))
+    if any(padding := _padding(policy, shares, whole_lanes)):
+        out["head"] = jnp.pad(policy.unembedding(out), [(0, n) for n in padding])
         out.pop("unembed", None)
     return out
 
 
-def _padding(policy: Policy, shares: int) -> int:
-    """Rows that the unembedding lacks to be cut into so many slices at multiples of LANE."""
-    return -policy.config.vocab_size % (shares * LANE) if shares > 1 else 0
+def _padding(policy: Policy, shares: int, whole_lanes: bool) -> tuple[int, int]:
+    """Rows that the unembedding lacks to be cut into so many slices at multiples of LANE, and numbers of each row."""
+    rows = -policy.config.vocab_size % (shares * LANE) if shares > 1 else 0
+    return rows, -policy.config.hidden_size % LANE if whole_lanes else 0
 
 
-def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh, adapted: Any = None) -> Any:
-    """A PartitionSpec for each of the loop's weights, with the adapters of `adapted` where it has some."""
+def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh, adapted: Any = None, whole_lanes: bool = False) -> Any:
+    """A PartitionSpec for each of `loop_params`, with the adapters of `adapted` where it has some."""
     specs = parameter_specs(policy.config, mesh, False, adapted)
-    if _padding(policy, mesh.shape.get("tensor", 1)):
+    shares = mesh.shape.get("tensor", 1)
+    if any(_padding(policy, shares, whole_lanes)):
         specs.pop("unembed", None)
-        specs["head"] = PartitionSpec("tensor")
+        specs["head"] = PartitionSpec("tensor") if shares > 1 else PartitionSpec()
     return specs
 
 

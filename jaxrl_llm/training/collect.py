@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from jaxrl_llm.sampling.schedule import lasting
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.record import rollout_metrics
-from jaxrl_llm.training.rollout import Scored, StreamedScores, score_batch
+from jaxrl_llm.training.rollout import Scored, StreamedScores, score_batch, window_metrics
 from jaxrl_llm.training.run_folder import Clock
 from jaxrl_llm.training.setup import Parts
 from jaxrl_llm.trajectory import Trajectories, map_rows
@@ -43,17 +44,27 @@ class Collected(NamedTuple):
 
 
 def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
-    """How a step's rollout ends early, if it does: as the run's settings say, else as the method asks.
+    """How a step's rollout ends early, if it does: as the run's settings say, where they do, else as the method asks.
 
-    InputError where the method resamples: both choose which groups a step waits for.
+    InputError where the method resamples: both choose which groups a step waits for; and where whole groups are to be
+    scored at once, but are not finished at once.
     """
-    strategy = algorithm.strategy
-    if config.oversample > 1 or config.segment_tokens:
-        strategy = Partial(config.oversample, config.segment_tokens)
+    strategy, given = algorithm.strategy, dict[str, Any]()
+    if config.oversample > 1:
+        given["oversample"] = config.oversample
+    if config.segment_tokens:
+        given["segment_tokens"] = config.segment_tokens
+    if given:
+        strategy = dataclasses.replace(strategy or Partial(), **given)
     if strategy is not None and algorithm.curriculum is not None:
         raise InputError(
             f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
             "segment_tokens) cannot do: leave out one of the two"
+        )
+    if strategy is not None and strategy.train_unfinished and config.stream_rewards:
+        raise InputError(
+            f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "
+            "leave it out"
         )
     return strategy
 
@@ -73,6 +84,10 @@ def collect(
     Where the rounds end before there are enough, uninformative groups of the last round fill up. With partial rollouts
     the groups of the `pool` come first, then those of new prompts (the stream gives one at a time); there can be fewer
     groups, but at least one. Raises KeyboardInterrupt after Ctrl-C.
+
+    Where the strategy trains on unfinished completions, the batch is all that is in flight. info["window"] bool[N, L]
+    are the actions of this step and info["unfinished"] bool[N] the rows that go on in the next; reward functions see a
+    completion once, in the step in which it is finished, and rows without a score have the reward NaN.
     """
     strategy = strategy_of(config, parts.algorithm)
     if strategy is not None:
@@ -154,24 +169,36 @@ def _partial(
             streamed.add(number, parts.prompts.rows[group.prompt_id], ids)
 
         with clock("sample"):
-            complete, left = partial.advance(
-                flight, wanted, limit, generate, segment_tokens=strategy.segment_tokens,
-                on_group=score if config.stream_rewards else None,
-            )  # fmt: skip
-            batch = assemble(
-                *partial.completions_of(complete, limit), config.temperature, asked.settings.filters is not None, step
-            )
-        ids = np.asarray([group.prompt_id for group in complete])
+            if strategy.train_unfinished:
+                chosen = partial.advance_all(flight, limit, generate, strategy.segment_tokens)
+                left = tuple(group for group in chosen if group.unfinished(limit))
+            else:
+                chosen, left = partial.advance(
+                    flight, wanted, limit, generate, segment_tokens=strategy.segment_tokens,
+                    on_group=score if config.stream_rewards else None,
+                )  # fmt: skip
+            requests, completions, numbers = partial.completions_of(chosen, limit)
+            truncating = asked.settings.filters is not None
+            batch = assemble(requests, completions, numbers, config.temperature, truncating, step)
+            if strategy.train_unfinished:
+                batch = batch.with_info(
+                    window=batch.action_mask & (batch.policy_step == step),
+                    unfinished=jnp.asarray([completion.unfinished for completion in completions]),
+                )
+        ids = np.asarray([group.prompt_id for group in chosen])
         rows = [parts.prompts.rows[i] for i in ids]
         best = _likeliest(parts, config, params, [parts.prompts.ids[i] for i in ids], ids, key, step, clock)
         with clock("score"):
             scored = _scored(parts, config, rows, batch, streamed, best)
-    age = (step - np.asarray(batch.policy_step))[np.asarray(batch.action_mask)]
+    # Of the tokens that the policy is trained on.
+    trained = batch.need("window") if strategy.train_unfinished else batch.action_mask
+    age = (step - np.asarray(batch.policy_step))[np.asarray(trained)]
     metrics = {
         **rollout_metrics(runs),
+        **(window_metrics(scored) if strategy.train_unfinished else {}),
         "rollout/stale_tokens": float(np.mean(age > 0)),
         "rollout/staleness": float(np.mean(age)),
-        "rollout/groups": float(len(complete)),
+        "rollout/groups": float(len(flight) - len(left)),
         "rollout/pool": float(len(left)),
     }
     return Collected(scored, rows, 1, metrics, left)
@@ -240,8 +267,10 @@ def _scored(
     likeliest: Trajectories | None,
 ) -> Scored:
     """The batch with its rewards, which may have been found already, and those of the likeliest completions."""
-    known = (streamed.scores(),) if config.stream_rewards else ()
-    scored = score_batch(parts.rewards, parts.tokenizer, rows, batch, *known)
+    known, which = streamed.scores() if config.stream_rewards else None, None
+    if batch.info is not None and "window" in batch.info:
+        which = np.asarray(batch.info["window"]).any(axis=1) & ~np.asarray(batch.info["unfinished"])
+    scored = score_batch(parts.rewards, parts.tokenizer, rows, batch, known, which)
     if likeliest is None:
         return scored
     best = score_batch(parts.rewards, parts.tokenizer, rows, likeliest).batch.scores

@@ -72,7 +72,8 @@ class TrainConfig:
     segment_tokens: int = 0
     """Above 0: a step ends when each completion in flight has so many new tokens, or is done. It trains on the groups
     that are complete, at most prompts_per_step; the others go on in the next. Steps are full where oversample is
-    max_new_tokens / segment_tokens."""
+    max_new_tokens / segment_tokens. Some methods have segments of their own where this is 0; t_ppo trains on all
+    completions in flight, each segment in its step."""
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),

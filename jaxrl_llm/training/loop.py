@@ -131,7 +131,9 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             if not np.array_equal(batch.need("reward"), scored.batch.need("reward"), equal_nan=True):
                 metrics["reward/shaped"] = float(np.nanmean(batch.need("reward")))
             scored = scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
-            metrics |= facts(scored, config, sum(clock.seconds.values()) - sum(before.values())) | collected.metrics
+            took = sum(clock.seconds.values()) - sum(before.values())
+            metrics |= facts(scored, config, took) | collected.metrics
+            metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
             metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in clock.seconds.items()}
             metrics |= {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
             metrics["packing/filled"] = filled(steps)
@@ -139,6 +141,9 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             counts, remarks = tally(counts, step, metrics, config)
             for text in remarks:
                 progress.say(text)
+            # NaN there: of completions that were finished in the step, where none was.
+            unknown = {name for name, value in collected.metrics.items() if np.isnan(value)}
+            metrics = {name: value for name, value in metrics.items() if name not in unknown}
             writer.write(step, metrics)
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
                 folder.log_completions(step, "train", parts.tokenizer, scored, collected.rows)

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.training.moments import as_matrices, in_float32, scale_by_adam
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -101,9 +102,7 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
         raise unknown("schedule", config.schedule, SCHEDULES)
     if config.moments not in MOMENTS:
         raise unknown("kind of moments", config.moments, MOMENTS)
-    main = MOMENTS[config.moments](config, learning_rate(config, total_steps))
-    steps = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
-    steps.append(main)
+    steps = [MOMENTS[config.moments](config, learning_rate(config, total_steps))]
     if config.critic_learning_rate is not None:
         # A step of Adam is proportional to the learning rate, so the critic's is a multiple of the policy's.
         if not (config.learning_rate > 0 and 0 <= config.critic_learning_rate < float("inf")):
@@ -112,15 +111,16 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
                 f"above 0 (it is {config.learning_rate})"
             )
         steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), _of_critic))
-    return in_float32(optax.chain(*steps) if len(steps) > 1 else main, config.master_copy)
+    return in_float32(optax.chain(*steps) if len(steps) > 1 else steps[0], config.master_copy)
 
 
 def _adamw(config: OptimizerConfig, rate: optax.Schedule, first: Any = jnp.float32) -> optax.GradientTransformation:
     """AdamW with its first moment in the dtype `first`."""
-    return optax.adamw(
-        rate, b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=first, weight_decay=config.weight_decay,
-        mask=decayed,
-    )  # fmt: skip
+    return optax.chain(
+        scale_by_adam(config.beta1, config.beta2, config.epsilon, config.max_grad_norm, first),
+        optax.add_decayed_weights(config.weight_decay, decayed),
+        optax.scale_by_learning_rate(rate),
+    )
 
 
 def _adafactor(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
@@ -134,8 +134,10 @@ def _adafactor(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientT
         return jnp.minimum(1.0 - (jnp.asarray(step, jnp.float32) + 1.0) ** -exponent, config.beta2)
 
     second = optax.scale_by_factored_rms(epsilon=max(config.epsilon**2, 1e-30), decay_rate_fn=decay)
+    clip = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
     return optax.chain(
-        _as_matrices(second),
+        *clip,
+        as_matrices(second),
         optax.clip_by_block_rms(1.0),
         optax.add_decayed_weights(config.weight_decay, decayed),
         optax.scale_by_learning_rate(rate),
@@ -147,81 +149,6 @@ MOMENTS: dict[str, Callable[[OptimizerConfig, optax.Schedule], optax.GradientTra
     "bfloat16": partial(_adamw, first=jnp.bfloat16),
     "factored": _adafactor,
 }
-
-
-def _as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner` on arrays with the axes of heads and head size made one, so that it finds rows and columns.
-
-    Factoring looks at the two longest axes if both have 128 entries or more: the heads' alone are shorter, and the axis
-    of layers is too.
-    """
-
-    def flat(tree: Any) -> Any:
-        def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            name = str(getattr(path[-1], "key", path[-1]))
-            if name in ("query", "key", "value"):
-                return x.reshape(*x.shape[:-2], -1)
-            return x.reshape(*x.shape[:-3], -1, x.shape[-1]) if name == "out" else x
-
-        return jax.tree_util.tree_map_with_path(flatten, tree)
-
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        changes, state = inner.update(flat(gradients), state, flat(params))
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), changes, gradients), state
-
-    return optax.GradientTransformation(lambda params: inner.init(flat(params)), update)
-
-
-class WideState(NamedTuple):
-    """State of `in_float32`."""
-
-    master: Any  # float32 where the parameter is narrower, else None
-    inner: optax.OptState
-
-
-def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) -> optax.GradientTransformation:
-    """`inner` for parameters of which some are narrower than float32: it sees parameters and gradients in float32.
-
-    With a master copy it sees the parameters that its updates add up to in float32; the parameters are these, rounded.
-    Where a parameter is not its master rounded, because something else has changed it or kept it from changing, the
-    parameter counts. Without one, an update below half a unit in the last place is lost. Where every parameter is
-    float32 already, it is `inner`, with the same state.
-    """
-
-    def narrow(x: Any) -> bool:
-        return x.dtype.itemsize < 4
-
-    def init(params: Any) -> Any:
-        wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-        state = inner.init(wide)
-        if not (master_copy and any(map(narrow, jax.tree.leaves(params)))):
-            return state
-        return WideState(jax.tree.map(lambda p, w: w if narrow(p) else None, params, wide), state)
-
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        if params is None or not any(map(narrow, jax.tree.leaves(params))):
-            return inner.update(gradients, state, params)
-        masters = state.master if master_copy else jax.tree.map(lambda _: None, params)
-
-        def widen(master: jax.Array | None, p: jax.Array) -> jax.Array:
-            wide = p.astype(jnp.float32)
-            return wide if master is None else jnp.where(master.astype(p.dtype) == p, master, wide)
-
-        wide = jax.tree.map(widen, masters, params, is_leaf=lambda x: x is None)
-        gradients = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
-        changes, after = inner.update(gradients, state.inner if master_copy else state, wide)
-        if not master_copy:
-            return changes, after
-        new = jax.tree.map(jnp.add, wide, changes)
-
-        def difference(p: jax.Array, change: jax.Array, target: jax.Array) -> jax.Array:
-            """What, added to the parameter and rounded to its dtype, gives the target rounded to it."""
-            return target.astype(p.dtype).astype(jnp.float32) - p.astype(jnp.float32) if narrow(p) else change
-
-        masters = jax.tree.map(lambda p, w: w if narrow(p) else None, params, new)
-        return jax.tree.map(difference, params, changes, new), WideState(masters, after)
-
-    return optax.GradientTransformation(init, update)
 
 
 def _of_critic(params: Any) -> Any:

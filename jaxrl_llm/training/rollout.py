@@ -179,19 +179,48 @@ def score_batch(
     rows: Sequence[dict[str, Any]],
     batch: Trajectories,
     scores: Scores | None = None,
+    which: np.ndarray | None = None,
 ) -> Scored:
     """Score every completion; `rows` holds the data set row of each prompt, in the order of the batch's groups.
 
     scores: of the batch's rows, where they are known already; then no reward function is called.
+    which: bool[N], the completions that reward functions see; the others are not scored (NaN). Default: all.
     """
     texts = completion_texts(tokenizer, batch)
     if scores is None:
-        scores = _score(rewards, [rows[group] for group in np.asarray(batch.group)], texts, completion_ids(batch))
+        which = np.ones(len(texts), bool) if which is None else which
+        of_rows = [rows[group] for group in np.asarray(batch.group)]
+        scores = _score_some(rewards, of_rows, texts, completion_ids(batch), which)
     batch = batch.replace(
         rewards={name: jnp.asarray(values) for name, values in scores.components.items()},
         reward=jnp.asarray(scores.total),
     )
     return Scored(batch, texts, scores.failures)
+
+
+def _score_some(
+    rewards: Sequence[Reward],
+    rows: Sequence[dict[str, Any]],
+    texts: Sequence[str],
+    ids: list[list[int]],
+    which: np.ndarray,
+) -> Scores:
+    """`_score` of the completions that `which` names, bool[N], and NaN of the others. It is not called for none."""
+    if which.all():
+        return _score(rewards, rows, texts, ids)
+
+    def spread(values: np.ndarray | float = np.nan) -> np.ndarray:
+        out = np.full(len(texts), np.nan, np.float32)
+        out[which] = values
+        return out
+
+    if not which.any():
+        names = [reward.name for reward in rewards]
+        return Scores({name: spread() for name in names}, spread(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0))
+    chosen = np.flatnonzero(which).tolist()
+    found = _score(rewards, [rows[i] for i in chosen], [texts[i] for i in chosen], [ids[i] for i in chosen])
+    components = {name: spread(values) for name, values in found.components.items()}
+    return found._replace(components=components, total=spread(found.total))
 
 
 def _score(
@@ -205,6 +234,37 @@ def _score(
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
     columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": ids}
     return score_completions(rewards, completions, columns)
+
+
+def window_metrics(scored: Scored) -> dict[str, float]:
+    """Metrics of a batch of windows (info "window" and "unfinished"; see `collect`), whose rows may not be finished.
+
+    What is said of completions counts those that were finished in this step, so that each counts once in a run, and is
+    NaN where there are none; tokens are those of the windows. "groups/uniform": of the groups of which at least two
+    were finished in this step, those with equal rewards; 0 where there is no such group.
+    """
+    batch = scored.batch
+    window, unfinished = np.asarray(batch.need("window")), np.asarray(batch.need("unfinished"))
+    ended = window.any(axis=1) & ~unfinished
+    length, count = np.asarray(batch.action_mask).sum(axis=1)[ended], int(ended.sum())
+    reward, group = np.asarray(batch.need("reward"))[ended], np.asarray(batch.group)[ended]
+    known = [reward[(group == number) & ~np.isnan(reward)] for number in np.unique(group)]
+    spread = np.asarray([np.ptp(rewards) for rewards in known if len(rewards) > 1])
+
+    def of(values: np.ndarray, how: Any) -> float:
+        return float(how(values)) if count else np.nan
+
+    return {
+        "reward/unscored": of(np.isnan(reward), np.mean),
+        "completion/length": of(length, np.mean),
+        "completion/longest": of(length, np.max),
+        "completion/truncated": of(np.asarray(batch.truncated)[ended], np.mean),
+        "completion/tokens": float(window.sum()),
+        "groups/uniform": float(np.mean(spread == 0)) if len(spread) else 0.0,
+        "rollout/finished": float(count),
+        "rollout/unfinished": float(unfinished.sum()),
+        **{f"rewards/{name}/failed": failed / max(count, 1) for name, failed in scored.failures.items()},
+    }
 
 
 class StreamedScores:

@@ -15,6 +15,7 @@ from jaxrl_llm.models.lora import join as join_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Layout, Packing
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.training.moments import in_place
 from jaxrl_llm.training.provide import DURING_UPDATE, wanted_of
 from jaxrl_llm.training.steps import Steps, take
 from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
@@ -181,11 +182,14 @@ def update(
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
-        changes, moments = optimizer.update(grads, state.optimizer, state.params)
-        if only is not None:
-            changes = {k: v if k == only else jax.tree.map(jnp.zeros_like, v) for k, v in changes.items()}
-        new = TrainState(optax.apply_updates(state.params, changes), moments, state.step + 1)
-        state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+
+        def advance(state: TrainState, one: jax.Array) -> TrainState:
+            changes, moments = optimizer.update(grads, state.optimizer, state.params)
+            if only is not None:
+                changes = {k: v if k == only else jax.tree.map(jnp.zeros_like, v) for k, v in changes.items()}
+            return TrainState(optax.apply_updates(state.params, changes), moments, state.step + 1)
+
+        state = in_place(advance, state, finite)
         return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}
 
     if orders.shape[0] == 1:

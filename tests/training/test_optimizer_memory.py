@@ -15,7 +15,8 @@ import pytest
 
 from jaxrl_llm.models import ModelConfig, init_params
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.optimizer import OptimizerConfig, WideState, in_float32, make_optimizer
+from jaxrl_llm.training.moments import WideState, in_float32
+from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 
 # Heads of 64 make axes of 128 and 256 together; the two layers, the norms and the key's 64 are too short to factor.
 CONFIG = ModelConfig(
