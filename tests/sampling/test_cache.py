@@ -18,19 +18,25 @@ from jaxrl_llm.sampling.cache import (
     Lanes,
     LayerCache,
     columns,
+    each,
     empty,
     pack,
     two_part_attention,
-    write_column,
 )
 from jaxrl_llm.sampling.prefill import empty_prefixes
 from jaxrl_llm.sampling.schedule import plan
 
 K, R, h = 2, 3, 8  # key-value heads, query heads of each, head size
-attend = jax.jit(two_part_attention, static_argnums=(8, 9))
-write = jax.jit(write_column)
+attend = jax.jit(two_part_attention, static_argnums=(10, 11))
 see_prompt = jax.jit(visible_prompt, static_argnums=(2, 3))
 see_own = jax.jit(visible_own, static_argnums=(2, 3))
+
+
+@jax.jit
+def write(cache: LayerCache, k: jax.Array, v: jax.Array, column: jax.Array) -> LayerCache:
+    """The cache with one token of each row, k and v [N, 1, K, h], in a column."""
+    put = lambda old, new, axis: jax.lax.dynamic_update_slice_in_dim(old, new, column, axis)  # noqa: E731
+    return each(put, cache, pack(k, v, cache.keys.dtype))
 
 
 def config_of(window: int = 0, softcap: float = 0.0, layers: int = 1) -> ModelConfig:
@@ -65,8 +71,11 @@ class Story:
             k[slot, :kept], v[slot, :kept] = keys[len(keys) - kept :], values[len(values) - kept :]
         return pack(jnp.asarray(k), jnp.asarray(v), dtype)
 
-    def ring(self, size: int, step: int, dtype: Any) -> LayerCache:
-        """The ring after all steps up to `step`, written a column a step. Rows were somebody else's before."""
+    def ring(self, size: int, step: int, dtype: Any) -> tuple[LayerCache, jax.Array, jax.Array]:
+        """The ring before a step, written a column a step, and the step's keys and values [B, 1, K, h].
+
+        Rows were somebody else's before.
+        """
         B, first = len(self.own), max(0, step + 1 - 2 * size)
         ring = pack(jnp.full((B, size, K, h), 70.0), jnp.full((B, size, K, h), -70.0), dtype)
         for at in range(first, step + 1):
@@ -75,8 +84,9 @@ class Story:
                 token = at - (step - self.own[row] + 1)
                 if token >= 0:
                     k[row, 0], v[row, 0] = keys[token], values[token]
-            ring = write(ring, jnp.asarray(k), jnp.asarray(v), jnp.int32(at % size))
-        return ring
+            if at < step:
+                ring = write(ring, jnp.asarray(k), jnp.asarray(v), jnp.int32(at % size))
+        return ring, jnp.asarray(k), jnp.asarray(v)
 
     def found(
         self, width: int, size: int, step: int, window: int = 0, softcap: float = 0.0, dtype: Any = jnp.float32,
@@ -86,10 +96,12 @@ class Story:
         count = np.asarray(self.own) - 1
         length = np.asarray(self.prompts)
         position = length[self.slot_of] + count
-        out = attend(
-            jnp.asarray(self.q[:, None]), self.ring(size, step, dtype), self.store(width, window, dtype), lanes,
+        before, k, v = self.ring(size, step, dtype)
+        out, after = attend(
+            jnp.asarray(self.q[:, None]), k, v, before, self.store(width, window, dtype), lanes,
             *(jnp.asarray(x, jnp.int32) for x in (count, length, position, step)), window, config_of(window, softcap),
         )  # fmt: skip
+        jax.tree.map(np.testing.assert_array_equal, after, write(before, k, v, jnp.int32(step % size)))
         return np.asarray(out)[:, 0]
 
     def expected(self, window: int = 0, softcap: float = 0.0) -> np.ndarray:
@@ -328,7 +340,12 @@ def test_writing_one_column_leaves_the_others(dtype: Any) -> None:
     k, v = random.normal(size=(2, 2, 5, K, h)).astype(np.float32)
     cache = pack(jnp.asarray(k), jnp.asarray(v), dtype)
     new = random.normal(size=(2, 2, 1, K, h)).astype(np.float32)
-    after = unpacked(write(cache, jnp.asarray(new[0]), jnp.asarray(new[1]), jnp.int32(3)))
+    story = Story([4], [0, 0], [5, 2])
+    _, ring = attend(
+        jnp.asarray(story.q[:, None]), jnp.asarray(new[0]), jnp.asarray(new[1]), cache, story.store(4, 0, dtype), None,
+        *(jnp.asarray(x, jnp.int32) for x in ([4, 1], [4], [8, 5], 13)), 0, config_of(),
+    )  # fmt: skip
+    after = unpacked(ring)
     written = unpacked(pack(jnp.asarray(new[0]), jnp.asarray(new[1]), dtype))
     for was, one, now in zip(unpacked(cache), written, after, strict=True):
         np.testing.assert_array_equal(np.delete(now, 3, axis=1), np.delete(was, 3, axis=1))

@@ -224,6 +224,42 @@ def test_each_trained_group_is_told_once_and_whole(segment: int) -> None:
     assert tuple(told[number] for number in sorted(told)) == complete
 
 
+@pytest.mark.parametrize("segment", [0, 1, 5, 16, 64])
+def test_windows_of_all_that_is_in_flight(segment: int) -> None:
+    """Every completion that is not done has one segment more, however long the others are, until each is whole."""
+    strategy, pool, following, done, waited = Partial(1.0, segment, True), (), 0, dict[int, Group](), 0
+    for step in range(100):
+        new = range(following, following + (strategy.in_flight(WANTED) - len(pool) if step < 5 else 0))
+        following += len(new)
+        before = (*pool, *partial.begin([([i, 1], i) for i in new], SAMPLES, step))
+        fake = Fake(7, step)
+        after = partial.advance_all(before, LIMIT, fake, segment)
+        assert ids(after) == ids(before)
+        assert fake.calls == (1 if before else 0)
+        for one, other in zip(before, after, strict=True):
+            for number, (old, now) in enumerate(zip(one.samples, other.samples, strict=True)):
+                whole = min(length_of(one.prompt_id, number), LIMIT)
+                assert now.tokens.size == (min(whole, old.tokens.size + segment) if segment else whole)
+                assert (now.tokens.policy_step == step).sum() == now.tokens.size - old.tokens.size
+                waited += old.tokens.size == whole
+        pool = tuple(group for group in after if group.unfinished(LIMIT))
+        done |= {group.prompt_id: group for group in after if not group.unfinished(LIMIT)}
+        if step >= 5 and not pool:
+            break
+    assert sorted(done) == list(range(following))
+    assert (waited > 0) == (0 < segment < LIMIT), "a completion that is done waits for the others of its prompt"
+    for group in done.values():
+        for number, (tokens, _) in enumerate(group.samples):
+            whole = min(length_of(group.prompt_id, number), LIMIT)
+            assert tokens.token.tolist() == [token_of(group.prompt_id, number, place) for place in range(whole)]
+
+
+def test_a_generator_that_loses_a_sample_of_a_window_is_caught() -> None:
+    flight = partial.begin([([1], prompt) for prompt in range(2)], 2, 0)
+    with pytest.raises(InputError, match="did not give back 1 of 4 requests"):
+        partial.advance_all(flight, LIMIT, lambda requests, enough: list(Fake(4)(requests, enough))[:-1], 5)
+
+
 def test_requests_go_on_where_samples_are() -> None:
     short, none = tokens_of(5, 0, 0, 3, 2), NO_TOKENS
     first = Group((8, 9), 5, 2, (Sample(short), Sample(short, True), Sample(none)))
@@ -257,7 +293,8 @@ def test_a_generator_that_loses_or_doubles_a_sample_is_caught() -> None:
     ("wrong", "message"),
     [({"oversample": 0.9}, "oversample is 0.9, but must be at least 1"),
      ({"oversample": math.inf}, "finite"), ({"oversample": math.nan}, "finite"),
-     ({"segment_tokens": -1}, "segment_tokens is -1")],
+     ({"segment_tokens": -1}, "segment_tokens is -1"),
+     ({"oversample": 1.5, "train_unfinished": True}, "oversample is 1.5, but each step trains on all")],
 )  # fmt: skip
 def test_numbers_out_of_range(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -80,6 +80,8 @@ for name in asked["programs"]:
         "traffic": loop_traffic(text),
         "counted": compiled.cost_analysis()["bytes accessed"],
     }
+if config.tie_embeddings and "head" in weights:
+    weights.pop("embed")  # for prompts only
 out["weights"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(weights))
 out["prompts"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(prefixes.layers))
 out["caches"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.layers, prefixes.layers)))
@@ -160,5 +162,5 @@ def test_shared_prompts_are_read_once() -> None:
         needed = found["weights"] + found["caches"]
         # The count is of the right size: everything once, and not much more.
         assert 0.95 * needed < found["decode"]["traffic"] < 1.3 * needed
-    assert shared["decode"]["traffic"] <= 0.3 * alone["decode"]["traffic"]
-    print({name: [found["decode"][name] for found in (shared, alone)] for name in ("traffic", "counted")})
+    for count in ("traffic", "counted"):  # by the program's text, and by XLA, which counts the core's memories too
+        assert shared["decode"][count] <= 0.3 * alone["decode"][count], count

@@ -7,9 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from conftest import quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models import Policy, decoder
+from jaxrl_llm.sampling.draw import Settings
+from jaxrl_llm.sampling.engine import stream
+from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.weights import loop_params, loop_specs, take_weights
 
 
@@ -71,3 +77,41 @@ def test_the_unembedding_is_padded_to_cut_the_vocabulary(vectors: Any) -> None:
         specs = loop_specs(model.policy, AbstractMesh((4, 2), ("data", "tensor")))
         assert specs["head"] == PartitionSpec("tensor")
         assert jax.tree.structure(specs) == jax.tree.structure(loop)
+
+
+def test_for_a_tpu_rows_of_the_unembedding_are_padded(vectors: Any) -> None:
+    for family, owned in (("llama", "unembed"), ("llama_tied", "embed")):
+        model = vectors(family)
+        D = model.policy.config.hidden_size
+        assert D % 128
+        for tensor, rows in ((1, 257), (2, 512)):
+            loop = loop_params(model.policy, model.params, tensor, True)
+            assert loop["head"].shape == (rows, -(-D // 128) * 128)
+            np.testing.assert_array_equal(loop["head"][:257, :D], model.params[owned])
+            assert not loop["head"][257:].any()
+            assert not loop["head"][:, D:].any()
+            specs = loop_specs(model.policy, AbstractMesh((4, tensor), ("data", "tensor")), whole_lanes=True)
+            assert specs["head"] == (PartitionSpec("tensor") if tensor > 1 else PartitionSpec())
+            assert jax.tree.structure(specs) == jax.tree.structure(loop)
+
+
+@pytest.mark.parametrize("family, filtered", [("llama", False), ("llama_tied", False), ("llama_tied", True)])
+def test_padded_or_not_tokens_are_the_same(vectors: Any, family: str, filtered: bool) -> None:
+    model = vectors(family)
+    filters = Filters(jnp.int32(40), jnp.float32(0.95), jnp.float32(0.0)) if filtered else None
+    settings = Settings(jnp.uint32(3), jnp.float32(1.0), filters, None, jnp.asarray([-1], jnp.int32))
+    requests = [Request((5, 9, 200), 12, 0, number) for number in range(3)]
+    weights = take_weights(model.policy, model.params)
+    assert "head" not in weights.loop
+    padded = weights._replace(loop=loop_params(model.policy, model.params, 1, True))
+    if family == "llama_tied":
+        del padded.loop["embed"]  # not looked at
+    with quick_compiles():
+        plain, found = (
+            sorted(stream(model.policy, w, requests, settings, slots=3), key=lambda done: done.index)
+            for w in (weights, padded)
+        )
+    for a, b in zip(plain, found, strict=True):
+        assert a.tokens.token.tolist() == b.tokens.token.tolist()
+        np.testing.assert_allclose(a.tokens.logp, b.tokens.logp, atol=2e-5)
+        np.testing.assert_allclose(a.tokens.entropy, b.tokens.entropy, atol=2e-5)
