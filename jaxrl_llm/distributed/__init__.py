@@ -1,5 +1,6 @@
 """Meshes and sharding rules."""
 
+from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import check_rows, data_mesh, make_mesh, replicate, shard_rows
 from jaxrl_llm.distributed.sharding import (
     Moved,
@@ -19,6 +20,7 @@ __all__ = [
     "check_rows",
     "data_mesh",
     "describe_sharding",
+    "fully_sharded",
     "make_mesh",
     "named_shardings",
     "parameter_specs",

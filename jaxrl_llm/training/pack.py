@@ -19,6 +19,7 @@ from jaxrl_llm.buckets import bucket
 from jaxrl_llm.models.packing import Level, Packing
 
 LEAST_SHARED = 8  # tokens that a completion must share with another for both to be kept in one tree
+SMALL = 512  # places in packed rows that are not worth another program
 Array = np.ndarray
 
 
@@ -180,8 +181,11 @@ def fewest_places(longest: int, pieces: Callable[[int], Sequence[Pieces]], width
     """
     found = []
     for times in widths:
-        width = bucket(times * longest, per_octave=2)
-        rows = max(bucket(len(first_fit(sizes, width, keys)[2]), 1) for sizes, keys in pieces(width))
+        width = bucket(times * longest, least=16, per_octave=2)
+        made = pieces(width)
+        rows = max(bucket(len(first_fit(sizes, width, keys)[2]), 1) for sizes, keys in made)
+        # Where there is little to save, there shall be few sizes.
+        rows = max(rows, min(SMALL // width, *(len(sizes) for sizes, _ in made)))
         found.append((rows * width * (1.1 if times > 1 else 1), width, rows))
     return min(found)[1:]
 
@@ -192,7 +196,7 @@ def whole_prompts(split: Sequence[Sequence[Family]], groups: int) -> tuple[int, 
     longest = max((root for part in roots for root in part), default=1)
     after = max(int(sum(family.lengths.sum() for family in part)) for part in split)
     # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
-    width, count = bucket(longest), max(groups, *map(len, roots))
+    width, count = bucket(longest, least=16), max(groups, *map(len, roots))
     if count * width - max(map(sum, roots)) > (count * width + after) / 8:
         return fewest_places(longest, lambda _: [(part, [0] * len(part)) for part in roots], (1, 2, 4))
     return width, count

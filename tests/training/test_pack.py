@@ -169,11 +169,18 @@ def test_packed_rows_take_the_fewest_places() -> None:
     def of(sizes: list[int]) -> tuple[list[int], list[int]]:
         return sizes, [0] * len(sizes)
 
-    assert fewest_places(40, lambda _: [of([40, 40, 40])], (1, 2)) == (48, 3)
-    assert fewest_places(30, lambda _: [of([30] * 6), of([30] * 4)], (1, 2)) == (32, 6)
-    assert fewest_places(34, lambda _: [of([34, *[30] * 6])], (1, 2)) == (96, 3)
-    assert fewest_places(34, lambda _: [([34, *[30] * 6], list(range(7)))], (1, 2)) == (48, 7)
-    assert fewest_places(40, lambda width: [of([100] if width >= 100 else [40] * 5)], (1, 2, 4)) == (192, 1)
+    assert fewest_places(400, lambda _: [of([400, 400, 400])], (1, 2)) == (512, 3)
+    assert fewest_places(300, lambda _: [of([300] * 6), of([300] * 4)], (1, 2)) == (384, 6)
+    assert fewest_places(340, lambda _: [of([340, *[220] * 6])], (1, 2)) == (768, 3)
+    assert fewest_places(340, lambda _: [([340, *[220] * 6], list(range(7)))], (1, 2)) == (384, 7)
+    assert fewest_places(400, lambda width: [of([1000] if width >= 1000 else [400] * 5)], (1, 2, 4)) == (1024, 1)
+
+
+def test_small_slices_have_few_sizes() -> None:
+    """Rows of 16 places, up to one for each piece or 512 places."""
+    for sizes in ([5, 5, 5], [14, 2, 9]):
+        assert fewest_places(14, lambda _, sizes=sizes: [(sizes, [0] * 3)], (1,)) == (16, 3)
+    assert fewest_places(16, lambda _: [([2] * 100, [0] * 100)], (1,)) == (16, 32)
 
 
 def test_places_for_actions_are_of_a_short_list() -> None:
