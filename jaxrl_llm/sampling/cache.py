@@ -54,6 +54,11 @@ def each(f: Callable[..., Array], *caches: LayerCache) -> LayerCache:
     return LayerCache(*(None if xs[0] is None else f(*xs) for xs in arrays))  # type: ignore[arg-type]
 
 
+def scales(cache: LayerCache) -> tuple[Array, Array] | None:
+    """Of keys and values, if there are."""
+    return None if cache.key_scale is None or cache.value_scale is None else (cache.key_scale, cache.value_scale)
+
+
 def columns(config: ModelConfig, layer: int, most: int) -> int:
     """How many columns a layer needs for `most` tokens."""
     window = config.window_of_layer[layer]
@@ -154,11 +159,10 @@ def two_part_attention(
     def at_own(
         q: Array, new: LayerCache, cache: LayerCache, count: Array, step: Array, prompt: Part
     ) -> tuple[Array, LayerCache]:
-        scaled = new.key_scale is not None
+        newest = each(lambda x, axis: jnp.squeeze(x, axis), new)
         found = own_attention(
-            q, new.keys[..., 0], new.values[:, :, 0], cache.keys, cache.values, count, step, prompt,
-            new_scales=(new.key_scale[..., 0], new.value_scale[..., 0]) if scaled else None,
-            scales=(cache.key_scale, cache.value_scale) if scaled else None, **numbers,
+            q, newest.keys, newest.values, cache.keys, cache.values, count, step, prompt,
+            new_scales=scales(newest), scales=scales(cache), **numbers,
         )  # fmt: skip
         return found.result, LayerCache(found.keys, found.values, *(found.scales or (None, None)))
 

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.decode_attention.dispatch import IMPLEMENTATIONS, by_platform, check_cache, check_numbers
-from jaxrl_kernels.decode_attention.pallas_kernel import pallas_own, pallas_prompts
+from jaxrl_kernels.decode_attention.pallas_own import pallas_own
+from jaxrl_kernels.decode_attention.pallas_prompts import pallas_prompts
 from jaxrl_kernels.decode_attention.reference import (
     MASKED,
+    Own,
     Part,
     attention_part,
     merge,
@@ -24,6 +26,7 @@ from jaxrl_kernels.decode_attention.reference import (
 __all__ = [
     "IMPLEMENTATIONS",
     "MASKED",
+    "Own",
     "Part",
     "attention_part",
     "decode_attention",
@@ -107,54 +110,76 @@ def decode_attention(
 
 def own_attention(
     q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
     keys: jax.Array,
     values: jax.Array,
     count: jax.Array,
     step: jax.Array,
+    prompt: Part,
     *,
-    key_scale: jax.Array | None = None,
-    value_scale: jax.Array | None = None,
+    new_scales: tuple[jax.Array, jax.Array] | None = None,
+    scales: tuple[jax.Array, jax.Array] | None = None,
     query_scale: float = 1.0,
     softcap: float = 0.0,
     window: int = 0,
     implementation: str | None = None,
     tile: int | None = None,
-) -> Part:
-    """Attention of the newest token of each of B rows to the row's own tokens, in a ring that all rows write together.
+) -> Own:
+    """Attention of the newest token of each of B rows to its prompt and its own tokens, which are kept in a ring.
 
-    At step s every row wrote its token to column s mod S, so column c holds the token of age (step - c) mod S, which is
-    the row's own, and seen, if the age is at most `count` and, with a window, below it. Sums as of `decode_attention`.
+    At step s every row writes its token to column s mod S, so column c holds the token of age (step - c) mod S, which
+    is the row's own, and seen, if the age is at most `count` and, with a window, below it. The newest token's key and
+    value are written first. On TPU the ring is written in place if it is donated, or the carry of a loop.
 
     Args:
       q: [B, K, R, h] queries, float32 or bfloat16.
-      keys: [B, K, h, S], floating or int8.
+      k, v: [B, K, h], key and value of the newest tokens, in the dtype of the ring.
+      keys: [B, K, h, S], floating or int8; the ring.
       values: [B, K, S, h], the dtype of the keys. Entries of columns that are not seen must be finite.
       count: int32[B], own tokens of each row before the newest one; 0 to S - 1.
       step: int32[], 0 or above, of the newest tokens.
-      key_scale, value_scale, query_scale, softcap, implementation, tile: as of `decode_attention`.
+      prompt: what `decode_attention` gave for the rows, weighted f32[B, K, R, h], greatest and total f32[B, K, R].
+      new_scales, scales: what keys and values are to be multiplied with, f32[B, K] of the newest, f32[B, K, S] of the
+        ring; both or neither.
+      query_scale, softcap, implementation, tile: as of `decode_attention`.
       window: 0 for none, else how many tokens back are seen, the newest included. Static.
 
     Returns:
-      weighted f32[B, K, 1, R, h], greatest and total f32[B, K, 1, R].
+      The result [B, K, R, h] in the dtype of q, and the ring with the newest token.
 
     Raises:
       ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
 
-    >>> keys = jnp.log(jnp.array([1.0, 3.0, 5.0])).reshape(1, 1, 1, 3)
-    >>> values = jnp.array([0.0, 1.0, 9.0]).reshape(1, 1, 3, 1)
-    >>> part = own_attention(jnp.ones((1, 1, 1, 1)), keys, values, jnp.array([1]), jnp.int32(3))  # columns 0 and 2
-    >>> print(f"{(part.weighted[..., 0] / part.total).item():.4f} {jnp.exp(part.greatest).item():.4f}")
-    7.5000 5.0000
+    >>> keys = jnp.log(jnp.array([9.0, 3.0, 5.0])).reshape(1, 1, 1, 3)  # column 0 is step 3's, column 2 step 2's
+    >>> values = jnp.array([9.0, 1.0, 6.0]).reshape(1, 1, 3, 1)
+    >>> k, v, nothing = jnp.zeros((1, 1, 1)), jnp.zeros((1, 1, 1)), Part(0.0, jnp.array(MASKED), 0.0)
+    >>> nothing = jax.tree.map(lambda x, n: jnp.full((1,) * n, x), nothing, Part(4, 3, 3))
+    >>> own = own_attention(jnp.ones((1, 1, 1, 1)), k, v, keys, values, jnp.array([1]), jnp.int32(3), nothing)
+    >>> print(own.result.item(), own.values.ravel())
+    5.0 [0. 1. 6.]
     """
     check_numbers(softcap, window, implementation, tile)
     if q.ndim != 4 or q.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"q must be float32 or bfloat16 [B, K, R, h], found {q.dtype}{list(q.shape)}")
-    B, K, _, h = q.shape
-    check_cache((B, K, h), keys, values, key_scale, value_scale)
+    B, K, R, h = q.shape
+    check_cache((B, K, h), keys, values, *(scales or (None, None)))
     for name, x, shape in (("count", count, (B,)), ("step", step, ())):
         if jnp.shape(x) != shape or not jnp.issubdtype(jnp.asarray(x).dtype, jnp.integer):
             raise ValueError(f"{name} must be int32{list(shape)}, found {jnp.asarray(x).dtype}{list(jnp.shape(x))}")
+    for name, x in (("k", k), ("v", v)):
+        if x.shape != (B, K, h) or x.dtype != keys.dtype:
+            raise ValueError(f"{name} must be {keys.dtype}[{B}, {K}, {h}], found {x.dtype}{list(x.shape)}")
+    for name, x, sums in zip(Part._fields, prompt, ((B, K, R, h), (B, K, R), (B, K, R)), strict=True):
+        if x.shape != sums or x.dtype != jnp.float32:
+            raise ValueError(f"prompt.{name} must be float32{list(sums)}, found {x.dtype}{list(x.shape)}")
+    if (new_scales is None) != (scales is None):
+        raise ValueError("give new_scales and scales, or neither of them")
+    for x in new_scales or ():
+        if x.shape != (B, K):
+            raise ValueError(f"new_scales must be float32[{B}, {K}], found {x.dtype}{list(x.shape)}")
     numbers: dict[str, Any] = {"query_scale": float(query_scale), "softcap": float(softcap), "window": window}
-    operands = q, keys, values, count.astype(jnp.int32), jnp.asarray(step, jnp.int32), key_scale, value_scale
+    count, step = count.astype(jnp.int32), jnp.asarray(step, jnp.int32)
+    operands = q, k, v, keys, values, count, step, prompt, new_scales, scales
     kernel = partial(pallas_own, **numbers, tile=tile)
     return by_platform(partial(reference_own, **numbers), kernel, implementation, *operands)

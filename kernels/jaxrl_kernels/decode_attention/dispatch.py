@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.decode_attention.pallas_kernel import LANES
-from jaxrl_kernels.decode_attention.reference import Part
+from jaxrl_kernels.decode_attention.tiles import LANES
 from jaxrl_kernels.logprob import _vary_together
+
+Result = TypeVar("Result")
 
 IMPLEMENTATIONS = ("pallas", "reference")
 
 
 def by_platform(
-    reference: Callable[..., Part], kernel: Callable[..., Part], implementation: str | None, *operands: Any
-) -> Part:
+    reference: Callable[..., Result], kernel: Callable[..., Result], implementation: str | None, *operands: Any
+) -> Result:
     """The result of one of them, of operands of which the first are the queries.
 
     The platform is the one that the program is lowered for, so a program compiled ahead of time gets its kernel.
@@ -26,7 +27,7 @@ def by_platform(
     if implementation == "reference" or 0 in operands[0].shape:
         return reference(*operands)
 
-    def pallas(*operands: Any, interpret: bool) -> Part:
+    def pallas(*operands: Any, interpret: bool) -> Result:
         # A kernel has no rule for a derivative.
         return kernel(*jax.lax.stop_gradient(_vary_together(*operands)), interpret=interpret)
 

@@ -20,6 +20,15 @@ class Part(NamedTuple):
     total: Array  # f32[N, K, W, R]
 
 
+class Own(NamedTuple):
+    """Attention to a prompt and to a row's own tokens, and the ring with the newest of them."""
+
+    result: Array  # [B, K, R, h]
+    keys: Array  # [B, K, h, S]
+    values: Array  # [B, K, S, h]
+    scales: tuple[Array, Array] | None = None  # f32[B, K, S] of keys and of values
+
+
 def visible_prompt(length: Array, position: Array, S: int, window: int) -> Array:
     """bool[P, W, S]: which columns of prompts of these lengths int32[P] the tokens at position int32[P, W] see.
 
@@ -103,19 +112,37 @@ def reference_prompts(
     return attention_part(q, keys, values, visible, key_scale, value_scale, query_scale, softcap)
 
 
+def write_scales(scales: tuple[Array, Array], new: tuple[Array, Array], place: Array) -> tuple[Array, Array]:
+    """Scales f32[B, K, S] of a ring, with the new ones f32[B, K] in column `place`."""
+    write = lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x[..., None], place, 2)  # noqa: E731
+    return write(scales[0], new[0]), write(scales[1], new[1])
+
+
 def reference_own(
     q: Array,
+    k: Array,
+    v: Array,
     keys: Array,
     values: Array,
     count: Array,
     step: Array,
-    key_scale: Array | None,
-    value_scale: Array | None,
+    prompt: Part,
+    new_scales: tuple[Array, Array] | None,
+    scales: tuple[Array, Array] | None,
     *,
     query_scale: float,
     softcap: float,
     window: int,
-) -> Part:
-    """`own_attention`."""
-    visible = visible_own(count, step, keys.shape[3], window)
-    return attention_part(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
+) -> Own:
+    """`own_attention`; scales are those of keys and of values."""
+    S = keys.shape[3]
+    place = step % S
+    keys = jax.lax.dynamic_update_slice_in_dim(keys, k[..., None], place, 3)
+    values = jax.lax.dynamic_update_slice_in_dim(values, v[:, :, None], place, 2)
+    if scales is not None and new_scales is not None:
+        scales = write_scales(scales, new_scales, place)
+    visible = visible_own(count, step, S, window)
+    key_scale, value_scale = scales or (None, None)
+    mine = attention_part(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
+    y = merge(Part(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
+    return Own(y.astype(q.dtype), keys, values, scales)

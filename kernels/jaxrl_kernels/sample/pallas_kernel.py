@@ -5,7 +5,8 @@ their place while the tiles pass, so they stay in VMEM until the row block is do
 tile live in VMEM only. A last tile that is not full reads undefined rows of the unembedding: its columns past the end
 are excluded. Undefined rows of a last row block are never written back.
 
-Where D is not a multiple of 128, XLA may choose to keep the unembedding transposed and copy it before the kernel.
+Where D is not a multiple of 128, XLA may choose to keep the unembedding transposed and copy it before the kernel: a
+matrix that is used often is better padded by zeros, and the hidden states too.
 """
 
 from __future__ import annotations

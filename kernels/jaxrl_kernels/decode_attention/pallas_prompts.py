@@ -1,0 +1,152 @@
+"""`decode_attention` as one Pallas kernel for TPU (Mosaic); in interpret mode it runs anywhere.
+
+The grid is (blocks of prompt slots, blocks of heads, tiles of columns), tiles innermost. All queries of a slot meet a
+tile at once, so keys and values come from memory once however many rows continue a prompt, and logits and their
+exponentials live in VMEM only. The sums of a block are output blocks that keep their place while tiles pass (Milakov
+and Gimelshein 2018, https://arxiv.org/abs/1805.02867, for the running maximum).
+
+Where a slot has several tiles, those behind a prompt's end are not computed, nor fetched: their index is that of the
+last tile in use, which is there. Where all columns are one tile, several slots make a block, for steps of the grid cost
+time too.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxrl_kernels.decode_attention.reference import MASKED, Part
+from jaxrl_kernels.decode_attention.tiles import add_tile, block_sizes, by_lanes
+
+Array = jax.Array
+
+
+def _kernel(
+    length: Any,
+    q: Any,
+    keys: Any,
+    values: Any,
+    *rest: Any,
+    columns: int,
+    window: int,
+    scaled: bool,
+    value_axis: int,
+    key_axis: int,
+    query_scale: float,
+    softcap: float,
+) -> None:
+    """One tile for one block of slots and heads.
+
+    length: int32[P] in SMEM; q [n, m, Q, h], keys and values of n slots and m heads with the columns along key_axis and
+    value_axis (0 or 1) of each; rest: positions int32[n, Q, 1] if there is a window, scales f32[n, m, 1, T], results.
+    """
+    weighted, greatest, total = rest[-3:]
+    position = rest[0] if window else None
+    key_scale, value_scale = rest[-5:-3] if scaled else (None, None)
+    block, number, tile = pl.program_id(0), pl.program_id(2), keys.shape[2 + key_axis]
+    first = number * tile
+
+    @pl.when(number == 0)
+    def _() -> None:
+        weighted[...] = jnp.zeros_like(weighted)
+        greatest[...] = jnp.full_like(greatest, MASKED)
+        total[...] = jnp.zeros_like(total)
+
+    def look(slot: int) -> None:
+        tokens = length[block * keys.shape[0] + slot]
+        column = first + jax.lax.broadcasted_iota(jnp.int32, (1, tile), 1)
+        at = jnp.maximum(tokens - columns, 0) + column
+        seen = (at < tokens) & (column < columns)
+        if position is not None:
+            seen = seen & (position[slot] - at < window)
+        for head in range(keys.shape[1]):
+            here = slot, head
+            scales = (key_scale[here], value_scale[here]) if scaled else (None, None)
+            add_tile(
+                (weighted, greatest, total), here, q[here], keys[here], values[here], seen, *scales, key_axis=key_axis,
+                value_axis=value_axis, query_scale=query_scale, softcap=softcap, first=first, columns=columns,
+            )  # fmt: skip
+
+    if keys.shape[0] == 1:
+        pl.when(first < length[block])(lambda: look(0))
+    else:
+        for slot in range(keys.shape[0]):
+            look(slot)
+
+
+def pallas_prompts(
+    q: Array,
+    keys: Array,
+    values: Array,
+    length: Array,
+    position: Array,
+    key_scale: Array | None,
+    value_scale: Array | None,
+    *,
+    query_scale: float,
+    softcap: float,
+    window: int,
+    tile: int | None = None,
+    interpret: bool = False,
+) -> Part:
+    """As `reference_prompts`, by the kernel. Rows that see nothing have sums of 0."""
+    P, K, W, R, h = q.shape
+    S, Q = keys.shape[3], W * R
+    n, m, tile = block_sizes(P, K, Q, h, S, keys.dtype.itemsize, tile)
+
+    def used(p: Any, t: Any, length: Any) -> Any:
+        """Behind the end of a slot the last tile in use stays: it is not fetched again."""
+        return t if n > 1 else jnp.minimum(t, jax.lax.div(jnp.maximum(length[p] - 1, 0), jnp.int32(tile)))
+
+    of_block = lambda *shape: pl.BlockSpec((n, m, *shape), lambda p, k, t, length: (p, k, 0, 0))  # noqa: E731
+    along = lambda rows: pl.BlockSpec(  # noqa: E731
+        (n, m, rows, tile), lambda p, k, t, length: (p, k, 0, used(p, t, length))
+    )
+    down = pl.BlockSpec((n, m, tile, h), lambda p, k, t, length: (p, k, used(p, t, length), 0))
+    # Turned round as a TPU keeps them, for the kernel takes rows of lanes only, and XLA would make them by a copy.
+    key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))
+    operands = [
+        q.reshape(P, K, Q, h),
+        keys if key_axis else keys.swapaxes(2, 3),
+        values.swapaxes(2, 3) if value_axis else values,
+    ]
+    specs = [of_block(Q, h), *(along(h) if axis else down for axis in (key_axis, value_axis))]
+    if window:
+        operands.append(jnp.repeat(position, R, axis=1)[..., None])
+        specs.append(pl.BlockSpec((n, Q, 1), lambda p, k, t, length: (p, 0, 0)))
+    scales = [x[:, :, None] for x in (key_scale, value_scale) if x is not None]  # [P, K, 1, S]
+    operands += scales
+    specs += [along(1)] * len(scales)
+
+    axes = jax.typeof(q).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
+    shapes = (P, K, Q, h), (P, K, Q, 1), (P, K, Q, 1)
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32, manual_axis_type=axes) for shape in shapes]
+    arrays: list[Any] = [length, *operands, *results]
+    sums = pl.pallas_call(
+        partial(
+            _kernel, columns=S, window=window, scaled=bool(scales), key_axis=key_axis, value_axis=value_axis,
+            query_scale=query_scale, softcap=softcap,
+        ),
+        out_shape=results,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(P // n, K // m, pl.cdiv(S, tile)),
+            in_specs=specs,
+            out_specs=[of_block(Q, h), of_block(Q, 1), of_block(Q, 1)],
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * P * K * Q * S * h,
+            transcendentals=(2 if softcap else 1) * P * K * Q * S,
+            bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),  # each once
+        ),
+        interpret=interpret,
+        name="decode_attention",
+    )(length, *operands)  # fmt: skip
+    return Part(sums[0].reshape(q.shape), *(x.reshape(P, K, W, R) for x in sums[1:]))

@@ -1,0 +1,112 @@
+"""What the Pallas kernels of this package share: sizes of their blocks, and what one tile of a cache adds to a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_kernels.decode_attention.reference import MASKED
+
+Array = jax.Array
+
+LANES, SUBLANES = 128, 8
+BUFFER_BYTES = 2**20  # of a tile of keys or of values; each is held twice
+LOGITS = 2**18  # in a tile, of one head: 1 MiB
+QUERIES = 1024  # of a block of heads
+UNROLLED = 16  # heads of all slots in a block
+
+
+def default_heads(heads: int, queries: int, width: int, itemsize: int) -> int:
+    """Heads in a block: as many as divide theirs evenly and fit the buffers, for a step of the grid costs time too."""
+    fits = lambda n: n * queries <= QUERIES and n * width * LANES * itemsize <= BUFFER_BYTES  # noqa: E731
+    return max((n for n in range(1, heads + 1) if heads % n == 0 and fits(n)), default=1)
+
+
+def default_tile(columns: int, heads: int, queries: int, width: int, itemsize: int) -> int:
+    """Columns in a tile: the greatest multiple of LANES that fits the buffers, or all columns if they do."""
+    most = min(BUFFER_BYTES // (heads * width * itemsize), LOGITS // queries) // LANES * LANES
+    return min(columns, max(LANES, most))
+
+
+def default_slots(slots: int, heads: int, queries: int, width: int, columns: int, itemsize: int) -> int:
+    """Slots in a block whose tile is all columns: as many as divide theirs evenly, fit the buffers and are unrolled."""
+
+    def fits(n: int) -> bool:
+        rows = n * heads
+        size = rows * width * max(columns, LANES) * itemsize
+        return rows <= UNROLLED and rows * queries <= QUERIES and size <= BUFFER_BYTES
+
+    return max((n for n in range(1, slots + 1) if slots % n == 0 and fits(n)), default=1)
+
+
+def block_sizes(
+    slots: int, heads: int, queries: int, width: int, columns: int, itemsize: int, tile: int | None
+) -> tuple[int, int, int]:
+    """Slots, heads and columns of a block. tile: columns that were asked for, or None."""
+    m = default_heads(heads, queries, width, itemsize)
+    tile = min(columns, tile) if tile else default_tile(columns, m, queries, width, itemsize)
+    whole = tile == columns and m == heads
+    return default_slots(slots, heads, queries, width, columns, itemsize) if whole else 1, m, tile
+
+
+def by_lanes(columns: int, width: int, natural: bool) -> bool:
+    """Whether a TPU keeps an array of vectors with its columns innermost: in tiles of 8 x 128 the way that pads less.
+
+    natural: whether they are so in the array's own order, which is kept if neither pads less.
+    """
+    padded = lambda rows, lanes: -(-rows // SUBLANES) * SUBLANES * -(-lanes // LANES) * LANES  # noqa: E731
+    innermost, outermost = padded(width, columns), padded(columns, width)
+    return natural if innermost == outermost else innermost < outermost
+
+
+def capped(logits: Array, query_scale: float, softcap: float) -> Array:
+    """Products of queries and keys as logits."""
+    logits = logits * query_scale
+    return softcap * jnp.tanh(logits / softcap) if softcap else logits
+
+
+def add_tile(
+    sums: tuple[Any, Any, Any],
+    here: tuple[int, int],
+    q: Array,
+    keys: Array,
+    values: Array,
+    seen: Array,
+    key_scale: Array | None,
+    value_scale: Array | None,
+    *,
+    key_axis: int,
+    value_axis: int,
+    query_scale: float,
+    softcap: float,
+    first: Any,
+    columns: int,
+) -> None:
+    """Add a tile of T columns, first, first + 1, ..., to the running sums of the queries q [Q, h] of a slot and head.
+
+    sums: references to weighted f32[n, m, Q, h], greatest and total f32[n, m, Q, 1]; here: the slot and the head in
+    them. keys, values: [h, T] or [T, h], their columns along key_axis and value_axis; seen: bool, broadcasts to [Q, T],
+    false from `columns` on, where a tile holds anything, NaN too; scales: f32[1, T].
+    """
+    weighted, greatest, total = sums
+    contract = (((1,), (1 - key_axis,)), ((), ()))
+    logits = jax.lax.dot_general(q, keys.astype(q.dtype), contract, preferred_element_type=jnp.float32)
+    logits = capped(logits if key_scale is None else logits * key_scale, query_scale, softcap)
+    logits = jnp.where(seen, logits, MASKED)
+    before = greatest[here]
+    now = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
+    weights = jnp.where(seen, jnp.exp(logits - now), 0.0)
+    fade = jnp.exp(before - now)
+    greatest[here] = now
+    total[here] = fade * total[here] + jnp.sum(weights, axis=1, keepdims=True)
+    if value_scale is not None:
+        weights = jnp.where(seen, weights * value_scale, 0.0)
+    v = values.astype(q.dtype)
+    if columns % v.shape[value_axis]:
+        place = first + jax.lax.broadcasted_iota(jnp.int32, v.shape, value_axis)
+        v = jnp.where(place < columns, v, jnp.zeros_like(v))
+    contract = (((1,), (value_axis,)), ((), ()))
+    new = jax.lax.dot_general(weights.astype(q.dtype), v, contract, preferred_element_type=jnp.float32)
+    weighted[here] = fade * weighted[here] + new

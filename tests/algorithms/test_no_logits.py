@@ -1,0 +1,81 @@
+"""No method builds an array of rows x length x vocabulary: not for its needs, its credit, its loss nor its gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.reporting.credit import stand_in
+from jaxrl_llm.training.provide import provide
+from jaxrl_llm.training.steps import plan_steps
+from jaxrl_llm.training.update import gradient
+from jaxrl_llm.trajectory import Trajectories
+
+N, L, V, D = 8, 64, 30_000, 8
+CONFIG = ModelConfig(
+    family="llama", vocab_size=V, hidden_size=D, intermediate_size=12, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=4, norm_epsilon=1e-5, tie_embeddings=True, rope_of_layer=(0, 0), window_of_layer=(0, 0), query_scale=0.5,
+)  # fmt: skip
+ALL_LOGITS = N * (L - 4) * V  # of the actions
+
+
+def batch_of_groups() -> Trajectories:
+    place, random = np.arange(L), np.random.default_rng(0)
+    action = jnp.broadcast_to(place >= 4, (N, L))
+    owner = jnp.arange(N, dtype=jnp.int32) // 4
+    tokens = np.where(place < 4, np.arange(N)[:, None] // 4, random.integers(0, V, (N, L)))
+    reward = (jnp.arange(N) % 3 == 0).astype(jnp.float32)
+    return Trajectories(
+        tokens=jnp.asarray(tokens, jnp.int32), token_mask=jnp.ones((N, L), bool), action_mask=action,
+        behaviour_logp=jnp.where(action, -9.0, 0.0), policy_step=jnp.zeros((N, L), jnp.int32),
+        turn=jnp.where(action, 0, -1), group=owner, prompt_id=owner, truncated=owner < 0, temperature=jnp.ones(N),
+        reward=reward, rewards={"right": reward}, entropy=jnp.where(action, 2.0, 0.0),
+    )  # fmt: skip
+
+
+def largest(jaxpr: Any) -> int:
+    """The most numbers of any array that a program, or one that it calls, works out."""
+    sizes = [int(np.prod(v.aval.shape)) for e in jaxpr.eqns for v in e.outvars if hasattr(v.aval, "shape")]
+    inner = [
+        largest(getattr(parameter, "jaxpr", parameter))
+        for e in jaxpr.eqns
+        for parameter in jax.tree.leaves(e.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"))
+        if hasattr(getattr(parameter, "jaxpr", parameter), "eqns")
+    ]
+    return max([*sizes, *inner, 0])
+
+
+def test_whole_logits_would_be_seen() -> None:
+    policy, params, batch = Policy(CONFIG), init_params(jax.random.key(0), CONFIG), batch_of_groups()
+    program = jax.make_jaxpr(lambda params: policy.logits(params, batch.tokens))(params)
+    assert largest(program.jaxpr) >= ALL_LOGITS
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
+    algorithm = algorithms.get(name)
+    policy, params = Policy(CONFIG), init_params(jax.random.key(0), CONFIG)
+    asked = {value_of(need)[0] for need in algorithm.needs}
+    if "values" in asked:
+        critic = Critic(kind="shared", heads=int(max(values_of(algorithm.needs, "values"), default=1)))
+        policy = dataclasses.replace(policy, critic=critic)
+        params = init_critic(jax.random.key(1), policy, params, critic)
+    batch, _, _ = stand_in(batch_of_groups(), algorithm.needs)
+    steps = plan_steps(batch, micro_batches=2)
+
+    def iteration(params: Any, batch: Trajectories) -> Any:
+        batch = provide(policy, algorithm.needs, params, params, batch, steps=steps)
+        _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
+        return gradient(policy, algorithm.objective, params, ready, layout=steps.slices[1])
+
+    assert V * D < ALL_LOGITS / 8
+    assert largest(jax.make_jaxpr(iteration)(params, batch).jaxpr) < ALL_LOGITS / 2
