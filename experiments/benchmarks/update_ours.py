@@ -22,6 +22,7 @@ from update_worker import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, questions, 
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.compilation import compiles, count_compiles
+from jaxrl_llm.heap import give_back
 from jaxrl_llm.models import Policy, lora
 from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
@@ -152,6 +153,7 @@ def iterations(
         scores = np.array([variety(completion) for completion in done], np.float32)
         sampled = time.perf_counter() - begin
         batch = batch.replace(rewards={"variety": jnp.asarray(scores)}, reward=jnp.asarray(scores))
+        give_back()  # as the loop does
         plan = plan_steps(batch, micro_batches=micro_batches)
         memory, batch = prepare(algorithm.transform, memory, batch)
         learner, metrics = one_step(learner, batch, plan)

@@ -49,21 +49,6 @@ def empty_cache(config: ModelConfig, rows: int, slots: int, dtype: Any, stacked:
     return Cache(zeros(), zeros(), marks, marks, jnp.int32(0))
 
 
-def share_cache(cache: Cache, rows: jax.Array, room: int) -> Cache:
-    """The cache of a prompt for each of its rows, with room for more tokens. rows int32[N]: the prompt of each row."""
-
-    def share(x: jax.Array) -> jax.Array:
-        """[..., P, K, S, h] -> [..., N, K, S + room, h]"""
-        padding = [(0, 0)] * (x.ndim - 2) + [(0, room), (0, 0)]
-        return jnp.pad(jnp.take(x, rows, axis=x.ndim - 4), padding)
-
-    def marks(x: jax.Array) -> jax.Array:
-        return jnp.pad(x[rows], ((0, 0), (0, room)))
-
-    keys, values = jax.tree.map(share, cache.keys), jax.tree.map(share, cache.values)
-    return Cache(keys, values, marks(cache.positions), marks(cache.segments), cache.length)
-
-
 def unstack(params: Params) -> Params:
     """The same parameters with one dict a layer. Inside jit this copies the weights once."""
     layers = params["layers"]

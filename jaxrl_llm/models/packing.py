@@ -103,44 +103,55 @@ def _chains(source: Array, real: Array, before: Array | int) -> Level:
 def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packing) -> Array:
     """The hidden states [M, D] that actions were chosen from. tokens int32[N, L], of the batch.
 
-    Every packed token goes through the model once, forward and backward; branches see the keys and values of their
-    root row. Differentiable with respect to params.
+    Every packed token goes through the model once, forward and backward: both levels side by side through each layer,
+    where branches see the keys and values of their root row. Differentiable with respect to params.
     """
-    flat, places = tokens.reshape(-1), placement(policy.config, policy.mesh)
-    roots, branches, config = packing.roots, packing.branches, policy.config
+    config, levels = policy.config, [packing.roots] + ([] if packing.branches is None else [packing.branches])
+    where = placement(config, policy.mesh)
+    # Lanes are spread over devices, each with some roots and the branches that continue them.
+    data = 1 if policy.mesh is None else policy.mesh.shape.get("data", 1)
+    lanes = data if packing.parent is None and all(level.source.shape[0] % data == 0 for level in levels) else 1
+    places = [level.source.size // lanes for level in levels]
 
-    def see(q: Array, k: Array, v: Array, level: Level, seen: Level, window: Any) -> Array:
-        number = level.enter[:, :, None]
-        visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
-        if any(config.window_of_layer):
-            distance = level.position[:, :, None] - seen.position[:, None]
-            visible &= (distance < window) | (window == 0)
-        return decoder.attention(q, k, v, visible, config)
+    def beside(xs: list[Array]) -> Array:
+        """Arrays [R, W, ...] of the levels as [lanes, places, ...]."""
+        return jnp.concatenate([x.reshape(lanes, -1, *x.shape[2:]) for x in xs], axis=1)
 
-    def of_roots(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, Any]:
-        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-        return see(q, k, v, roots, roots, window), None if branches is None else (k, v)
+    def apart(x: Array) -> list[Array]:
+        """The inverse of `beside`."""
+        parts = jnp.split(x, places[:1], axis=1) if len(levels) > 1 else [x]
+        return [part.reshape(*level.source.shape, *x.shape[2:]) for level, part in zip(levels, parts, strict=True)]
 
-    # Padding may stand for any token.
-    options = {"remat": policy.remat, "placement": places}
-    found, memory = policy.run(params, flat[roots.source], roots.position, of_roots, **options)
-    states = found.reshape(-1, found.shape[-1])
-    if branches is not None:
-        each = branches.source.shape[0] // roots.source.shape[0]
+    def continued(x: Array) -> Array:
+        """What the root row of each row of branches has."""
+        each = levels[-1].source.shape[0] // levels[0].source.shape[0]
+        return jnp.repeat(x, each, axis=0) if packing.parent is None else x[packing.parent]
 
-        def continued(x: Array) -> Array:
-            """What the root row of each row of branches has."""
-            return jnp.repeat(x, each, axis=0) if packing.parent is None else x[packing.parent]
+    seen = levels[:1]
+    if len(levels) > 1:
+        seen = [*seen, jax.tree.map(lambda a, b: jnp.concatenate([continued(a), b], axis=1), *levels)]
+    visible = [_visible(level, keys) for level, keys in zip(levels, seen, strict=True)]
 
-        seen = jax.tree.map(lambda a, b: jnp.concatenate([continued(a), b], axis=1), roots, branches)
+    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
+        keys, values = ([x.swapaxes(1, 2) for x in apart(y)] for y in (k, v))
+        if len(levels) > 1:
+            keys, values = ([x[0], jnp.concatenate([continued(x[0]), x[1]], axis=2)] for x in (keys, values))
+        out = []
+        for query, key, value, level, all_seen, sees in zip(apart(q), keys, values, levels, seen, visible, strict=True):
+            if any(config.window_of_layer):
+                distance = level.position[:, :, None] - all_seen.position[:, None]
+                sees = sees & ((distance < window) | (window == 0))
+            out.append(decoder.attention(query, key, value, sees, config))
+        return beside(out), None
 
-        def of_branches(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, Any]:
-            k, v = (
-                jnp.concatenate([continued(old), new.transpose(0, 2, 1, 3)], axis=2)
-                for old, new in zip(memory, (k, v), strict=True)
-            )
-            return see(q, k, v, branches, seen, window), None
+    # Where there is no token any will do.
+    source, position = (beside([getattr(level, name) for level in levels]) for name in ("source", "position"))
+    hidden, _ = policy.run(params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where)
+    states = jnp.concatenate([x.reshape(-1, x.shape[-1]) for x in apart(hidden)])
+    return where.states(states[packing.state], True)
 
-        found, _ = policy.run(params, flat[branches.source], branches.position, of_branches, memory, **options)
-        states = jnp.concatenate([states, found.reshape(-1, found.shape[-1])])
-    return places.states(states[packing.state], True)
+
+def _visible(level: Level, seen: Level) -> Array:
+    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees."""
+    number = level.enter[:, :, None]
+    return (seen.enter[:, None] <= number) & (number < seen.leave[:, None])

@@ -49,7 +49,7 @@ optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, epsilon=1e-4), 2)
 
 SHARDED = """
 import dataclasses
-from jaxrl_llm.distributed import make_mesh, shard_params
+from jaxrl_llm.distributed import fully_sharded, make_mesh, shard_params
 from jaxrl_llm.training.provide import outputs_of
 from jaxrl_llm.training.steps import plan_steps
 
@@ -57,10 +57,15 @@ assert len(jax.devices()) == 4
 alone, rows_only, both = data_mesh(jax.devices()[:1]), data_mesh(), make_mesh(2, 2)
 assert dict(rows_only.shape) == {"data": 4} and dict(alone.shape) == {"data": 1}
 
-def run(mesh):
+def run(mesh, in_pieces=False):
     on_mesh = dataclasses.replace(policy, mesh=mesh)
     copy = shard_params(jax.tree.map(jnp.copy, params), policy.config, mesh)
     state = init_state(copy, optimizer)
+    if in_pieces:
+        state = jax.device_put(state, fully_sharded(state, policy.config, mesh))
+        copy = jax.tree.map(jnp.copy, state.params)
+        shards = [x.addressable_shards[0].data.size / x.size for x in jax.tree.leaves(state) if x.ndim > 2]
+        assert set(shards) == {1 / 4}, "matrices and their moments are cut by all devices"
     steps = plan_steps(batch, minibatches=2, seed=3, mesh=mesh)
     devices = mesh.shape["data"]
     assert steps.packing.branches.source.shape[3] % devices == 0
@@ -77,8 +82,8 @@ def run(mesh):
 
 one = run(alone)
 assert one[1]["finite"] == 1 and one[1]["grad_norm"] > 1e-3
-for mesh in (rows_only, both):
-    many = run(mesh)
+for mesh, in_pieces in ((rows_only, False), (both, False), (both, True)):
+    many = run(mesh, in_pieces)
     np.testing.assert_allclose(many[2], one[2], atol=2e-5)
     for name, value in one[1].items():
         np.testing.assert_allclose(many[1][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
