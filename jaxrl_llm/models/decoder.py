@@ -10,6 +10,7 @@ low-rank adapters of its projections too (`lora`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -22,6 +23,8 @@ from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.rope import rotate, rotation
 
 Params = dict[str, Any]
+# Whether layers are computed again in the backward pass; or what of them is kept, one of jax.checkpoint_policies.
+Remat = bool | Callable[..., bool]
 MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
 LOGITS = 2**28  # of attention at a time: a gibibyte of float32
 
@@ -145,7 +148,7 @@ def run(
     memory: Any = None,
     *,
     dtype: Any = None,
-    remat: bool = False,
+    remat: Remat = False,
     placement: Placement = ANYWHERE,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and what `attend` made of the layers' memory.
@@ -184,7 +187,10 @@ def run(
             y = rms_norm(y, layer["mlp_post_norm"], config)
         return place(x + y, False), remembered
 
-    block: Any = jax.checkpoint(run_layer, prevent_cse=False) if remat else run_layer
+    block: Any = run_layer
+    if remat:
+        keep = remat if callable(remat) else None
+        block = jax.checkpoint(run_layer, prevent_cse=False, policy=keep)
     layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
     if isinstance(layers, tuple):
         memories = (None,) * len(layers) if memory is None else memory
@@ -208,7 +214,7 @@ def forward(
     cache: Cache | None = None,
     *,
     dtype: Any = None,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and the cache with these tokens in it.
 
@@ -216,7 +222,7 @@ def forward(
     tokens (by slot, not by position) of its own segment, and 0 is padding, which nothing sees. Padding may stand
     anywhere. With a cache the tokens take its next L slots. `dtype` is that of the computation (default: of the
     parameters); norms, rotations, attention logits and softmax are float32. `remat` recomputes each layer in the
-    backward pass.
+    backward pass; see `Remat`.
     """
     L = tokens.shape[1]
     if cache is None:

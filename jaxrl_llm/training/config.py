@@ -116,6 +116,8 @@ class TrainConfig:
     """Where a reference policy is kept while it is not used: host spares an accelerator's memory for a copy a step."""
     remat: bool = True
     """Recompute activations in the backward pass instead of keeping them."""
+    keep_projections: bool = False
+    """With remat, keep what matrices of weights give, and recompute only the rest: faster where there is memory."""
 
     eval_prompts: str | None = None
     """Held-out prompts, given like `prompts`; by default from the same source (another seed, or set aside)."""

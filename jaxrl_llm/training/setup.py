@@ -17,6 +17,7 @@ from jaxrl_llm.distributed.sharding import to_host
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting import compare
@@ -103,8 +104,11 @@ def with_critic(config: TrainConfig, algorithm: Algorithm, policy: Policy, param
 
 def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Params, Any]:
     """Policy, initial parameters (the critic's among them) and tokenizer of a run."""
+    remat: Remat = config.remat
+    if remat and config.keep_projections:
+        remat = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=config.remat
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat
     )
     return *with_critic(config, algorithm, policy, params), tokenizer
 

@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.training.pack import Rows, pack
+from jaxrl_llm.training.families import Rows
+from jaxrl_llm.training.pack import pack
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.training.pack import Family, Member, Rows, _share, fewest_places, first_fit, pack, subtrees
+from jaxrl_llm.training.families import Family, Member, Rows, subtrees
+from jaxrl_llm.training.pack import _share, fewest_places, first_fit, pack
 from jaxrl_llm.trajectory import Trajectories
 
 
