@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import time
 from functools import partial
 from typing import Any
@@ -85,8 +86,7 @@ def batch_of(rows: int, place: Any) -> Trajectories:
 
 def bytes_of(tree: Any) -> int:
     """On one chip."""
-    sizes = (x.dtype.itemsize * jnp.prod(jnp.array(x.sharding.shard_shape(x.shape))) for x in jax.tree.leaves(tree))
-    return int(sum(sizes))
+    return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
 
 
 def measure(case: Case) -> dict[str, float]:

@@ -55,6 +55,7 @@ print("RESULT" + json.dumps({
     "smollm": report(*smollm, jnp.float32, {}, unembedding=jnp.float32),
     "truncated": report("v5e:2x2", 300, 100, 5003, jnp.bfloat16, truncated, floor=True),
     "v6e": report("v6e:2x2", 200, 512, 50257, jnp.float32, {}),
+    "wide": report("v5p:2x2x1", 2048, 8192, 9000, jnp.bfloat16, {}),
     "one row": report("v6e:2x2", 1, 1024, 20000, jnp.bfloat16, {}),
 }))
 """

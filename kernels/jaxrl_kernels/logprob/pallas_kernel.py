@@ -231,14 +231,14 @@ def _call(
 
 
 def _vmem(of: Plan, inputs: Inputs, results: list[_Result]) -> int:
-    """Bytes of VMEM that a kernel may take: its blocks twice, and some copies of a tile's logits."""
+    """Bytes of VMEM that a kernel may take: its blocks twice, a turned copy, and some copies of a tile's logits."""
     hidden, unembedding = inputs.hidden, inputs.unembedding
     width = pl.cdiv(hidden.shape[1], LANES) * LANES
     blocks = of.rows * width * hidden.dtype.itemsize + of.tile * width * unembedding.dtype.itemsize
     blocks += 2 * of.rows * LANES * 4  # targets and the table
     blocks += sum(of.rows * r.width * jnp.dtype(r.dtype).itemsize for r in results)
     converted = 0 if hidden.dtype == unembedding.dtype else (of.rows + of.tile) * width * 4
-    return max(16 * MIB, 2 * blocks + converted + 8 * of.rows * of.tile * 4 + 4 * MIB)
+    return max(16 * MIB, 3 * blocks + converted + 8 * of.rows * of.tile * 4 + 4 * MIB)
 
 
 def pallas_sums(inputs: Inputs, of: Plan) -> Sums:
