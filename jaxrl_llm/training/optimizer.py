@@ -1,5 +1,5 @@
-"""The optimiser as a value: warm-up, schedule, clipping by global norm and masked weight decay, all from optax; and how
-much memory its state takes.
+"""The optimiser as a value: warm-up, schedule and masked weight decay from optax, clipping and moments in place
+(`moments`); and how much memory its state takes.
 
 Bytes of state for each parameter, by `moments`:
 

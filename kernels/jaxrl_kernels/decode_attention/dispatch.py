@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.decode_attention.tiles import LANES
-from jaxrl_kernels.logprob import _vary_together
+from jaxrl_kernels.logprob.dispatch import vary_together
 
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ def by_platform(
 
     def pallas(*operands: Any, interpret: bool) -> Result:
         # A kernel has no rule for a derivative.
-        return kernel(*jax.lax.stop_gradient(_vary_together(*operands)), interpret=interpret)
+        return kernel(*jax.lax.stop_gradient(vary_together(*operands)), interpret=interpret)
 
     elsewhere = reference if implementation is None else partial(pallas, interpret=True)
     return jax.lax.platform_dependent(*operands, tpu=partial(pallas, interpret=False), default=elsewhere)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxrl_kernels.logprob.dispatch import FAST, Way, check, rows_of, slice_normaliser, slice_parts
-from jaxrl_kernels.logprob.dispatch import vary_together as _vary_together
+from jaxrl_kernels.logprob.dispatch import FAST, Way, check, rows_of, slice_normaliser, slice_parts, vary_together
 from jaxrl_kernels.logprob.reference import reference_logprob
 from jaxrl_kernels.logprob.sharded import sharded_logprob
 from jaxrl_kernels.logprob.tile import Support
@@ -82,7 +81,7 @@ def fused_logprob(
     )
     targets, temperatures, floor = rows_of(hidden, targets, temperature, support_floor)
     if implementation == "reference":
-        hidden, unembedding, targets, temperatures, floor = _vary_together(
+        hidden, unembedding, targets, temperatures, floor = vary_together(
             hidden, unembedding, targets, temperatures, floor
         )
         return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap))

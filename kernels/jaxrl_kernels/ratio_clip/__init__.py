@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob import _vary_together
+from jaxrl_kernels.logprob.dispatch import vary_together
 from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
 from jaxrl_kernels.ratio_clip.reference import reference_rows
 from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows
@@ -80,7 +80,7 @@ def ratio_clip(
     # The bounds are made as in the formula, so that they round as there.
     bounds = Bounds(*(None if x is None else jnp.asarray(x, jnp.float32) for x in (1 - low, 1 + high, dual)))
     arrays, bounds = jax.lax.stop_gradient(((other, advantages, weights, value_weights), bounds))
-    varying = _vary_together(logp, *arrays, *bounds)
+    varying = vary_together(logp, *arrays, *bounds)
     operands = *varying[:5], Bounds(*varying[5:])
     if implementation == "reference":
         told = reference_rows(*operands, whole_row=whole_row, mean=mean)

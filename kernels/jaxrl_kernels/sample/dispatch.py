@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob import _vary_together
+from jaxrl_kernels.logprob.dispatch import vary_together
 from jaxrl_kernels.sample.blocked import blocked_sums
 from jaxrl_kernels.sample.noise import BLOCK
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
@@ -39,7 +39,7 @@ def local_sums(
     # Sampling has no derivative, and a kernel no rule for one.
     hidden, unembedding, temperature = jax.lax.stop_gradient((hidden, unembedding, temperature))
     offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)
-    operands = _vary_together(hidden, unembedding, keys, temperature, allowed, offset, limit)
+    operands = vary_together(hidden, unembedding, keys, temperature, allowed, offset, limit)
 
     def blocked(
         hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, offset: Any, limit: Any
