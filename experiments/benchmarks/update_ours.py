@@ -20,9 +20,9 @@ from rollout_worker import peak_memory, random_prompts, serve
 from update_fused import fused
 from update_worker import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, questions, random_work, variety
 
+from jaxrl_llm import heap
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.compilation import compiles, count_compiles
-from jaxrl_llm.heap import give_back
 from jaxrl_llm.models import Policy, lora
 from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
@@ -153,7 +153,7 @@ def iterations(
         scores = np.array([variety(completion) for completion in done], np.float32)
         sampled = time.perf_counter() - begin
         batch = batch.replace(rewards={"variety": jnp.asarray(scores)}, reward=jnp.asarray(scores))
-        give_back()  # as the loop does
+        heap.give_back()  # as the loop does
         plan = plan_steps(batch, micro_batches=micro_batches)
         memory, batch = prepare(algorithm.transform, memory, batch)
         learner, metrics = one_step(learner, batch, plan)
@@ -224,6 +224,7 @@ def main() -> None:
 
     def begin(**settings: Any) -> dict[str, Any]:
         start = time.perf_counter()
+        heap.share()  # as training does
         policy, params, _ = load(options.model, options.dtype, None)
         held.append(jax.block_until_ready(new_learner(policy, params, **settings)))
         device = jax.devices()[0]

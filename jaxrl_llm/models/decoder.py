@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
+from jaxrl_llm.models.layers import linear, rms_norm
 from jaxrl_llm.models.lora import adapt
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.rope import rotate, rotation
@@ -61,11 +62,9 @@ def unstack(params: Params) -> Params:
     return {**params, "layers": tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(count))}
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
-    """x / rms(x) * (offset + weight) over the last axis, in float32, back in the dtype of x."""
-    wide = x.astype(jnp.float32)
-    scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_epsilon)
-    return (scaled * (config.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
+def norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
+    """`rms_norm` as the configuration has it."""
+    return rms_norm(x, weight, config.norm_epsilon, config.norm_offset)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
@@ -107,11 +106,11 @@ def mlp(x: jax.Array, layer: Params, config: ModelConfig) -> jax.Array:
     if config.num_experts:
         flat = x.reshape(-1, x.shape[-1])
         return expert_mlp(flat, layer, config, _activation(config)).reshape(x.shape)
-    gate, up = (adapt(x @ layer[name], x, layer, name) for name in ("gate", "up"))
+    gate, up = (adapt(linear(x, layer[name]), x, layer, name) for name in ("gate", "up"))
     if config.mlp_bias:
         gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
     inner = _activation(config)(gate) * up
-    out = adapt(inner @ layer["down"], inner, layer, "down")
+    out = adapt(linear(inner, layer["down"]), inner, layer, "down")
     return out + layer["down_bias"] if config.mlp_bias else out
 
 
@@ -122,9 +121,8 @@ def _activation(config: ModelConfig) -> Any:
 
 
 def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
-    # As a product of matrices: XLA on CPU copies the weights first where it is given three axes.
     D, heads, h = layer[name].shape
-    out = adapt(x @ layer[name].reshape(D, heads * h), x, layer, name).reshape(*x.shape[:2], heads, h)
+    out = adapt(linear(x, layer[name].reshape(D, heads * h)), x, layer, name).reshape(*x.shape[:2], heads, h)
     return out + layer[name + "_bias"] if bias else out
 
 
@@ -147,6 +145,7 @@ def run(
     attend: Attend,
     memory: Any = None,
     *,
+    rotations: tuple[jax.Array, jax.Array] | None = None,
     dtype: Any = None,
     remat: Remat = False,
     placement: Placement = ANYWHERE,
@@ -154,8 +153,8 @@ def run(
     """Hidden states after the last norm, [N, L, D], and what `attend` made of the layers' memory.
 
     tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
-    along a leading layer axis (None: there is none). placement: where they lie on devices. For the other arguments see
-    `forward`.
+    along a leading layer axis (None: there is none). rotations: `rotation` of the positions, where that is known.
+    placement: where they lie on devices. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
     x = params["embed"][tokens].astype(dtype)
@@ -163,35 +162,36 @@ def run(
         x = x * jnp.asarray(config.embedding_scale, dtype)
     place = placement.states
     x = place(x, False)
-    cos, sin = rotation(config.ropes, config.head_dim, positions)
+    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions)
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
         layer = placement.weights(jax.tree.map(lambda w: w.astype(dtype), layer))
-        y = place(rms_norm(x, layer["attention_norm"], config), True)
+        y = place(norm(x, layer["attention_norm"], config), True)
         q = _project(y, layer, "query", config.attention_bias)
         k = _project(y, layer, "key", config.attention_bias)
         v = _project(y, layer, "value", config.attention_bias)
         if config.qk_norm:
-            q, k = rms_norm(q, layer["query_norm"], config), rms_norm(k, layer["key_norm"], config)
+            q, k = norm(q, layer["query_norm"], config), norm(k, layer["key_norm"], config)
         q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
         y, remembered = attend(q, k, v, remembered, window)
         y = y.reshape(*y.shape[:2], -1)
-        y = adapt(y @ layer["out"].reshape(-1, layer["out"].shape[-1]), y, layer, "out")
+        y = adapt(linear(y, layer["out"].reshape(-1, layer["out"].shape[-1])), y, layer, "out")
         if config.output_bias:
             y = y + layer["out_bias"]
         if config.post_norms:
-            y = rms_norm(y, layer["attention_post_norm"], config)
+            y = norm(y, layer["attention_post_norm"], config)
         x = place(x + y, False)
-        y = mlp(place(rms_norm(x, layer["mlp_norm"], config), True), layer, config)
+        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config)
         if config.post_norms:
-            y = rms_norm(y, layer["mlp_post_norm"], config)
+            y = norm(y, layer["mlp_post_norm"], config)
         return place(x + y, False), remembered
 
+    layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
     block: Any = run_layer
     if remat:
         keep = remat if callable(remat) else None
-        block = jax.checkpoint(run_layer, prevent_cse=False, policy=keep)
-    layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
+        # Of unrolled layers the compiler would find that it has worked out everything before.
+        block = jax.checkpoint(run_layer, prevent_cse=isinstance(layers, tuple), policy=keep)
     if isinstance(layers, tuple):
         memories = (None,) * len(layers) if memory is None else memory
         after = []
@@ -202,7 +202,7 @@ def run(
     else:
         per_layer = tuple(jnp.asarray(s, jnp.int32) for s in static)
         x, memory = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], xs[2]), x, (layers, per_layer, memory))
-    return rms_norm(x, params["final_norm"], config) if config.final_norm else x, memory
+    return norm(x, params["final_norm"], config) if config.final_norm else x, memory
 
 
 def forward(

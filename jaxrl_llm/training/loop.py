@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm import heap
 from jaxrl_llm.compilation import compiles, count_compiles, use_compile_cache
 from jaxrl_llm.data import PromptStream
 from jaxrl_llm.distributed import replicate, shard_rows
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.heap import give_back
 from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.objectives.values import value_loss
@@ -46,6 +46,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
 
     Raises InputError for bad input, NotFiniteError where a loss is not finite (the last good checkpoint stands).
     """
+    heap.share()
     use_compile_cache()
     count_compiles()
     folder, clock = RunFolder(config.output), Clock()
@@ -102,7 +103,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             params = join(parts.frozen, state.params)
             collected = collect(parts, config, params, stream, step_key, step, clock, pool)
             scored, pool = collected.scored, collected.pool
-            give_back()
+            heap.give_back()
             with clock("update"):
                 batch = fill_up(scored.batch, config.prompts_per_step * config.group_size, config.group_size)
                 steps = plan_steps(

@@ -40,7 +40,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 def test_rms_norm() -> None:
     config = dataclasses.replace(CONFIG, norm_epsilon=0.5, norm_offset=1.0)
     # The mean square of (1, 3) is 5: divide by sqrt(5.5), multiply by 1 + weight.
-    found = decoder.rms_norm(jnp.asarray([1.0, 3.0]), jnp.asarray([0.0, 1.0]), config)
+    found = decoder.norm(jnp.asarray([1.0, 3.0]), jnp.asarray([0.0, 1.0]), config)
     np.testing.assert_allclose(found, [1 / math.sqrt(5.5), 6 / math.sqrt(5.5)], rtol=1e-6)
 
 

@@ -1,0 +1,56 @@
+"""The C library's heap: what threads take it from. Only glibc has arenas to count."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_llm import heap
+
+PROGRAM = """
+import ctypes, sys, threading
+from jaxrl_llm import heap
+
+if sys.argv[1] == "share":
+    heap.share()
+libc, meeting, kept = ctypes.CDLL(None), threading.Barrier(4), []
+libc.malloc.restype = ctypes.c_void_p
+
+def take():
+    meeting.wait()
+    kept.extend(libc.malloc(1000) for _ in range(100))
+    meeting.wait()
+
+threads = [threading.Thread(target=take) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.fopen.restype = ctypes.c_void_p
+out = libc.fopen(sys.argv[2].encode(), b"w")
+libc.malloc_info(0, ctypes.c_void_p(out))
+libc.fclose(ctypes.c_void_p(out))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="not glibc")
+def test_threads_share_a_heap(tmp_path: object) -> None:
+    def arenas(how: str, **environment: str) -> int:
+        path = f"{tmp_path}/{how}.xml"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+        subprocess.run([sys.executable, "-c", PROGRAM, how, path], check=True, env=clean | environment)
+        with open(path) as file:
+            return file.read().count("<heap nr=")
+
+    assert arenas("share") == 1
+    assert arenas("each") > 1
+    # What the user has set counts.
+    assert arenas("share", MALLOC_ARENA_MAX="4") > 1
+
+
+def test_freed_pages_go_back() -> None:
+    heap.give_back()  # nothing to see from here but that it does not fail
