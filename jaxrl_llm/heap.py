@@ -6,19 +6,31 @@ import contextlib
 import ctypes
 import os
 
+import jax
+
 _ARENAS = -8  # M_ARENA_MAX of mallopt
+_listening = False
 
 
-def share() -> None:
-    """Let threads that start from now on take memory from one heap, and not each from its own.
+def keep_little() -> None:
+    """From now on keep little of what is freed. Calling it again changes nothing.
 
-    What one thread frees another then can take, and `give_back` finds it: an update of SmolLM2 peaks 2 to 3 % lower,
-    and does not grow by the iteration. Where MALLOC_ARENA_MAX or GLIBC_TUNABLES is set, that counts.
+    Threads that start later take memory from one heap, and not each from its own, so that what one frees another can
+    take; where MALLOC_ARENA_MAX or GLIBC_TUNABLES is set, that counts. And what a compilation leaves goes back before
+    its program runs. Together the peak of an update of SmolLM2 is 5 to 6 % lower, and does not grow by the iteration.
     """
-    if "MALLOC_ARENA_MAX" in os.environ or "GLIBC_TUNABLES" in os.environ:
-        return
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_ARENAS, 1)
+    global _listening
+    if not {"MALLOC_ARENA_MAX", "GLIBC_TUNABLES"} & set(os.environ):
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).mallopt(_ARENAS, 1)
+    if not _listening:
+        jax.monitoring.register_event_duration_secs_listener(_heard)
+        _listening = True
+
+
+def _heard(event: str, duration_secs: float, **_: str | int) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        give_back()
 
 
 def give_back() -> None:

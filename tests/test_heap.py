@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import heap
@@ -16,7 +18,7 @@ import ctypes, sys, threading
 from jaxrl_llm import heap
 
 if sys.argv[1] == "share":
-    heap.share()
+    heap.keep_little()
 libc, meeting, kept = ctypes.CDLL(None), threading.Barrier(4), []
 libc.malloc.restype = ctypes.c_void_p
 
@@ -52,5 +54,33 @@ def test_threads_share_a_heap(tmp_path: object) -> None:
     assert arenas("share", MALLOC_ARENA_MAX="4") > 1
 
 
+def test_what_a_compilation_leaves_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    heap.keep_little()
+    monkeypatch.setattr(heap, "give_back", lambda: times.append(1))
+    double = jax.jit(lambda x: 2 * x)
+    double(jnp.ones(3))
+    compiled = len(times)
+    double(jnp.ones(3))
+    assert compiled >= 1
+    assert len(times) == compiled
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="not Linux")
 def test_freed_pages_go_back() -> None:
-    heap.give_back()  # nothing to see from here but that it does not fail
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    size, count = 2**16, 2000  # small enough to be of the heap
+    pieces = [libc.malloc(size) for _ in range(count)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, size)
+    full, last = resident(), libc.malloc(64)  # stands behind the pieces, so that freeing them does not end the heap
+    for piece in pieces:
+        libc.free(ctypes.c_void_p(piece))
+    heap.give_back()
+    assert resident() < full - size * count // 2
+    libc.free(ctypes.c_void_p(last))

@@ -3,8 +3,9 @@
     python experiments/benchmarks/gradients.py --model smollm2-135m
 
 The plain formula takes each sequence by itself, builds its logits and their log-softmax. Errors are norms of
-differences over norms, of each parameter; the table has the largest. Two runs of float32 arithmetic in another order
-differ too: the first line is the plain formula with its rows in the opposite order.
+differences over norms: the tables have the largest of all parameters, and the largest of all parameters of single
+layers. Runs of the plain formula itself differ in float32: the first line has its rows in the opposite order, the
+second its tokens behind some padding, so that attention sums in another order.
 """
 
 from __future__ import annotations
@@ -81,11 +82,20 @@ def summed(policy: Policy, objective: Objective, params: Any, batch: Trajectorie
     return total
 
 
-def error(found: Any, expected: Any) -> float:
-    """The largest over the parameters (of each layer) of |found - expected| / |expected|."""
+def behind_padding(batch: Trajectories, columns: int) -> Trajectories:
+    """The same rows with padding before them."""
+
+    def pad(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (columns, 0))) if x.ndim == 2 else x
+
+    return jax.tree.map(pad, batch)
+
+
+def error(found: Any, expected: Any, by_layer: bool) -> float:
+    """The largest over the parameters (of each layer by itself) of |found - expected| / |expected|."""
 
     def of(path: Any, a: jax.Array, b: jax.Array) -> float:
-        axes = tuple(range(1, a.ndim)) if "layers" in jax.tree_util.keystr(path) else None
+        axes = tuple(range(1, a.ndim)) if by_layer and "layers" in jax.tree_util.keystr(path) else None
         return float(jnp.max(jnp.sqrt(jnp.sum((a - b) ** 2, axis=axes) / jnp.maximum(jnp.sum(b**2, axis=axes), 1e-30))))
 
     return max(jax.tree.leaves(jax.tree_util.tree_map_with_path(of, found, expected)))
@@ -102,9 +112,8 @@ def main() -> None:
     batch = uneven_batch(policy.config.vocab_size, options.groups, options.group_size, options.longest)
     rows = range(batch.tokens.shape[0])
     derive: Callable[..., Any] = jax.jit(gradient, static_argnums=(0, 1))
-    print(f"{len(rows)} rows, {int(batch.action_mask.sum())} completion tokens of 1 to {options.longest} a row\n")
-    print("| gradient | " + " | ".join(OBJECTIVES) + " |\n|---|" + "---|" * len(OBJECTIVES))
-    lines: dict[str, list[float]] = {}
+    print(f"{len(rows)} rows, {int(batch.action_mask.sum())} completion tokens of 1 to {options.longest} a row")
+    lines: dict[tuple[bool, str], list[float]] = {}
     for objective in OBJECTIVES.values():
         # On policy but for the noise of a stale sampler, so that some ratios are clipped.
         logp = plain_outputs(policy, params, batch).logp
@@ -113,6 +122,7 @@ def main() -> None:
         expected = summed(policy, objective, params, sampled, rows)
         found = {
             "plain, rows in the opposite order": summed(policy, objective, params, sampled, reversed(rows)),
+            "plain, behind 8 columns of padding": summed(policy, objective, params, behind_padding(sampled, 8), rows),
             "fused, a row for each sequence": derive(policy, objective, params, sampled)[0],
         }
         for parts in (1, 2, 4, 8):
@@ -120,10 +130,15 @@ def main() -> None:
             part = take(sampled, order.reshape(-1))
             name = f"fused, packed, prompts once, {parts} micro-batch{'es' if parts > 1 else ''}"
             found[name] = derive(policy, objective, params, part, layout=packing)[0]
-        for name, value in found.items():
-            lines.setdefault(name, []).append(error(value, expected))
-    for name, errors in lines.items():
-        print(f"| {name} | " + " | ".join(f"{value:.1e}" for value in errors) + " |")
+        for by_layer in (False, True):
+            for name, value in found.items():
+                lines.setdefault((by_layer, name), []).append(error(value, expected, by_layer))
+    for by_layer in (False, True):
+        heading = f"worst parameter{' of a layer' if by_layer else ''}"
+        print(f"\n| {heading} | " + " | ".join(OBJECTIVES) + " |\n|---|" + "---|" * len(OBJECTIVES))
+        for (which, name), errors in lines.items():
+            if which == by_layer:
+                print(f"| {name} | " + " | ".join(f"{value:.1e}" for value in errors) + " |")
 
 
 if __name__ == "__main__":

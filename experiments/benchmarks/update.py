@@ -175,7 +175,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     whole.add_argument("--prompts", type=int, default=8)
     whole.add_argument("--samples", type=int, default=8, help="of each prompt")
     whole.add_argument("--iteration-new", type=int, default=32, help="new tokens")
-    whole.add_argument("--iteration-micro-batches", type=int, nargs="+", default=[4], help="ours; a line each")
+    whole.add_argument("--iteration-micro-batches", type=int, nargs="+", default=[1], help="ours; a line each")
     whole.add_argument("--peer-micro-batches", type=int, default=4)
     fused = parser.add_argument_group("fused")
     fused.add_argument(

@@ -224,7 +224,7 @@ def main() -> None:
 
     def begin(**settings: Any) -> dict[str, Any]:
         start = time.perf_counter()
-        heap.share()  # as training does
+        heap.keep_little()  # as training does
         policy, params, _ = load(options.model, options.dtype, None)
         held.append(jax.block_until_ready(new_learner(policy, params, **settings)))
         device = jax.devices()[0]

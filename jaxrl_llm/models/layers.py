@@ -13,8 +13,8 @@ Array = jax.Array
 def linear(x: Array, weight: Array) -> Array:
     """x [..., K] @ weight [K, N] -> [..., N], as a product of two matrices.
 
-    Given more axes, XLA on CPU writes transposed copies of x and of the output's gradient for the weight's gradient, and
-    works out again for them what they come from: a gated MLP's gradient takes 1.4 times as long.
+    Given more axes, XLA on CPU writes transposed copies of x and of the output's gradient for the weight's gradient,
+    and works out again for them what they come from: a gated MLP's gradient takes 1.4 times as long.
     """
     return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
 

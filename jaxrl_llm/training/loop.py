@@ -46,7 +46,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
 
     Raises InputError for bad input, NotFiniteError where a loss is not finite (the last good checkpoint stands).
     """
-    heap.share()
+    heap.keep_little()
     use_compile_cache()
     count_compiles()
     folder, clock = RunFolder(config.output), Clock()
