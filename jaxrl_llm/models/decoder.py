@@ -194,6 +194,7 @@ def run(
         block = jax.checkpoint(run_layer, prevent_cse=isinstance(layers, tuple), policy=keep)
     if isinstance(layers, tuple):
         memories = (None,) * len(layers) if memory is None else memory
+        block = jax.jit(block, static_argnums=(2, 3))  # traced once for all layers that are alike
         after = []
         for layer, window, rope, remembered in zip(layers, *static, memories, strict=True):
             x, remembered = block(x, layer, window, rope, remembered)

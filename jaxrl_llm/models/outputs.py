@@ -77,7 +77,7 @@ def policy_outputs(
     if "values" in wanted.names:
         found["values"] = _values(policy, params, view, batch, layout)
     spread = {name: _spread(values, view, batch) for name, values in found.items()}
-    return PolicyOutputs(spread.pop("logp"), spread.pop("entropy"), spread or None)
+    return PolicyOutputs(spread.pop("logp"), spread.pop("entropy"), spread or None, policy.mesh)
 
 
 def affinity(

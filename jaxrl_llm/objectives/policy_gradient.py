@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxrl_kernels import ratio_clip
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.log_ratios import source
@@ -18,7 +21,7 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
 from jaxrl_llm.transform import Metrics, Objective, Refresh
 
 Kernel = Callable[..., Any]  # as `jaxrl_kernels.ratio_clip`
-Function = Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
+OnePass = Callable[[PolicyOutputs, Trajectories, jax.Array], tuple[jax.Array, Metrics]]
 
 
 def policy_gradient(
@@ -28,22 +31,24 @@ def policy_gradient(
     *,
     needs: Iterable[str] = (),
     refresh: Refresh | None = None,
-    kernel: Kernel | None = None,
+    kernel: Kernel | None = ratio_clip,
 ) -> Objective:
     """-average(surrogate(ratio, advantages)): minimising it raises the probability of what was better than expected.
 
     needs, refresh: what the surrogate wants beyond the ratio's; see `Objective`.
-    kernel: e.g. `jaxrl_kernels.ratio_clip`, to find the same in one pass; see `in_one_pass`.
+    kernel: what finds ratio, clip, derivative and statistics in one pass where they are those it knows (`in_one_pass`);
+    None composes all of them.
     Metrics are token means over the batch: "ratio/mean", and those of the surrogate.
     """
 
-    fused = None if kernel is None else in_one_pass(kernel, ratio, surrogate, average)
+    fused = None if kernel is None else in_one_pass(kernel, ratio, surrogate)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         if batch.advantages is None:
             raise InputError("the batch has no advantages: apply the algorithm's transform before its objective")
-        if fused is not None:
-            return fused(outputs, batch)
+        weights = None if fused is None else token_weights(average, batch)
+        if fused is not None and weights is not None:
+            return fused(outputs, batch, weights)
         value = ratio(outputs, batch)
         # Tokens that do not count may hold anything: a product with NaN would leak into the gradient.
         masked = batch.replace(advantages=jnp.where(batch.loss_weights != 0, batch.advantages, 0.0))
@@ -55,47 +60,57 @@ def policy_gradient(
     return Objective(objective, ratio.needs | frozenset(needs), refresh)
 
 
-def in_one_pass(kernel: Kernel, ratio: Ratio, surrogate: Surrogate, average: Average) -> Function | None:
+def in_one_pass(kernel: Kernel, ratio: Ratio, surrogate: Surrogate) -> OnePass | None:
     """What `policy_gradient` computes, by `kernel`: for a plain ratio of tokens or whole rows with the plain `clip`.
 
-    None for any other ratio or surrogate, or a clip range that differs by token. The average must be linear in the
-    values, as those of averages.py are, or InputError.
-
-    It is a choice, as it pays on TPUs alone: compiled for a v5e, loss and gradient of [512, 1024] move 35 to 58 % fewer
-    bytes with `ratio_clip`; on CPUs what XLA makes of the composition is about as fast or faster. It must be called
-    inside `jax.shard_map` where rows are spread over chips, and has no derivatives but by log-probabilities.
+    None for any other ratio or surrogate, or a clip range that differs by token. Compiled for a v5e, loss and gradient
+    of [512, 1024] move 35 to 58 % fewer bytes than composed; on CPUs both are about as fast. It has no derivatives but
+    by log-probabilities. Where rows are spread over devices, each takes its own.
     """
     extent = ratio.extent
     if extent is None or not isinstance(surrogate, Clip):
         return None
-    settings = {"low": surrogate.low, "high": surrogate.high, "dual": surrogate.dual}
-    if any(jnp.ndim(x) for x in settings.values() if x is not None):
+    bounds = {"low": surrogate.low, "high": surrogate.high, "dual": surrogate.dual}
+    bounds = {name: x for name, x in bounds.items() if x is not None}
+    if any(jnp.ndim(x) for x in bounds.values()):
         return None
+    run = partial(kernel, whole_row=extent.whole_row, mean=extent.mean)
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        told = kernel(
-            outputs.logp,
-            source(batch, extent.against),
-            batch.need("advantages"),
-            batch.loss_weights,
-            value_weights=token_weights(average, batch),
-            whole_row=extent.whole_row,
-            mean=extent.mean,
-            **settings,
-        )
+    def objective(outputs: PolicyOutputs, batch: Trajectories, weights: jax.Array) -> tuple[jax.Array, Metrics]:
+        arrays = {
+            "logp": outputs.logp,
+            "other": source(batch, extent.against),
+            "advantages": batch.need("advantages"),
+            "weights": batch.loss_weights,
+            "value_weights": weights,
+        }
+        told = _by_rows(run, outputs.mesh, arrays, bounds)
         sums = {"ratio/mean": told.ratio, "clip/low": told.cut_low, "clip/high": told.cut_high}
         return -jnp.sum(told.value), {name: jnp.sum(x) / totals_of(batch)["tokens"] for name, x in sums.items()}
 
     return objective
 
 
-def token_weights(average: Average, batch: Trajectories) -> jax.Array:
-    """What each token's value is multiplied by in an average, f32[N, L]; InputError if that depends on the values."""
+def _by_rows(run: Kernel, mesh: Mesh | None, arrays: dict[str, jax.Array], numbers: dict[str, Any]) -> Any:
+    """run(**arrays, **numbers), each device of a mesh on its rows: the compiler does not partition a kernel."""
+    if mesh is None:
+        return run(**arrays, **numbers)
+    spread = PartitionSpec("data" if len(arrays["logp"]) % mesh.shape["data"] == 0 else None)
+    numbers = {name: jnp.asarray(x, jnp.float32) for name, x in numbers.items()}
+    on_device = jax.shard_map(
+        lambda arrays, numbers: run(**arrays, **numbers),
+        mesh=mesh, in_specs=(spread, PartitionSpec()), out_specs=spread, check_vma=False,
+    )  # fmt: skip
+    return on_device(arrays, numbers)
+
+
+def token_weights(average: Average, batch: Trajectories) -> jax.Array | None:
+    """What each token's value is multiplied by in an average, f32[N, L]; None if that depends on the values."""
     values = jax.ShapeDtypeStruct(batch.action_mask.shape, jnp.float32)
     try:
         return jax.linear_transpose(lambda x: average(x, batch), values)(jnp.float32(1))[0]
-    except (NotImplementedError, AssertionError) as error:
-        raise InputError("the average is not linear in the values of tokens: leave the kernel out") from error
+    except (NotImplementedError, AssertionError):  # what JAX raises where it is not linear
+        return None
 
 
 def regularised(

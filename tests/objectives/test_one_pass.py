@@ -96,7 +96,7 @@ def test_the_kernel_is_the_composition(ratio: str, surrogate: str, kernel: str) 
     by_kernel = partial(ratio_clip, implementation=kernel)
     make = partial(policy_gradient, RATIOS[ratio], CLIPS[surrogate])
     for average in (token_mean(), sequence_mean()):
-        composed, fused = make(average), make(average, kernel=by_kernel)
+        composed, fused = make(average, kernel=None), make(average, kernel=by_kernel)
         wanted = derived(composed, outputs, batch)
         agree(derived(fused, outputs, batch), wanted)
         assert fused.needs == composed.needs
@@ -114,23 +114,25 @@ def test_with_every_average(name: str) -> None:
     for weights in (False, True):
         outputs, batch = drawn(1, weights=weights)
         make = partial(policy_gradient, sequence_ratio(), clip(0.2, 0.28), average, refresh=refresh)
-        agree(derived(make(kernel=ratio_clip), outputs, batch), derived(make(), outputs, batch))
+        agree(derived(make(), outputs, batch), derived(make(kernel=None), outputs, batch))
 
 
 def test_the_weights_of_tokens_in_an_average_by_hand() -> None:
-    _, batch = drawn(2, weights=False)
+    outputs, batch = drawn(2, weights=False)
     mask = np.asarray(batch.action_mask)
     np.testing.assert_allclose(token_weights(token_mean(), batch), mask / mask.sum(), rtol=1e-6)
     lengths = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     np.testing.assert_allclose(token_weights(sequence_mean(), batch), mask / lengths / (N - 1), rtol=1e-6)
     for average in (lambda x, _: jnp.max(x), lambda x, _: jnp.sum(x * x), lambda x, _: jnp.sum(jnp.exp(x))):
-        with pytest.raises(InputError, match="not linear in the values of tokens"):
-            token_weights(average, batch)
+        assert token_weights(average, batch) is None
+        # Then all is composed.
+        make = partial(policy_gradient, token_ratio(), clip(), average)
+        agree(derived(make(kernel=refuses), outputs, batch), derived(make(kernel=None), outputs, batch))
 
 
 def test_slices_add_up_and_objectives_add() -> None:
     outputs, batch = drawn(3)
-    whole = policy_gradient(sequence_ratio(), clip(), sequence_mean(), kernel=ratio_clip) + 0.1 * kl()
+    whole = policy_gradient(sequence_ratio(), clip(), sequence_mean()) + 0.1 * kl()
     wanted = derived(whole, outputs, batch)
     batch = with_totals(batch)
     parts = [
@@ -145,13 +147,11 @@ def test_a_traced_range_is_taken_too() -> None:
     outputs, batch = drawn(4)
 
     def found(low: jax.Array, high: jax.Array, dual: jax.Array) -> Any:
-        return derived(
-            policy_gradient(token_ratio(), clip(low, high, dual), token_mean(), kernel=ratio_clip), outputs, batch
-        )
+        return derived(policy_gradient(token_ratio(), clip(low, high, dual), token_mean()), outputs, batch)
 
     mapped = jax.vmap(found)(jnp.array([0.1, 0.2]), jnp.array([0.3, 0.1]), jnp.array([1.5, 4.0]))
     for n, given in enumerate(((0.1, 0.3, 1.5), (0.2, 0.1, 4.0))):
-        wanted = derived(policy_gradient(token_ratio(), clip(*given), token_mean()), outputs, batch)
+        wanted = derived(policy_gradient(token_ratio(), clip(*given), token_mean(), kernel=None), outputs, batch)
         agree(jax.tree.map(lambda x, n=n: x[n], mapped), wanted)
 
 
@@ -179,7 +179,7 @@ def test_anything_else_is_composed(ratio: Ratio, surrogate: Any) -> None:
     outputs, batch = drawn(5)
     batch = batch.with_controls(clip_low=jnp.float32(0.8), clip_high=jnp.float32(1.2))
     make = partial(policy_gradient, ratio, surrogate, token_mean())
-    agree(derived(make(kernel=refuses), outputs, batch), derived(make(), outputs, batch))
+    agree(derived(make(kernel=refuses), outputs, batch), derived(make(kernel=None), outputs, batch))
 
 
 def test_the_plain_ones_do_reach_the_kernel() -> None:
@@ -191,7 +191,7 @@ def test_the_plain_ones_do_reach_the_kernel() -> None:
 
 def test_what_is_missing_is_said_as_ever() -> None:
     outputs, batch = drawn(7)
-    whole = policy_gradient(token_ratio("old"), clip(), token_mean(), kernel=ratio_clip)
+    whole = policy_gradient(token_ratio("old"), clip(), token_mean())
     with pytest.raises(InputError, match="the batch has no advantages"):
         whole(outputs, batch.replace(advantages=None))
     with pytest.raises(InputError, match="needs old_logp"):
