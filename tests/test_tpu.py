@@ -7,7 +7,7 @@ import sys
 from tpu_environment import tpu_environment
 
 PROGRAM = """
-import json
+import json, re
 from functools import partial
 
 import jax, jax.numpy as jnp, numpy as np
@@ -41,6 +41,7 @@ def report(name, lowered):
     compiled = lowered.compile()
     memory = compiled.memory_analysis()
     out[name] = {"temporaries": memory.temp_size_in_bytes, "arguments": memory.argument_size_in_bytes}
+    out[name]["kernels"] = sorted(set(re.findall('kernel_name = "([a-z_]+)', lowered.as_text())))
 
 out = {}
 params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
@@ -74,3 +75,4 @@ def test_the_update_compiles_for_four_v5e_chips() -> None:
     assert sizes["temporaries"] + sizes["arguments"] < 16 * 2**30, sizes
     # Gradients, their sums and the optimiser's changes, with the padding of TPU layouts.
     assert sizes["temporaries"] < 8 * parameters
+    assert "ratio_clip" in sizes["kernels"], sizes  # each chip on its rows

@@ -37,7 +37,7 @@ def policy_gradient(
 
     needs, refresh: what the surrogate wants beyond the ratio's; see `Objective`.
     kernel: what finds ratio, clip, derivative and statistics in one pass where they are those it knows (`in_one_pass`);
-    None composes all of them.
+    None composes all of them. On a mesh `outputs.mesh` must be it, which `policy_outputs` sees to.
     Metrics are token means over the batch: "ratio/mean", and those of the surrogate.
     """
 
@@ -70,8 +70,8 @@ def in_one_pass(kernel: Kernel, ratio: Ratio, surrogate: Surrogate) -> OnePass |
     extent = ratio.extent
     if extent is None or not isinstance(surrogate, Clip):
         return None
-    bounds = {"low": surrogate.low, "high": surrogate.high, "dual": surrogate.dual}
-    bounds = {name: x for name, x in bounds.items() if x is not None}
+    given: dict[str, Any] = {"low": surrogate.low, "high": surrogate.high, "dual": surrogate.dual}
+    bounds = {name: x for name, x in given.items() if x is not None}
     if any(jnp.ndim(x) for x in bounds.values()):
         return None
     run = partial(kernel, whole_row=extent.whole_row, mean=extent.mean)
