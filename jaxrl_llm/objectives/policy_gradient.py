@@ -64,8 +64,9 @@ def in_one_pass(kernel: Kernel, ratio: Ratio, surrogate: Surrogate) -> OnePass |
     """What `policy_gradient` computes, by `kernel`: for a plain ratio of tokens or whole rows with the plain `clip`.
 
     None for any other ratio or surrogate, or a clip range that differs by token. Compiled for a v5e, loss and gradient
-    of [512, 1024] move 35 to 58 % fewer bytes than composed; on CPUs both are about as fast. It has no derivatives but
-    by log-probabilities. Where rows are spread over devices, each takes its own.
+    of [512, 1024] move 35 to 58 % fewer bytes than composed; on CPUs it is about as fast by token and slower by whole
+    row, milliseconds of an update's seconds. It has no derivatives but by log-probabilities. Where rows are spread over
+    devices, each takes its own.
     """
     extent = ratio.extent
     if extent is None or not isinstance(surrogate, Clip):
