@@ -31,6 +31,7 @@ class Ring(NamedTuple):
 class Rows(NamedTuple):
     """Where each row is."""
 
+    prompt: Array  # int32[B]: tokens of its prompt
     newest: Array  # int32[B]: its last token, which the model has not seen yet
     own: Array  # int32[B]: own tokens before the newest one
     fresh: Array  # bool[B]: has no token yet
@@ -70,7 +71,7 @@ def empty_ring(policy: Policy, rows: int, tokens: int, dtype: Any) -> Ring:
 def no_rows(rows: int) -> Rows:
     """All empty."""
     zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
-    return Rows(zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros)
+    return Rows(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros)
 
 
 def _take(drawn: Drawn, rows: Rows, new: Drawn, which: Array, column: Array, stop_tokens: Array) -> tuple[Drawn, Rows]:
@@ -89,6 +90,39 @@ def _take(drawn: Drawn, rows: Rows, new: Drawn, which: Array, column: Array, sto
     )
 
 
+def _draw(
+    policy: Policy, params: Params, hidden: Array, rows: Rows, settings: Settings, mesh: jax.sharding.Mesh | None
+) -> Drawn:
+    """The next token of each row, from hidden states [B, D]."""
+    seeds = jnp.broadcast_to(settings.seed, rows.own.shape)
+    counters = jnp.stack([seeds, rows.prompt_id, rows.sample, rows.own], axis=1)
+    return draw(policy, params, hidden, counters.astype(jnp.uint32), settings, mesh)
+
+
+@jax.jit(static_argnames=("policy", "mesh"), donate_argnames=("drawn",))
+def begin(
+    policy: Policy,
+    params: Params,
+    prefixes: Prefixes,
+    lanes: Lanes | None,
+    drawn: Drawn,
+    step: Array,
+    rows: Rows,
+    settings: Settings,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Drawn, Rows]:
+    """First tokens of fresh rows, from the ends of their prompts. `drawn`, of the ring, is donated; step: the ring's.
+
+    A program of its own, as the host knows when there are any: in a branch of the loop's program, what devices exchange
+    would have no order with what they exchange beside it, which XLA on CPU does not survive with few threads.
+    """
+    B, P = rows.own.shape[0], prefixes.length.shape[0]
+    slot = jnp.arange(B) // (B // P) if lanes is None else lanes.of_row // (lanes.row.shape[0] // P)
+    new = _draw(policy, params, prefixes.hidden[slot], rows, settings, mesh)
+    return _take(drawn, rows, new, rows.fresh & ~rows.done, (step - 1) % drawn.token.shape[1], settings.stop_tokens)
+
+
 @jax.jit(static_argnames=("policy", "mesh"), donate_argnames=("ring",))
 def decode(
     policy: Policy,
@@ -103,38 +137,25 @@ def decode(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Ring, Rows, Work]:
-    """Decode until `leave_at` (int32[]) rows are done, or for `most` (int32[]) steps. The ring is donated."""
-    B, T = ring.drawn.token.shape
-    P = prefixes.length.shape[0]
-    of_row = jnp.arange(B) if lanes is None else lanes.of_row
-    slot = of_row // ((B if lanes is None else lanes.row.shape[0]) // P)
-    length = prefixes.length[slot]
+    """Decode until `leave_at` (int32[]) rows are done, or for `most` (int32[]) steps. The ring is donated.
+
+    No row is fresh: `begin` went before.
+    """
+    T = ring.drawn.token.shape[1]
     D, head = policy.config.hidden_size, params.get("head")
     if policy.config.tie_embeddings and head is not None and head.shape[1] > D:  # no copy of the other matrix
         params = params | {"embed": Narrowed(head, D)}
 
-    def drawn_from(hidden: Array, rows: Rows) -> Drawn:
-        counters = jnp.stack([jnp.broadcast_to(settings.seed, (B,)), rows.prompt_id, rows.sample, rows.own], axis=1)
-        return draw(policy, params, hidden, counters.astype(jnp.uint32), settings, mesh)
-
-    def begin(drawn: Drawn, rows: Rows) -> tuple[Drawn, Rows]:
-        """First tokens of fresh rows, from the ends of their prompts."""
-        new = drawn_from(prefixes.hidden[slot], rows)
-        return _take(drawn, rows, new, rows.fresh & ~rows.done, (ring.step - 1) % T, settings.stop_tokens)
-
-    first = jnp.any(rows.fresh & ~rows.done)
-    drawn, started = jax.lax.cond(first, begin, lambda drawn, rows: (drawn, rows), ring.drawn, rows)
-
     def rotations(rows: Rows) -> tuple[Array, Array]:
         """Of each row's next position. Known a step ahead, as in the step XLA on CPU works them out for every head."""
-        return rotation(policy.config.ropes, policy.config.head_dim, (length + rows.own)[:, None])
+        return rotation(policy.config.ropes, policy.config.head_dim, (rows.prompt + rows.own)[:, None])
 
     def unfinished(carry: tuple[Ring, Rows, Work, Any]) -> Array:
         return (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)
 
     def advance(carry: tuple[Ring, Rows, Work, Any]) -> tuple[Ring, Rows, Work, Any]:
         ring, rows, work, turned = carry
-        position = length + rows.own
+        position = rows.prompt + rows.own
 
         def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
             own, prefix = memory
@@ -146,13 +167,13 @@ def decode(
         hidden, layers = policy.run(params, rows.newest[:, None], position[:, None], attend, memory, rotations=turned)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)
-        new = drawn_from(hidden[:, 0], rows)
+        new = _draw(policy, params, hidden[:, 0], rows, settings, mesh)
         drawn, rows = _take(ring.drawn, rows, new, which, ring.step % T, settings.stop_tokens)
         work = Work(work.steps + 1, work.live + jnp.sum(which))
         return Ring(ring.step + 1, layers, drawn), rows, work, rotations(rows)
 
-    begun = Ring(ring.step, ring.layers, drawn), started, Work(jnp.int32(0), jnp.int32(0))
-    return jax.lax.while_loop(unfinished, advance, (*begun, rotations(started)))[:3]
+    nothing = Work(jnp.int32(0), jnp.int32(0))
+    return jax.lax.while_loop(unfinished, advance, (ring, rows, nothing, rotations(rows)))[:3]
 
 
 @jax.jit

@@ -17,7 +17,7 @@ from jaxrl_llm.buckets import bucket, pad_rows
 from jaxrl_llm.compilation import compiles, count_compiles
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import Lanes
-from jaxrl_llm.sampling.decode import Rows, decode, empty_ring, finished, no_rows
+from jaxrl_llm.sampling.decode import Rows, begin, decode, empty_ring, finished, no_rows
 from jaxrl_llm.sampling.draw import Settings
 from jaxrl_llm.sampling.prefill import empty_prefixes, prefill, restore
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, as_tokens
@@ -164,6 +164,8 @@ class _Engine:
         for request, row, lane in placed:
             asked = self.requests[request]
             begun = asked.begun.token
+            rows.prompt[row] = len(asked.prompt)
+            rows.prompt[row] = len(asked.prompt)
             rows.newest[row] = begun[-1] if begun.size else 0
             rows.own[row] = max(begun.size - 1, 0)
             rows.fresh[row], rows.done[row] = begun.size == 0, False
@@ -199,11 +201,13 @@ class _Engine:
         free = rows - len(self.schedule.placed)
         leave_at = min(free + max(rows // IDLE_SHARE, 1), rows) if waiting else rows
         fresh = int(np.sum(np.asarray(self.rows.fresh) & ~np.asarray(self.rows.done)))
-        arguments = self.weights.spread(Rows(*map(jnp.asarray, self.rows)))
-        self.ring, self.rows, work = decode(
-            self.policy, self.weights.loop, self.prefixes, lanes, self.ring, arguments, self.settings,
-            jnp.int32(leave_at), jnp.int32(chunk), mesh=self.weights.mesh,
-        )  # fmt: skip
+        numbers = self.weights.spread(Rows(*map(jnp.asarray, self.rows)))
+        of_policy, mesh = (self.policy, self.weights.loop, self.prefixes, lanes), self.weights.mesh
+        if fresh:
+            drawn, numbers = begin(*of_policy, self.ring.drawn, self.ring.step, numbers, self.settings, mesh=mesh)
+            self.ring = self.ring._replace(drawn=drawn)
+        most = jnp.int32(leave_at), jnp.int32(chunk)
+        self.ring, self.rows, work = decode(*of_policy, self.ring, numbers, self.settings, *most, mesh=mesh)
         steps, live = int(work.steps), int(work.live)
         stats = self.stats
         stats.first_token = stats.first_token or time.perf_counter() - stats.began
