@@ -1,17 +1,20 @@
-"""How far gradients of SmolLM2 are from the plain formula's, in float32: kernels, packing and micro-batches.
+"""How far gradients of SmolLM2 are from the plain formula's: kernels, packing and micro-batches.
 
     python experiments/benchmarks/gradients.py --model smollm2-135m
 
 The plain formula takes each sequence by itself, builds its logits and their log-softmax. Errors are norms of
-differences over norms: the tables have the largest of all parameters, and the largest of all parameters of single
-layers. Runs of the plain formula itself differ in float32: the first line has its rows in the opposite order, the
-second its tokens behind some padding, so that attention sums in another order.
+differences over norms: the largest of all parameters, and the largest of all parameters of single layers.
+
+First in float64, where only mistakes would be seen. Then in float32, each thing by itself: the kernels against the
+plain formula, packing against a row for each sequence, micro-batches against one. Last, what float32 itself does: how
+far all of them, the plain formula too, are from the plain formula in float64.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import load_policy
+from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
 from jaxrl_llm.training.steps import plan_steps, take
@@ -32,14 +36,15 @@ OBJECTIVES = {
     "GSPO": policy_gradient(sequence_ratio(), clip(3e-4, 4e-4), sequence_mean()),
     "with entropy": policy_gradient(token_ratio(), clip(0.2, 0.28), token_mean()) - 0.01 * entropy(),
 }
+LONGEST_PROMPT = 32
 
 
 def uneven_batch(vocabulary: int, groups: int, group_size: int, longest: int, seed: int = 0) -> Trajectories:
     """Groups with prompts of 8 to 32 random tokens, and completions of 1 to `longest`."""
     random = np.random.default_rng(seed)
-    N, L = groups * group_size, 32 + longest
+    N, L = groups * group_size, LONGEST_PROMPT + longest
     owner = np.arange(N) // group_size
-    start = random.integers(8, 33, groups)[owner]
+    start = random.integers(8, LONGEST_PROMPT + 1, groups)[owner]
     end = start + random.integers(1, longest + 1, N)
     place = np.arange(L)
     prompts = random.integers(0, vocabulary, (groups, L))
@@ -47,9 +52,10 @@ def uneven_batch(vocabulary: int, groups: int, group_size: int, longest: int, se
     tokens = np.where(place < start[:, None], prompts[owner], random.integers(0, vocabulary, (N, L)))
     return Trajectories(
         tokens=jnp.asarray(tokens, jnp.int32), token_mask=jnp.asarray(place < end[:, None]),
-        action_mask=jnp.asarray(action), behaviour_logp=jnp.zeros((N, L)), policy_step=jnp.zeros((N, L), jnp.int32),
-        turn=jnp.asarray(np.where(action, 0, -1)), group=jnp.asarray(owner), prompt_id=jnp.asarray(owner),
-        truncated=jnp.zeros(N, bool), temperature=jnp.ones(N),
+        action_mask=jnp.asarray(action), behaviour_logp=jnp.zeros((N, L), jnp.float32),
+        policy_step=jnp.zeros((N, L), jnp.int32), turn=jnp.asarray(np.where(action, 0, -1)),
+        group=jnp.asarray(owner), prompt_id=jnp.asarray(owner), truncated=jnp.zeros(N, bool),
+        temperature=jnp.ones(N, jnp.float32),
         advantages=jnp.asarray(np.where(action, random.normal(size=(N, 1)), 0), jnp.float32),
     )  # fmt: skip
 
@@ -73,10 +79,10 @@ def plain_gradient(policy: Policy, objective: Objective, params: Any, batch: Tra
     return jax.grad(loss)(params)
 
 
-def summed(policy: Policy, objective: Objective, params: Any, batch: Trajectories, order: Any) -> Any:
+def summed(policy: Policy, objective: Objective, params: Any, batch: Trajectories) -> Any:
     """The plain gradient, row by row."""
     whole, total = with_totals(batch), None
-    for row in order:
+    for row in range(batch.tokens.shape[0]):
         new = plain_gradient(policy, objective, params, whole, take(batch, jnp.asarray([row])))
         total = new if total is None else jax.tree.map(jnp.add, total, new)
     return total
@@ -91,14 +97,64 @@ def behind_padding(batch: Trajectories, columns: int) -> Trajectories:
     return jax.tree.map(pad, batch)
 
 
-def error(found: Any, expected: Any, by_layer: bool) -> float:
-    """The largest over the parameters (of each layer by itself) of |found - expected| / |expected|."""
+def errors(found: Any, expected: Any) -> tuple[float, float]:
+    """The largest |found - expected| / |expected| of all parameters, and of all parameters of single layers."""
 
-    def of(path: Any, a: jax.Array, b: jax.Array) -> float:
+    def of(by_layer: bool, path: Any, a: jax.Array, b: jax.Array) -> float:
         axes = tuple(range(1, a.ndim)) if by_layer and "layers" in jax.tree_util.keystr(path) else None
-        return float(jnp.max(jnp.sqrt(jnp.sum((a - b) ** 2, axis=axes) / jnp.maximum(jnp.sum(b**2, axis=axes), 1e-30))))
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        return float(np.max(np.sqrt(np.sum((a - b) ** 2, axis=axes) / np.maximum(np.sum(b**2, axis=axes), 1e-60))))
 
-    return max(jax.tree.leaves(jax.tree_util.tree_map_with_path(of, found, expected)))
+    def worst(by_layer: bool) -> float:
+        return max(jax.tree.leaves(jax.tree_util.tree_map_with_path(partial(of, by_layer), found, expected)))
+
+    return worst(False), worst(True)
+
+
+Report = Callable[[str, str, Any, Any], None]  # (table, line, found, expected)
+
+
+def compare(policy: Policy, params: Any, objective: Objective, batch: Trajectories, report: Report) -> None:
+    """All gradients of one objective. policy, params: in float64."""
+    derive: Any = jax.jit(gradient, static_argnums=(0, 1), static_argnames=("layout", "micro_batches"))
+    derive_packed: Any = jax.jit(gradient, static_argnums=(0, 1))
+
+    def packed(policy: Policy, params: Any, batch: Trajectories, parts: int) -> Any:
+        order, packing = plan_steps(batch, micro_batches=parts).slices
+        return derive_packed(policy, objective, params, take(batch, order.reshape(-1)), layout=packing)[0]
+
+    name = "fused, packed, prompts once, {} micro-batch{}".format
+    names = {parts: name(parts, "" if parts == 1 else "es") for parts in (1, 2, 4, 8)}
+    wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, batch)
+    truth = summed(policy, objective, params, wide)
+    alone = "fused, a row for each sequence"
+    report("float64 against the plain formula in float64", alone, derive(policy, objective, params, wide)[0], truth)
+    for parts in (1, 4):
+        report("float64 against the plain formula in float64", names[parts], packed(policy, params, wide, parts), truth)
+    truth = jax.tree.map(np.asarray, truth)
+
+    policy, params = replace(policy, dtype=jnp.float32), jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    plain = summed(policy, objective, params, batch)
+    far = "float32 against the plain formula in float64"
+    report(far, "plain", plain, truth)
+    padded = summed(policy, objective, params, behind_padding(batch, 8))
+    report(far, "plain, behind 8 columns of padding", padded, truth)
+    each, itself = "float32, each thing by itself", "the plain formula behind 8 columns of padding, against itself"
+    report(each, itself, padded, plain)
+    row_each = derive(policy, objective, params, batch)[0]
+    report(far, alone, row_each, truth)
+    report(each, "fused, against plain", row_each, plain)
+    for parts, line in names.items():
+        found = packed(policy, params, batch, parts)
+        report(far, line, found, truth)
+        if parts == 1:
+            report(each, "packed, prompts once, against a row for each sequence", found, row_each)
+    shared = Layout(int(jnp.sum(batch.group == 0)), LONGEST_PROMPT, batch.tokens.shape[1] - LONGEST_PROMPT)
+    for layout, rows, whole in ((None, "", row_each), (shared, ", prompts once", None)):
+        whole = derive(policy, objective, params, batch, layout=layout)[0] if whole is None else whole
+        for parts in (2, 4, 8):
+            found = derive(policy, objective, params, batch, layout=layout, micro_batches=parts)[0]
+            report(each, f"{parts} micro-batches against one{rows}", found, whole)
 
 
 def main() -> None:
@@ -108,37 +164,26 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=2)
     parser.add_argument("--longest", type=int, default=48)
     options = parser.parse_args()
-    policy, params, _ = load_policy(options.model)
+    jax.config.update("jax_enable_x64", True)
+    policy, params, _ = load_policy(options.model, dtype=jnp.float64)
     batch = uneven_batch(policy.config.vocab_size, options.groups, options.group_size, options.longest)
-    rows = range(batch.tokens.shape[0])
-    derive: Callable[..., Any] = jax.jit(gradient, static_argnums=(0, 1))
-    print(f"{len(rows)} rows, {int(batch.action_mask.sum())} completion tokens of 1 to {options.longest} a row")
-    lines: dict[tuple[bool, str], list[float]] = {}
+    print(f"{len(batch.tokens)} rows, {int(batch.action_mask.sum())} completion tokens, 1 to {options.longest} a row")
+    tables: dict[str, dict[str, list[tuple[float, float]]]] = {}
+
+    def report(table: str, line: str, found: Any, expected: Any) -> None:
+        tables.setdefault(table, {}).setdefault(line, []).append(errors(found, expected))
+
     for objective in OBJECTIVES.values():
         # On policy but for the noise of a stale sampler, so that some ratios are clipped.
         logp = plain_outputs(policy, params, batch).logp
         noise = 0.1 * jax.random.normal(jax.random.key(1), logp.shape)
-        sampled = batch.replace(behaviour_logp=jnp.where(batch.action_mask, logp + noise, 0.0))
-        expected = summed(policy, objective, params, sampled, rows)
-        found = {
-            "plain, rows in the opposite order": summed(policy, objective, params, sampled, reversed(rows)),
-            "plain, behind 8 columns of padding": summed(policy, objective, params, behind_padding(sampled, 8), rows),
-            "fused, a row for each sequence": derive(policy, objective, params, sampled)[0],
-        }
-        for parts in (1, 2, 4, 8):
-            order, packing = plan_steps(sampled, micro_batches=parts).slices
-            part = take(sampled, order.reshape(-1))
-            name = f"fused, packed, prompts once, {parts} micro-batch{'es' if parts > 1 else ''}"
-            found[name] = derive(policy, objective, params, part, layout=packing)[0]
-        for by_layer in (False, True):
-            for name, value in found.items():
-                lines.setdefault((by_layer, name), []).append(error(value, expected, by_layer))
-    for by_layer in (False, True):
-        heading = f"worst parameter{' of a layer' if by_layer else ''}"
-        print(f"\n| {heading} | " + " | ".join(OBJECTIVES) + " |\n|---|" + "---|" * len(OBJECTIVES))
-        for (which, name), errors in lines.items():
-            if which == by_layer:
-                print(f"| {name} | " + " | ".join(f"{value:.1e}" for value in errors) + " |")
+        stale = jnp.where(batch.action_mask, logp + noise, 0.0).astype(jnp.float32)
+        compare(policy, params, objective, batch.replace(behaviour_logp=stale), report)
+    for table, lines in tables.items():
+        print(f"\n| {table}: worst parameter (of a layer) | " + " | ".join(OBJECTIVES) + " |")
+        print("|---|" + "---|" * len(OBJECTIVES))
+        for line, found in lines.items():
+            print(f"| {line} | " + " | ".join(f"{whole:.1e} ({layer:.1e})" for whole, layer in found) + " |")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
-from jaxrl_llm.models.layers import linear, rms_norm
+from jaxrl_llm.models.layers import linear, rms_norm, wide
 from jaxrl_llm.models.lora import adapt
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.rope import rotate, rotation
@@ -92,7 +92,7 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, con
     N, L, H, h = q.shape
     K = k.shape[1]
     q = q.reshape(N, L, K, H // K, h).transpose(0, 2, 3, 1, 4).reshape(N, K, -1, h)
-    logits = jnp.einsum("nkqh,nksh->nkqs", q, k, preferred_element_type=jnp.float32) * config.query_scale
+    logits = jnp.einsum("nkqh,nksh->nkqs", q, k, preferred_element_type=wide(q.dtype)) * config.query_scale
     if config.attention_softcap:
         logits = config.attention_softcap * jnp.tanh(logits / config.attention_softcap)
     logits = jnp.where(visible[:, None, None], logits.reshape(N, K, H // K, L, -1), MASKED)
@@ -162,7 +162,7 @@ def run(
         x = x * jnp.asarray(config.embedding_scale, dtype)
     place = placement.states
     x = place(x, False)
-    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions)
+    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, wide(dtype))
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
         layer = placement.weights(jax.tree.map(lambda w: w.astype(dtype), layer))

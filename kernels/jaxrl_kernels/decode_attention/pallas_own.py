@@ -36,7 +36,7 @@ def _put(ring: Any, out: Any, new: Array, axis: int, place: Any, first: Any, col
     ring: reference to the tile, [h, T] or [T, h] with the columns first, first + 1, ... along axis; out: to the piece.
     """
     size, tile = out.shape[axis], ring.shape[axis]
-    within = jax.lax.rem(place, size)  # not % and //, which ask for the signs
+    within = jax.lax.rem(place, jnp.int32(size))  # not % and //, which ask for the signs
     start = place - within - first
     if axis == 1:  # the row as a column, to the bit
         square = (new.shape[1], new.shape[1])
@@ -156,7 +156,7 @@ def pallas_own(
 
     def piece(axis: int) -> pl.BlockSpec:
         size = piece_of(S, axis, itemsize)
-        at = lambda place: jax.lax.div(place[0], size)  # noqa: E731
+        at = lambda place: jax.lax.div(place[0], jnp.int32(size))  # noqa: E731
         if axis:
             return pl.BlockSpec((n, m, h, size), lambda b, k, t, count, place, *_: (b, k, 0, at(place)))
         return pl.BlockSpec((n, m, size, h), lambda b, k, t, count, place, *_: (b, k, at(place), 0))

@@ -40,7 +40,8 @@ def fused_logprob(
     in all, where the plain formula takes 6.
 
     Args:
-      hidden: [M, D] final hidden states, float32 or bfloat16 (products are summed in float32).
+      hidden: [M, D] final hidden states, float32 or bfloat16 (products are summed in float32); with
+        `jax_enable_x64` also float64, which all results then are, and which no Pallas kernel takes.
       unembedding: [V, D], a row for each token, float32 or bfloat16; a tied embedding is passed as it is.
       targets: int32[M] in [0, V). Outside that range logp is -inf.
       temperature: > 0, a scalar or f32[M].

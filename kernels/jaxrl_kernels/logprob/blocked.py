@@ -24,6 +24,7 @@ from jaxrl_kernels.logprob.tile import (
     merge,
     no_sums,
     products,
+    wide,
     zeros,
 )
 
@@ -95,16 +96,17 @@ def gradients(
     first + width - 1 before the cap; it is rounded to dz_dtype for the two products, which are summed in float32.
     """
     hidden, unembedding = inputs.hidden, inputs.unembedding
+    sums = wide(hidden, unembedding)
 
     def step(before: tuple[Array, Array], first: Any, width: int) -> tuple[Array, Array]:
         block = jax.lax.dynamic_slice_in_dim(unembedding, first, width, axis=0)
         dz = dz_of_block(first, width).astype(dz_dtype)
-        d_hidden = jnp.einsum("mv,vd->md", dz, block, preferred_element_type=jnp.float32)
-        d_block = jnp.einsum("mv,md->vd", dz, hidden, preferred_element_type=jnp.float32)
+        d_hidden = jnp.einsum("mv,vd->md", dz, block, preferred_element_type=sums)
+        d_block = jnp.einsum("mv,md->vd", dz, hidden, preferred_element_type=sums)
         d_block = d_block.astype(unembedding.dtype)
         return before[0] + d_hidden, jax.lax.dynamic_update_slice_in_dim(before[1], d_block, first, axis=0)
 
-    start = zeros(hidden.shape, jnp.float32, hidden), zeros(unembedding.shape, unembedding.dtype, hidden)
+    start = zeros(hidden.shape, sums, hidden), zeros(unembedding.shape, unembedding.dtype, hidden)
     d_hidden, d_unembedding = fold_blocks(unembedding.shape[0], block_size, start, step)
     return d_hidden.astype(hidden.dtype), d_unembedding
 

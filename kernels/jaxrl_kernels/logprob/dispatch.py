@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.blocked import blocked_gradients, blocked_sums
 from jaxrl_kernels.logprob.pallas_kernel import pallas_gradients, pallas_sums, plan
-from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, Parts, Support, finish, varying
+from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, Parts, Support, finish, varying, wide
 
 FAST = ("pallas", "blocked")
 BLOCK_SIZE = 2048  # of the blocked path; on a CPU 1024 to 8192 are as fast
@@ -96,7 +96,11 @@ def _width(inputs: Inputs, way: Way) -> int:
 def _on_this_platform(blocked: Any, pallas: Any, way: Way, inputs: Inputs, *rest: Any) -> Any:
     """Call one of the two. The platform is the one that the program is lowered for, here or ahead of time."""
     dtypes = inputs.hidden.dtype, inputs.unembedding.dtype
-    if way.implementation == "blocked" or inputs.hidden.shape[0] == 0 or jnp.float16 in dtypes:
+    if (
+        way.implementation == "blocked"
+        or inputs.hidden.shape[0] == 0
+        or {jnp.dtype(jnp.float16), jnp.dtype(jnp.float64)} & set(dtypes)
+    ):
         return blocked(inputs, *rest)
     elsewhere = blocked if way.implementation is None else partial(pallas, interpret=True)
     return jax.lax.platform_dependent(inputs, *rest, tpu=partial(pallas, interpret=False), default=elsewhere)
@@ -113,7 +117,7 @@ def check(
 ) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
     for name, array in (("hidden", hidden), ("unembedding", unembedding)):
-        if array.ndim != 2 or array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        if array.ndim != 2 or array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64):
             raise ValueError(f"{name} must be a float32 or bfloat16 matrix, found {array.dtype}{list(array.shape)}")
     if hidden.shape[1] != unembedding.shape[1]:
         raise ValueError(
@@ -144,8 +148,8 @@ def rows_of(
     hidden: jax.Array, targets: jax.Array, temperature: float | jax.Array, support_floor: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """targets int32[M], temperature f32[M] and floor f32[M]; the latter two are constants in differentiation."""
-    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), hidden.shape[:1])
-    floor = None if support_floor is None else support_floor.astype(jnp.float32)
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, wide(hidden)), hidden.shape[:1])
+    floor = None if support_floor is None else support_floor.astype(wide(hidden))
     return targets.astype(jnp.int32), *jax.lax.stop_gradient((temperatures, floor))
 
 

@@ -17,7 +17,8 @@ def reference_logprob(
     softcap: float,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of the targets, and entropy, f32[M] each; arguments as of `fused_logprob`, temperature f32[M]."""
-    z = jnp.einsum("md,vd->mv", hidden, unembedding, preferred_element_type=jnp.float32)
+    sums = jnp.result_type(jnp.float32, hidden, unembedding)
+    z = jnp.einsum("md,vd->mv", hidden, unembedding, preferred_element_type=sums)
     z = softcap * jnp.tanh(z / softcap) if softcap else z
     logp = jax.nn.log_softmax(z / jax.lax.stop_gradient(temperature)[:, None])
     chosen = jnp.arange(unembedding.shape[0]) == targets[:, None]

@@ -86,9 +86,14 @@ def zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
     return jax.lax.pcast(jnp.zeros(shape, dtype), axes, to="varying") if axes else jnp.zeros(shape, dtype)
 
 
+def wide(*arrays: Array) -> Any:
+    """The dtype of sums over arrays: float32, or float64 where one of them is."""
+    return jnp.result_type(jnp.float32, *arrays)
+
+
 def no_sums(shape: tuple[int, ...], like: Array) -> Sums:
     """The sums over no token."""
-    zero = zeros(shape, jnp.float32, like)
+    zero = zeros(shape, wide(like), like)
     return Sums(zero + EXCLUDED, zero, zero, zero - jnp.inf)
 
 
@@ -97,7 +102,7 @@ def products(left: Array, right: Array) -> Array:
     dtype = jnp.result_type(left, right)
     contract_last = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
-        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=jnp.float32
+        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=wide(left, right)
     )
 
 

@@ -78,7 +78,7 @@ def ratio_clip(
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
     # The bounds are made as in the formula, so that they round as there.
-    bounds = Bounds(*(None if x is None else jnp.asarray(x, jnp.float32) for x in (1 - low, 1 + high, dual)))
+    bounds = Bounds(*(None if x is None else jnp.asarray(x, logp.dtype) for x in (1 - low, 1 + high, dual)))
     arrays, bounds = jax.lax.stop_gradient(((other, advantages, weights, value_weights), bounds))
     varying = vary_together(logp, *arrays, *bounds)
     operands = *varying[:5], Bounds(*varying[5:])
@@ -111,7 +111,7 @@ def _forward(settings: _Settings, *operands: Any) -> tuple[Clipped, Array]:
     pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
     rows, length = operands[0].shape
     fits = length <= LONGEST if implementation is None else implementation == "pallas"
-    if rows and length and fits:
+    if rows and length and fits and operands[0].dtype == jnp.float32:
         elsewhere = plain if implementation is None else partial(pallas, interpret=True)
         choice = {"tpu": partial(pallas, interpret=False), "default": elsewhere}
         slope, told = jax.lax.platform_dependent(*operands, **choice)
@@ -139,13 +139,13 @@ def _check(
     row_block: int | None,
 ) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
-    if logp.ndim != 2 or logp.dtype != jnp.float32:
+    if logp.ndim != 2 or logp.dtype not in (jnp.float32, jnp.float64):
         raise ValueError(f"logp must be a float32 matrix, found {logp.dtype}{list(logp.shape)}")
     arrays = {"other": other, "advantages": advantages, "weights": weights, "value_weights": value_weights}
     for name, array in arrays.items():
-        if array is not None and (array.shape != logp.shape or array.dtype != jnp.float32):
+        if array is not None and (array.shape != logp.shape or array.dtype != logp.dtype):
             raise ValueError(
-                f"{name} must be float32{list(logp.shape)} as logp is, found {array.dtype}{list(array.shape)}"
+                f"{name} must be {logp.dtype}{list(logp.shape)} as logp is, found {array.dtype}{list(array.shape)}"
             )
     for name, number in (("low", low), ("high", high), ("dual", dual)):
         if number is not None and jnp.shape(number) != ():

@@ -74,7 +74,7 @@ def of_rows(
     # What does not count may be NaN.
     difference, advantages = (jnp.where(counts, x, 0.0) for x in (logp - other, advantages))
     of_value = weights if value_weights is None else jnp.where(counts, value_weights, 0.0)
-    d, d_by_logp = jax.jvp(bounded, (difference,), (counts.astype(jnp.float32),))
+    d, d_by_logp = jax.jvp(bounded, (difference,), (counts.astype(difference.dtype),))
 
     def total(x: Array) -> Array:
         return jnp.sum(x, axis=1, keepdims=True)
@@ -85,7 +85,7 @@ def of_rows(
 
     exponent = d
     if whole_row:
-        number = total(counts.astype(jnp.float32))
+        number = total(counts.astype(d.dtype))
         size = jnp.maximum(number, 1.0) if mean else jnp.ones_like(number)
         s, s_by_total = jax.jvp(bounded, (total(d) / size,), (1 / size,))
         exponent = jnp.where(counts, s, 0.0)
