@@ -406,5 +406,10 @@ def test_errors_say_what_was_found(change: dict[str, Any], message: str) -> None
         fused_logprob(**{**GOOD, **change})
 
 
+def test_one_float64_input_is_an_error() -> None:
+    with jax.enable_x64(True), pytest.raises(ValueError, match="must both be float64, found float32 and float64"):
+        fused_logprob(**{**GOOD, "unembedding": GOOD["unembedding"].astype(jnp.float64)})
+
+
 def test_docstring_example() -> None:
     assert doctest.testmod(jaxrl_kernels.logprob) == (0, 4)

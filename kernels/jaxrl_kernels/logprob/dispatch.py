@@ -119,6 +119,8 @@ def check(
     for name, array in (("hidden", hidden), ("unembedding", unembedding)):
         if array.ndim != 2 or array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64):
             raise ValueError(f"{name} must be a float32 or bfloat16 matrix, found {array.dtype}{list(array.shape)}")
+    if (hidden.dtype == jnp.float64) != (unembedding.dtype == jnp.float64):
+        raise ValueError(f"hidden and unembedding must both be float64, found {hidden.dtype} and {unembedding.dtype}")
     if hidden.shape[1] != unembedding.shape[1]:
         raise ValueError(
             "hidden [M, D] and unembedding [V, D] must have the same D, "

@@ -48,7 +48,8 @@ def ratio_clip(
     At a kink the derivative is that of JAX for the formula: the mean of both sides for each minimum, maximum and clip.
 
     Args:
-      logp, other: f32[N, L] log-probabilities under the policy and under the one that the ratio is against.
+      logp, other: f32[N, L] log-probabilities under the policy and under the one that the ratio is against. With
+        `jax_enable_x64` all arrays may be float64, and then the result is; no Pallas kernel takes them.
       advantages: f32[N, L].
       weights: f32[N, L], how much a token counts in the statistics; 0: not at all, and the token's other entries may
         hold anything, even NaN.
