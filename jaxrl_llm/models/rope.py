@@ -70,7 +70,7 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
 def rotation(
     ropes: tuple[Rope, ...], head_dim: int, positions: jax.Array, dtype: Any = jnp.float32
 ) -> tuple[jax.Array, jax.Array]:
-    """cos and sin for each rope: f32[R, N, L, head_dim / 2] from positions int32[N, L]."""
+    """cos and sin for each rope, [R, N, L, head_dim / 2] in `dtype`, from positions int32[N, L]."""
     tables = [frequencies(rope, head_dim) for rope in ropes]
     rate = jnp.asarray(np.stack([rate for rate, _ in tables]))
     scale = jnp.asarray([scale for _, scale in tables], dtype)[:, None, None, None]

@@ -169,7 +169,7 @@ def decode(
         rows = rows._replace(own=rows.own + which)
         new = _draw(policy, params, hidden[:, 0], rows, settings, mesh)
         drawn, rows = _take(ring.drawn, rows, new, which, ring.step % T, settings.stop_tokens)
-        work = Work(work.steps + 1, work.live + jnp.sum(which))
+        work = Work(work.steps + 1, work.live + jnp.sum(which, dtype=jnp.int32))
         return Ring(ring.step + 1, layers, drawn), rows, work, rotations(rows)
 
     nothing = Work(jnp.int32(0), jnp.int32(0))

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, Prefixes
@@ -44,8 +45,10 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     """Weights for the engine, in the dtype that the policy computes in.
 
     mesh: the devices to decode on, with axes "data" and, to split heads, inner units and vocabulary, "tensor". Without
-    one the parameters are used where they are. What is moved is counted and timed.
+    one the parameters are used where they are. What is moved is counted and timed. Raises InputError in float64.
     """
+    if policy.dtype == jnp.float64:
+        raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
     params = {name: x for name, x in params.items() if name != "critic"}
     if mesh is None or mesh.size == 1:
         if _is_ready(policy, params):

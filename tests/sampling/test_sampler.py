@@ -270,6 +270,14 @@ def test_bad_settings(settings: dict[str, Any], message: str, model: Any) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_wide_numbers_elsewhere_change_no_token(model: Any, endless: Any) -> None:
+    with jax.enable_x64(True):
+        assert completion_ids(draw(model)) == completion_ids(endless)
+        wide = model._replace(policy=dataclasses.replace(model.policy, dtype=jnp.float64))
+        with pytest.raises(InputError, match="tokens are not drawn in float64"):
+            draw(wide)
+
+
 def test_a_policy_without_a_tokenizer(model: Any, endless: Any) -> None:
     bare = model._replace(policy=dataclasses.replace(model.policy, tokenizer=None))
     np.testing.assert_array_equal(draw(bare).tokens, endless.tokens)
