@@ -68,7 +68,7 @@ CASES = {
     "8b": Case(QWEN3_8B, "v5e:4x4", 4, 4, 16, 4),
     "1.7b": Case(QWEN3_1_7B, "v5e:2x2", 2, 2, 16, 4),
     "1.7b-lora": Case(QWEN3_1_7B, "v5e:2x2", 2, 2, 16, 8, rank=16),
-    "70b": Case(LLAMA_70B, "v5p:4x4x4", 16, 4, 95, 16),
+    "70b": Case(LLAMA_70B, "v5p:4x4x4", 16, 4, 95, 48),
 }
 
 
