@@ -165,7 +165,6 @@ class _Engine:
             asked = self.requests[request]
             begun = asked.begun.token
             rows.prompt[row] = len(asked.prompt)
-            rows.prompt[row] = len(asked.prompt)
             rows.newest[row] = begun[-1] if begun.size else 0
             rows.own[row] = max(begun.size - 1, 0)
             rows.fresh[row], rows.done[row] = begun.size == 0, False
