@@ -147,8 +147,7 @@ def compare(policy: Policy, params: Any, objective: Objective, batch: Trajectori
     for parts, line in names.items():
         found = packed(policy, params, batch, parts)
         report(far, line, found, truth)
-        if parts == 1:
-            report(each, "packed, prompts once, against a row for each sequence", found, row_each)
+        report(each, f"{line}, against a row for each sequence", found, row_each)
     shared = Layout(int(jnp.sum(batch.group == 0)), LONGEST_PROMPT, batch.tokens.shape[1] - LONGEST_PROMPT)
     for layout, rows, whole in ((None, "", row_each), (shared, ", prompts once", None)):
         whole = derive(policy, objective, params, batch, layout=layout)[0] if whole is None else whole
@@ -183,7 +182,7 @@ def main() -> None:
         print(f"\n| {table}: worst parameter (of a layer) | " + " | ".join(OBJECTIVES) + " |")
         print("|---|" + "---|" * len(OBJECTIVES))
         for line, found in lines.items():
-            print(f"| {line} | " + " | ".join(f"{whole:.1e} ({layer:.1e})" for whole, layer in found) + " |")
+            print(f"| {line} | " + " | ".join(f"{whole:.2e} ({layer:.1e})" for whole, layer in found) + " |")
 
 
 if __name__ == "__main__":
