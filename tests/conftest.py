@@ -42,6 +42,11 @@ def own_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
+PROCESSOR = Path("/proc/cpuinfo")
+# For what is told of the order in which XLA's products add on such processors.
+needs_wide_vectors = pytest.mark.skipif(
+    not PROCESSOR.exists() or "avx512f" not in PROCESSOR.read_text(), reason="of processors with AVX-512"
+)
 EOS = 256  # of all tiny models, and their padding token
 VECTORS = Path(__file__).parent / "vectors"
 FAMILIES = ("llama", "llama_tied", "llama31_rope", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")

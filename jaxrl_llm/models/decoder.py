@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
-from jaxrl_llm.models.layers import linear, rms_norm, wide
+from jaxrl_llm.models.layers import linear, rms_norm, scores, softmax, wide
 from jaxrl_llm.models.lora import adapt
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.rope import rotate, rotation
@@ -92,11 +92,11 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, con
     N, L, H, h = q.shape
     K = k.shape[1]
     q = q.reshape(N, L, K, H // K, h).transpose(0, 2, 3, 1, 4).reshape(N, K, -1, h)
-    logits = jnp.einsum("nkqh,nksh->nkqs", q, k, preferred_element_type=wide(q.dtype)) * config.query_scale
+    logits = scores(q, k) * config.query_scale
     if config.attention_softcap:
         logits = config.attention_softcap * jnp.tanh(logits / config.attention_softcap)
     logits = jnp.where(visible[:, None, None], logits.reshape(N, K, H // K, L, -1), MASKED)
-    weights = jax.nn.softmax(logits, axis=-1).astype(v.dtype).reshape(N, K, (H // K) * L, -1)
+    weights = softmax(logits).astype(v.dtype).reshape(N, K, (H // K) * L, -1)
     out = jnp.einsum("nkqs,nksh->nkqh", weights, v)
     return out.reshape(N, K, H // K, L, h).transpose(0, 3, 1, 2, 4).reshape(N, L, H, h)
 

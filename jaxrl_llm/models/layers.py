@@ -56,3 +56,61 @@ def _rms_norm_backward(
 
 
 rms_norm.defvjp(_rms_norm, _rms_norm_backward)
+
+
+def _products(q: Array, k: Array) -> Array:
+    return jnp.einsum("...qh,...sh->...qs", q, k, preferred_element_type=wide(q.dtype))
+
+
+@jax.custom_vjp
+def scores(q: Array, k: Array) -> Array:
+    """Products of queries [..., Q, h] with keys [..., S, h], in float32: [..., Q, S].
+
+    XLA on CPU adds the h terms of a score in an order that hangs on how often 2 divides the number of vectors (of 16)
+    that the keys fill. So that a score has the same bits beside however many keys, there is always an odd number of
+    them there. With `softmax` this gives a token the same state in any layout of a batch: without, what float32 rounds
+    differently in one layer, the layers after it make into 1e-5 of a gradient.
+    """
+    # A few queries are tokens being decoded, whose keys are many and lie always alike: no copying them for that.
+    steady = _odd_products if q.shape[-2] >= 16 else _products
+    return jax.lax.platform_dependent(q, k, cpu=steady, default=_products)
+
+
+def _odd_products(q: Array, k: Array) -> Array:
+    S = k.shape[-2]
+    return _products(q, jnp.pad(k, [(0, 0)] * (k.ndim - 2) + [(0, (16 - S) % 32), (0, 0)]))[..., :S]
+
+
+def _scores_backward(kept: tuple[Array, Array], ds: Array) -> tuple[Array, Array]:
+    return jax.vjp(_products, *kept)[1](ds)
+
+
+scores.defvjp(lambda q, k: (scores(q, k), (q, k)), _scores_backward)
+
+
+@jax.custom_vjp
+def softmax(x: Array) -> Array:
+    """Softmax of [..., Q, S] over the last axis, where on CPU masked places in between do not change its bits.
+
+    There the sums are a product with 64 columns of ones, whose terms XLA adds one after another (up to some 400 of
+    them), so that zeros in between are nothing; of a sum over an axis it adds every so many.
+    """
+    return _softmax(x)[0]
+
+
+def _softmax(x: Array) -> tuple[Array, Array]:
+    e = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
+    total = jax.lax.platform_dependent(e, cpu=_sum_in_order, default=partial(jnp.sum, axis=-1, keepdims=True))
+    p = e / total
+    return p, p
+
+
+def _sum_in_order(e: Array) -> Array:
+    return (e @ jnp.ones((e.shape[-1], 64), e.dtype))[..., :1]
+
+
+def _softmax_backward(p: Array, dp: Array) -> tuple[Array]:
+    return (p * (dp - jnp.sum(p * dp, axis=-1, keepdims=True)),)
+
+
+softmax.defvjp(_softmax, _softmax_backward)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import needs_wide_vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxrl_llm.models.layers import linear, rms_norm
+from jaxrl_llm.models.layers import linear, rms_norm, scores, softmax
 
 
 def draw(seed: int, *shape: int) -> jax.Array:
@@ -63,6 +64,46 @@ def test_gradients_by_differences() -> None:
         closely = partial(check_grads, order=1, modes=["rev"], eps=1e-5, rtol=1e-6, atol=1e-6)
         closely(lambda x, w: rms_norm(x, w, 1e-2, 1.0), (x, weight))
         closely(linear, (x, matrix))
+        queries, keys = draw(3, 17, 4).astype(jnp.float64), draw(4, 9, 4).astype(jnp.float64)
+        closely(scores, (queries, keys))
+        closely(softmax, (keys.at[0, :2].set(-1e30),))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 40), (16, 1), (20, 16), (20, 17), (33, 100)])
+def test_scores_and_softmax_against_jax(queries: int, keys: int) -> None:
+    q, k, seen = draw(0, 2, 3, queries, 8), draw(1, 2, 3, keys, 8), draw(2, 2, 1, queries, keys) > 0
+
+    def attend(scores: Any, softmax: Any) -> Any:
+        return lambda q, k: softmax(jnp.where(seen, scores(q, k), -1e30))
+
+    expected, backward = jax.vjp(attend(partial(jnp.einsum, "nkqh,nksh->nkqs"), jax.nn.softmax), q, k)
+    found, ours = jax.vjp(attend(scores, softmax), q, k)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(ours(expected), backward(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_softmax_by_hand() -> None:
+    """Weights 1 : 3, and a row that sees nothing stays finite."""
+    x = jnp.asarray([[0.0, -1e30, np.log(3.0)], [-1e30] * 3])
+    np.testing.assert_allclose(softmax(x), [[0.25, 0.0, 0.75], [1 / 3] * 3], rtol=1e-6)
+
+
+@needs_wide_vectors
+@pytest.mark.parametrize("between", [1, 7, 16, 31, 64])
+def test_strangers_in_between_change_no_bit_of_attention(between: int) -> None:
+    """A token sees 70 others, or the same 70 with those of other sequences before, among and behind them."""
+    q, k, v, strange = draw(0, 20, 64), draw(1, 70, 64), draw(2, 70, 64), draw(3, between, 64)
+    place = np.concatenate([np.arange(30) + between, np.arange(30, 70) + 2 * between])
+
+    def among(own: jax.Array) -> jax.Array:
+        return jnp.concatenate([strange, own[:30], strange, own[30:], strange])
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
+        return softmax(jnp.where(seen, scores(q, k), -1e30)) @ v
+
+    seen = jnp.zeros(len(k) + 3 * between, bool).at[place].set(True)
+    alone = jax.jit(attend)(q, k, v, jnp.ones(len(k), bool))
+    np.testing.assert_array_equal(jax.jit(attend)(q, among(k), among(v), seen), alone)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

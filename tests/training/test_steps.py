@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import needs_wide_vectors
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.packing import packed_states, whole_rows
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
 from jaxrl_llm.training.provide import outputs_of
 from jaxrl_llm.training.steps import Steps, by_slices, filled, plan_steps, take
@@ -120,6 +122,33 @@ def test_the_gradient_is_that_of_whole_rows_in_any_slices(name: str, tiny: Any) 
             np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * float(jnp.abs(y).max()))
         for key, value in metrics.items():
             np.testing.assert_allclose(figures[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+@needs_wide_vectors
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_packed_states_have_the_bits_of_whole_rows(micro_batches: int, tiny: Any) -> None:
+    """In float32, where heads have a multiple of 64 places."""
+    random, config = np.random.default_rng(0), dataclasses.replace(tiny.policy.config, head_dim=64)
+    D, H, K = config.hidden_size, config.num_heads, config.num_kv_heads
+    layers: dict[str, Any] = dict(tiny.params["layers"])
+    for name, shape in {"query": (D, H, 64), "key": (D, K, 64), "value": (D, K, 64), "out": (H, 64, D)}.items():
+        layers[name] = jnp.asarray(random.normal(0, 0.3, (config.num_layers, *shape)), jnp.float32)
+    policy, params = dataclasses.replace(tiny.policy, config=config), {**tiny.params, "layers": layers}
+    states = jax.jit(partial(packed_states, policy, params))
+    batch = uneven(groups=8, group_size=2)
+    expected = np.asarray(states(batch.tokens, whole_rows(batch))).reshape(*batch.tokens.shape, D)
+    rows, packings = plan_steps(batch, micro_batches=micro_batches).slices
+    seen = 0
+    for chosen, packing in zip(np.asarray(rows), map(partial(one_of, packings), range(micro_batches)), strict=True):
+        found, real = np.asarray(states(batch.tokens[chosen], packing)), np.asarray(packing.row) < len(chosen)
+        row, column = chosen[np.asarray(packing.row)[real]], np.asarray(packing.column)[real]
+        np.testing.assert_array_equal(found[real], expected[row, column])
+        seen += len(row)
+    assert seen == int(batch.action_mask.sum())
+
+
+def one_of(stacked: Any, i: int) -> Any:
+    return jax.tree.map(lambda x: x[i], stacked)
 
 
 def test_log_probabilities_by_slices_are_those_at_once(tiny: Any) -> None:
