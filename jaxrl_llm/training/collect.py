@@ -22,14 +22,14 @@ from jaxrl_llm.sampling.sampler import assemble, requests_of
 from jaxrl_llm.sampling.schedule import lasting
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.groups import group_of, join
 from jaxrl_llm.training.record import rollout_metrics
 from jaxrl_llm.training.rollout import Scored, StreamedScores, score_batch, window_metrics
 from jaxrl_llm.training.run_folder import Clock
 from jaxrl_llm.training.setup import Parts
-from jaxrl_llm.trajectory import Trajectories, map_rows
+from jaxrl_llm.trajectory import Trajectories
 
 Rows = list[dict[str, Any]]
-PADDING = {"turn": -1, "support_floor": -np.inf}  # of [N, L] fields; 0 of the others
 LOOK = 16  # tokens between two looks whether enough groups are complete
 
 
@@ -103,12 +103,12 @@ def collect(
         round_key = jax.random.fold_in(key, len(runs)) if runs else key
         scored, rows, stats = _round(parts, config, params, stream, round_key, step, clock)
         good = np.asarray(curriculum.informative(scored.batch))[:: config.group_size]
-        groups = [(_group(scored, i, config.group_size), row) for i, row in enumerate(rows)]
+        groups = [(group_of(scored, i, config.group_size), row) for i, row in enumerate(rows)]
         kept += [group for group, fine in zip(groups, good, strict=True) if fine]
         spare = [group for group, fine in zip(groups, good, strict=True) if not fine]
         runs.append(stats)
     chosen = (kept + spare)[: config.prompts_per_step]
-    scored = _join([scored for scored, _ in chosen])
+    scored = join([scored for scored, _ in chosen])
     return Collected(scored, [row for _, row in chosen], len(runs), rollout_metrics(runs))
 
 
@@ -204,28 +204,6 @@ def _partial(
     return Collected(scored, rows, 1, metrics, left)
 
 
-def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
-    """The batch with groups without any action, up to `rows` rows, so that all steps share a compiled update.
-
-    They are copies of the first group's prompt, count in no mean, and leave loss and gradient as they are. Only where
-    there are more minibatches than groups with actions can a gradient step see nothing but such.
-    """
-    have = batch.tokens.shape[0]
-    if have == rows:
-        return batch
-    index = np.concatenate([np.arange(have), np.arange(rows - have) % group_size])
-    empty = np.arange(rows) >= have
-    numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
-    batch = map_rows(lambda x: jnp.asarray(np.asarray(x)[index]), batch)
-    before = np.cumsum(np.asarray(batch.action_mask), axis=1) == 0
-    return batch.replace(
-        token_mask=batch.token_mask & jnp.asarray(before | ~empty[:, None]),
-        action_mask=batch.action_mask & jnp.asarray(~empty[:, None]),
-        turn=jnp.where(empty[:, None], -1, batch.turn),
-        group=jnp.asarray(np.where(empty, numbers, np.asarray(batch.group)).astype(np.int32)),
-    )
-
-
 def _settings(config: TrainConfig) -> dict[str, Any]:
     """Of `sample`, but for what differs between greedy and other completions of a step."""
     return {
@@ -295,30 +273,3 @@ def _stop_if(stats: Stats) -> None:
     """KeyboardInterrupt where the sampler heard of Ctrl-C: nothing of a half step is kept."""
     if stats.interrupted:
         raise KeyboardInterrupt
-
-
-def _group(scored: Scored, number: int, size: int) -> Scored:
-    """The rows of one group. Failures are not known by row: the first group has them all."""
-    place = slice(number * size, (number + 1) * size)
-    failures = {name: 0 if number else count for name, count in scored.failures.items()}
-    return Scored(jax.tree.map(lambda x: np.asarray(x)[place], scored.batch), scored.texts[place], failures)
-
-
-def _join(groups: list[Scored]) -> Scored:
-    """One batch of groups of possibly different widths, numbered in their order."""
-    width = max(group.batch.tokens.shape[1] for group in groups)
-
-    def widened(batch: Trajectories, number: int) -> Trajectories:
-        wide = {
-            name: np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=PADDING.get(name, 0))
-            for name, x in vars(batch).items()
-            if isinstance(x, np.ndarray) and x.ndim == 2
-        }
-        return batch.replace(**wide, group=np.full(batch.group.shape, number, np.int32))
-
-    batches = [widened(group.batch, number) for number, group in enumerate(groups)]
-    return Scored(
-        jax.tree.map(lambda *x: jnp.asarray(np.concatenate(x)), *batches),
-        [text for group in groups for text in group.texts],
-        {name: sum(group.failures[name] for group in groups) for name in groups[0].failures},
-    )

@@ -22,10 +22,11 @@ from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.reporting.writers import read_json
 from jaxrl_llm.sampling.partial import Pool, from_arrays, to_arrays
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.collect import collect, fill_up, strategy_of
+from jaxrl_llm.training.collect import collect, strategy_of
 from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
 from jaxrl_llm.training.diagnose import NotFiniteError, not_finite
 from jaxrl_llm.training.evaluate import evaluate
+from jaxrl_llm.training.groups import fill_up
 from jaxrl_llm.training.provide import provide
 from jaxrl_llm.training.record import about, describe, facts, outcome, tally, writers
 from jaxrl_llm.training.run_folder import Clock, RunFolder

@@ -25,8 +25,9 @@ from jaxrl_llm.sampling.partial import Partial, Pool
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.collect import Collected, fill_up, strategy_of
+from jaxrl_llm.training.collect import Collected, strategy_of
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.groups import fill_up
 from jaxrl_llm.training.optimizer import OptimizerConfig
 from jaxrl_llm.training.record import rollout_metrics
 from jaxrl_llm.training.steps import plan_steps
