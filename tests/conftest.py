@@ -43,9 +43,10 @@ def own_programs() -> Iterator[None]:
 
 
 PROCESSOR = Path("/proc/cpuinfo")
-# For what is told of the order in which XLA's products add on such processors.
+# For tests of bits: the order in which a product adds its terms depends on the width of the processor's vectors.
 needs_wide_vectors = pytest.mark.skipif(
-    not PROCESSOR.exists() or "avx512f" not in PROCESSOR.read_text(), reason="of processors with AVX-512"
+    not PROCESSOR.exists() or "avx512f" not in PROCESSOR.read_text(),
+    reason="the order of sums was found on processors with AVX-512",
 )
 EOS = 256  # of all tiny models, and their padding token
 VECTORS = Path(__file__).parent / "vectors"

@@ -68,10 +68,11 @@ def scores(q: Array, k: Array) -> Array:
 
     XLA on CPU adds the h terms of a score in an order that depends on how often 2 divides the number of vectors (of
     16) that the keys fill; there keys are padded to an odd number of them, so that a score has the same bits beside
-    however many keys. With `softmax` this gives a token the same state in any layout of a batch. Otherwise what is
-    rounded differently in one layer grows in those after it, to 1e-5 of SmolLM2's gradients.
+    however many keys. With `softmax`, and heads of a multiple of 64 places, this gives a token the same state in any
+    layout of a batch. Otherwise what is rounded differently in one layer grows in those after it, to 1e-5 of SmolLM2's
+    gradients.
     """
-    # A few queries are tokens being decoded: copying all their keys would cost more than the product.
+    # Few queries are those of tokens being decoded, which always lie alike: no copy of all their keys for them.
     steady = _odd_products if q.shape[-2] >= 16 else _products
     return jax.lax.platform_dependent(q, k, cpu=steady, default=_products)
 
@@ -90,7 +91,7 @@ scores.defvjp(lambda q, k: (scores(q, k), (q, k)), _scores_backward)
 
 @jax.custom_vjp
 def softmax(x: Array) -> Array:
-    """Softmax of [..., Q, S] over the last axis; on CPU, masked places in between do not change its bits.
+    """Softmax of [..., Q, S] over the last axis; on CPU, places whose weight is 0 do not change the others' bits.
 
     There the sums are a product with 64 columns of ones, whose terms XLA adds one after another (up to some 400 of
     them), so that zeros in between change nothing. A sum over the axis would add them in turns, by their places.

@@ -139,16 +139,13 @@ def test_packed_states_have_the_bits_of_whole_rows(micro_batches: int, tiny: Any
     expected = np.asarray(states(batch.tokens, whole_rows(batch))).reshape(*batch.tokens.shape, D)
     rows, packings = plan_steps(batch, micro_batches=micro_batches).slices
     seen = 0
-    for chosen, packing in zip(np.asarray(rows), map(partial(one_of, packings), range(micro_batches)), strict=True):
+    for i, chosen in enumerate(np.asarray(rows)):
+        packing = jax.tree.map(lambda x, i=i: x[i], packings)
         found, real = np.asarray(states(batch.tokens[chosen], packing)), np.asarray(packing.row) < len(chosen)
         row, column = chosen[np.asarray(packing.row)[real]], np.asarray(packing.column)[real]
         np.testing.assert_array_equal(found[real], expected[row, column])
         seen += len(row)
     assert seen == int(batch.action_mask.sum())
-
-
-def one_of(stacked: Any, i: int) -> Any:
-    return jax.tree.map(lambda x: x[i], stacked)
 
 
 def test_log_probabilities_by_slices_are_those_at_once(tiny: Any) -> None:
