@@ -14,51 +14,15 @@ Parameters kept in bfloat16 have 4 more with `master_copy`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.training.moments import as_matrices, in_float32, scale_by_adam
-
-SCHEDULES = ("constant", "linear", "cosine")
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW and its schedule."""
-
-    learning_rate: float = 1e-6
-    """Peak learning rate, >= 0."""
-    critic_learning_rate: float | None = None
-    """Peak learning rate of a critic; by default the same."""
-    warmup_steps: int = 0
-    """Gradient steps of linear warm-up from 0."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the warm-up, until the last gradient step."""
-    final_fraction: float = 0.0
-    """Share of the peak learning rate at the end of a linear or cosine schedule, 0 to 1."""
-    beta1: float = 0.9
-    """Decay of the first moment."""
-    beta2: float = 0.95
-    """Decay of the second moment; the bias-corrected average forgets gradients after about 1 / (1 - beta2) steps."""
-    epsilon: float = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay; matrices only, not norms, biases or embeddings."""
-    moments: Literal["float32", "bfloat16", "factored"] = "float32"
-    """float32: AdamW, 8 bytes a parameter. bfloat16: the first moment is kept in bfloat16 and the second in float32, 6
-    bytes. factored: Adafactor's row and column means in the place of the second, and no first: nearly none (beta1 is
-    unused, beta2 is reached from 0)."""
-    master_copy: bool = True
-    """For parameters in bfloat16, another copy in float32 (4 bytes each), which the updates add up in: without it,
-    those below 1/512 of a parameter are lost."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this global norm; 0 turns it off."""
+from jaxrl_llm.training.optimizer_config import OptimizerConfig, check_optimizer
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -90,26 +54,10 @@ def decayed(params: Any) -> Any:
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     """The optax transformation. InputError for values out of range."""
-    for name in ("learning_rate", "warmup_steps", "epsilon", "weight_decay", "max_grad_norm"):
-        if not 0 <= getattr(config, name) < float("inf"):
-            raise InputError(f"{name} is {getattr(config, name)}, but must be 0 or more")
-    if not 0 <= config.final_fraction <= 1:
-        raise InputError(f"final_fraction is {config.final_fraction}, but must be between 0 and 1")
-    for name in ("beta1", "beta2"):
-        if not 0 <= getattr(config, name) < 1:
-            raise InputError(f"{name} is {getattr(config, name)}, but must be at least 0 and below 1")
-    if config.schedule not in SCHEDULES:
-        raise unknown("schedule", config.schedule, SCHEDULES)
-    if config.moments not in MOMENTS:
-        raise unknown("kind of moments", config.moments, MOMENTS)
+    check_optimizer(config)
     steps = [MOMENTS[config.moments](config, learning_rate(config, total_steps))]
     if config.critic_learning_rate is not None:
         # A step of Adam is proportional to the learning rate, so the critic's is a multiple of the policy's.
-        if not (config.learning_rate > 0 and 0 <= config.critic_learning_rate < float("inf")):
-            raise InputError(
-                f"critic_learning_rate is {config.critic_learning_rate}, but must be 0 or more, with a learning_rate "
-                f"above 0 (it is {config.learning_rate})"
-            )
         steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), _of_critic))
     return in_float32(optax.chain(*steps) if len(steps) > 1 else steps[0], config.master_copy)
 

@@ -1,0 +1,93 @@
+"""Settings in frozen dataclasses, checked against their annotations: what a file or a script gives may be anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from jaxrl_llm.errors import InputError, unknown
+
+_WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", NoneType: "nothing"}
+
+
+def check_types(settings: Any, prefix: str = "") -> None:
+    """Check every field of a frozen dataclass against its annotation and store it in that type.
+
+    Lists become tuples, paths become text, and scalars of NumPy become Python's. Known annotations are int, float
+    (finite), str, bool, Literal, tuple[T, ...], dict[str, T], dataclasses, T | None and Any.
+    Raises InputError, which names the field with `prefix` in front, for a value of another type.
+    """
+    for field in dataclasses.fields(settings):
+        value = _conform(getattr(settings, field.name), _hints(type(settings))[field.name], prefix + field.name)
+        object.__setattr__(settings, field.name, value)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _conform(value: Any, kind: Any, name: str) -> Any:
+    """The value as `kind`, or InputError."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if kind is Any or kind is object:
+        return value
+    if origin in (Union, UnionType):
+        if value is None and NoneType in inner:
+            return None
+        (kind,) = (one for one in inner if one is not NoneType)
+        return _conform(value, kind, name)
+    if origin is Literal:
+        if not isinstance(value, str):
+            raise _wrong(name, value, f"one of {', '.join(map(str, inner))}")
+        if value not in inner:
+            raise unknown(name, value, inner)
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong(name, value, f"a list, each entry {_WORDS.get(inner[0], 'a value')}")
+        return tuple(_conform(entry, inner[0], f"an entry of {name}") for entry in value)
+    if origin is dict:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise _wrong(name, value, "settings by name")
+        return {key: _conform(entry, inner[1], f"{name}.{key}") for key, entry in value.items()}
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, kind):  # type: ignore[arg-type]
+            raise _wrong(name, value, "settings by name")
+        return value
+    if kind is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    wanted = (int, float) if kind is float else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise _wrong(name, value, _WORDS[kind])
+    if kind is float and not math.isfinite(_as_float(value)):
+        raise _wrong(name, value, _WORDS[kind])
+    if kind is str and not value.isprintable() and ("\0" in value or _has_surrogates(value)):
+        raise _wrong(name, value, "text that UTF-8 can hold, without null characters")
+    return value
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
+
+
+def _has_surrogates(text: str) -> bool:
+    return any(0xD800 <= ord(character) <= 0xDFFF for character in text)
+
+
+def _wrong(name: str, value: Any, wanted: str) -> InputError:
+    shown = ascii(value) if isinstance(value, str) else str(value) if isinstance(value, int | float) else repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    found = shown if isinstance(value, int | float) or value is None else f"{type(value).__name__} {shown}"
+    return InputError(f"{name} is {found}, but must be {wanted}")
