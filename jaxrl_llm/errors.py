@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class InputError(ValueError):
@@ -14,17 +16,60 @@ class InputError(ValueError):
     """
 
 
+class InputErrors(InputError):
+    """Several problems, found together; `problems` has the message of each."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+def gather(*checks: Callable[[], T]) -> list[T]:
+    """The results of all checks, which are all run. Raises InputError for what one found, InputErrors for several.
+
+    >>> gather(lambda: 1, lambda: 2)
+    [1, 2]
+    """
+    found: list[T] = []
+    problems: list[str] = []
+    for check in checks:
+        try:
+            found.append(check())
+        except InputErrors as errors:
+            problems += errors.problems
+        except InputError as error:
+            problems.append(str(error))
+            alone = error
+    if len(problems) == 1:
+        raise alone
+    if problems:
+        raise InputErrors(dict.fromkeys(problems))
+    return found
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A value as a message shows it: on one line, of at most `most` characters.
+
+    >>> shown("a\nb"), shown(10**5000)
+    ("'a\\nb'", 'a number of over 80 digits')
+    """
+    if isinstance(value, int) and abs(value) >= 10**most:
+        return f"a number of over {most} digits"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """The error for a name that is not in a list, with the nearest names as suggestions.
 
     >>> str(unknown("algorithm", "gropo", ["grpo", "rloo"]))
     "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo, rloo"
     """
-    names = sorted(known)
+    names, name = sorted(known), str(name)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else "."
-    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return InputError(f"unknown {kind} {name!r}{hint} Known: {shown or 'none'}")
+    listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}")
 
 
 def need(package: str, extra: str, why: str) -> InputError:
@@ -41,12 +86,14 @@ def require(
     above: float | None = None,
     below: float | None = None,
 ) -> None:
-    """InputError unless a number is in range (NaN never is). Traced values, which are not known yet, pass.
+    """InputError unless a number is in range (NaN never is). Traced values, which are not known yet, pass, and arrays.
 
     >>> require("clip_low", -0.1, least=0, most=1)
     Traceback (most recent call last):
     jaxrl_llm.errors.InputError: clip_low is -0.1, but must be at least 0 and at most 1
     """
+    if value is None or isinstance(value, str | bytes | list | tuple | dict | set):
+        raise InputError(f"{name} is {shown(value)}, but must be a number")
     if not isinstance(value, int | float):
         return
     limits = [
@@ -58,7 +105,7 @@ def require(
     wanted = [(limit, words, test) for limit, words, test in limits if limit is not None]
     if value != value or not all(test(limit) for limit, _, test in wanted):
         texts = " and ".join(f"{words} {limit:g}" for limit, words, _ in wanted) or "a number"
-        raise InputError(f"{name} is {value}, but must be {texts}")
+        raise InputError(f"{name} is {shown(value)}, but must be {texts}")
 
 
 def require_choice(name: str, value: str, choices: Iterable[str]) -> None:

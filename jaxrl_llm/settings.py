@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError, shown, unknown
 
 _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", NoneType: "nothing"}
 
@@ -87,7 +87,6 @@ def _has_surrogates(text: str) -> bool:
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InputError:
-    shown = ascii(value) if isinstance(value, str) else str(value) if isinstance(value, int | float) else repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    found = shown if isinstance(value, int | float) or value is None else f"{type(value).__name__} {shown}"
+    plain = value is None or isinstance(value, int | float)
+    found = shown(value, 60) if plain else f"{type(value).__name__} {shown(value, 60)}"
     return InputError(f"{name} is {found}, but must be {wanted}")
