@@ -86,14 +86,12 @@ def require(
     above: float | None = None,
     below: float | None = None,
 ) -> None:
-    """InputError unless a number is in range (NaN never is). Traced values, which are not known yet, pass, and arrays.
+    """InputError unless a number is in range (NaN never is). Traced values, which are not known yet, pass.
 
     >>> require("clip_low", -0.1, least=0, most=1)
     Traceback (most recent call last):
     jaxrl_llm.errors.InputError: clip_low is -0.1, but must be at least 0 and at most 1
     """
-    if value is None or isinstance(value, str | bytes | list | tuple | dict | set):
-        raise InputError(f"{name} is {shown(value)}, but must be a number")
     if not isinstance(value, int | float):
         return
     limits = [
