@@ -102,8 +102,17 @@ def require(
     ]
     wanted = [(limit, words, test) for limit, words, test in limits if limit is not None]
     if value != value or not all(test(limit) for limit, _, test in wanted):
-        texts = " and ".join(f"{words} {limit:g}" for limit, words, _ in wanted) or "a number"
+        texts = " and ".join(f"{words} {_plain(limit)}" for limit, words, _ in wanted) or "a number"
         raise InputError(f"{name} is {shown(value)}, but must be {texts}")
+
+
+def _plain(number: float) -> str:
+    """Whole numbers with all their digits, others with six.
+
+    >>> _plain(2.0**32), _plain(1e-6)
+    ('4294967296', '1e-06')
+    """
+    return str(int(number)) if abs(number) < 1e16 and number == int(number) else f"{number:g}"
 
 
 def require_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -70,8 +70,8 @@ def _conform(value: Any, kind: Any, name: str) -> Any:
         raise _wrong(name, value, _WORDS[kind])
     if kind is float and not math.isfinite(_as_float(value)):
         raise _wrong(name, value, _WORDS[kind])
-    if kind is str and not value.isprintable() and ("\0" in value or _has_surrogates(value)):
-        raise _wrong(name, value, "text that UTF-8 can hold, without null characters")
+    if kind is str and any(0xD800 <= ord(character) <= 0xDFFF for character in value):
+        raise _wrong(name, value, "text that UTF-8 can hold")
     return value
 
 
@@ -80,10 +80,6 @@ def _as_float(value: float) -> float:
         return float(value)
     except OverflowError:  # a whole number of hundreds of digits
         return math.inf
-
-
-def _has_surrogates(text: str) -> bool:
-    return any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InputError:

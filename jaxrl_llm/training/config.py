@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal
 
-from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.models.lora import TARGETS
-from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.errors import InputError, gather, require, shown, unknown
+from jaxrl_llm.settings import check_types
+from jaxrl_llm.training.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
+
+LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
+COUNT = 2**31 - 1  # the greatest whole number that a device counts with
+# Least and greatest values; None is COUNT.
+RANGES: dict[str, tuple[float, float | None]] = {
+    "steps": (1, None), "num_prompts": (1, None), "max_prompt_tokens": (1, None), "prompts_per_step": (1, 2**20),
+    "group_size": (1, 2**20), "max_new_tokens": (1, 2**24), "epochs": (1, 2**20), "minibatches": (1, 2**20),
+    "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
+    "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
+    "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
+    "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
+    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "reward_default": (-1e30, 1e30),
+    "lora_alpha": (SMALLEST, 1e6),
+}  # fmt: skip
+GENERATED = "reasoning-gym:"  # how the names of generated prompts begin, which have no end
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ class TrainConfig:
     reference policy is then the model itself and costs nothing."""
     lora_alpha: float = 32.0
     """What the adapters add counts alpha / rank times."""
-    lora_targets: tuple[str, ...] = ()
+    lora_targets: tuple[LoraTarget, ...] = ()
     """Projections with adapters: query, key, value, out, gate, up, down; by default all (of mixtures of experts, the
     first four)."""
     reference_memory: Literal["device", "host"] = "device"
@@ -145,37 +161,25 @@ class TrainConfig:
         return self.dtype if self.cache_dtype == "dtype" else self.cache_dtype
 
     def __post_init__(self) -> None:
-        at_least = {
-            "steps": 1, "num_prompts": 1, "max_prompt_tokens": 1, "prompts_per_step": 1, "group_size": 1,
-            "max_new_tokens": 1, "epochs": 1, "minibatches": 1, "micro_batches": 1, "seed": 0, "slots": 0,
-            "eval_size": 0, "eval_every": 0, "checkpoint_every": 0, "keep_checkpoints": 2, "log_completions_every": 0,
-            "critic_steps": 0, "overlong_tokens": 0, "top_k": 0, "segment_tokens": 0,
-            "lora_rank": 0,
-        }  # fmt: skip
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be at least {least}")
-        for name, good, wanted in (
-            ("seed", self.seed < 2**32, "below 2^32"),
-            ("temperature", 0 < self.temperature < float("inf"), "above 0 to explore"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("oversample", 1 <= self.oversample < float("inf"), "at least 1 and finite"),
-            ("reward_time_limit", self.reward_time_limit > 0, "above 0 seconds"),
-            ("reward_default", isfinite(self.reward_default), "finite"),
-            ("lora_alpha", 0 < self.lora_alpha < float("inf"), "above 0 and finite"),
-            ("overlong_tokens", self.overlong_tokens <= self.max_new_tokens, "at most max_new_tokens"),
-        ):
-            if not good:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be {wanted}")
-        for name, kind in get_type_hints(TrainConfig).items():
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                raise unknown(name, getattr(self, name), get_args(kind))
+        check_types(self)
+        numbers = [lambda n=name, r=limits: _in_range(n, getattr(self, n), *r) for name, limits in RANGES.items()]
+        gather(*numbers, lambda: check_optimizer(self.optimizer), self._check_texts)
+        self._check_together()
+
+    def _check_texts(self) -> None:
+        for name in ("model", "output", "prompts", "eval_prompts", "prompt_column", "algorithm", "wandb"):
+            text = getattr(self, name)
+            if text is not None and (not text.strip() or "\0" in text):
+                raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
         if not self.rewards:
             raise InputError("rewards is empty: name at least one reward function")
-        for target in self.lora_targets:
-            if target not in TARGETS:
-                raise unknown("LoRA target", target, TARGETS)
+        if "" in self.stop:
+            raise InputError("stop holds an empty string, which every text contains: remove it")
+
+    def _check_together(self) -> None:
+        """What settings say of each other."""
+        if self.overlong_tokens > self.max_new_tokens:
+            raise InputError(f"overlong_tokens is {self.overlong_tokens}, but must be at most max_new_tokens")
         if self.lora_targets and not self.lora_rank:
             raise InputError("lora_targets are given, but lora_rank is 0, which is off: set lora_rank to their rank")
         if self.lora_rank and self.reference_memory == "host":
@@ -183,15 +187,22 @@ class TrainConfig:
                 "reference_memory is host, but with lora_rank the reference is the model's own weights, of which there "
                 "is no second copy: leave it out"
             )
-        if "" in self.stop:
-            raise InputError("stop holds an empty string, which every text contains: remove it")
+        if self.task_options and not self.prompts.startswith(GENERATED):
+            raise InputError(
+                f"task_options are of {GENERATED}TASK, but prompts is {shown(self.prompts)}: leave them out"
+            )
+        if not self.eval_size and (self.eval_prompts or self.eval_every):
+            raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which is no evaluation")
         parts = self.minibatches * self.micro_batches
         if self.prompts_per_step % parts:
             raise InputError(
                 f"prompts_per_step is {self.prompts_per_step}, but must be a multiple of minibatches "
                 f"{self.minibatches} x micro_batches {self.micro_batches} = {parts}, so that groups stay whole"
             )
-        make_optimizer(self.optimizer, self.steps)  # for its own checks
+
+
+def _in_range(name: str, value: float, least: float, most: float | None) -> None:
+    require(name, value, least=least, most=COUNT if most is None else most)
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
@@ -202,7 +213,9 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 def from_dict(raw: dict[str, Any]) -> TrainConfig:
     """The configuration from a JSON object; InputError for a name that it does not have, or a value out of range."""
 
-    def build(kind: Any, values: dict[str, Any]) -> Any:
+    def build(kind: Any, values: Any, section: str) -> Any:
+        if not isinstance(values, dict):
+            raise InputError(f"{section} is {shown(values)}, but must hold settings by name")
         known = {f.name for f in dataclasses.fields(kind)}
         for name in values:
             if name not in known:
@@ -211,5 +224,29 @@ def from_dict(raw: dict[str, Any]) -> TrainConfig:
 
     raw = dict(raw)
     if "optimizer" in raw:
-        raw["optimizer"] = build(OptimizerConfig, raw["optimizer"])
-    return build(TrainConfig, raw)
+        raw["optimizer"] = build(OptimizerConfig, raw["optimizer"], "optimizer")
+    return build(TrainConfig, raw, "the configuration")
+
+
+def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
+    """The configuration with relative paths of models, prompts and rewards' files made absolute: as seen from `folder`.
+
+    The output stays as it is. A model of which there is no such path is a name, which stays too.
+    """
+    base = Path(folder)
+
+    def path(text: str) -> str:
+        return str(base / Path(text).expanduser())
+
+    def reward(spec: str) -> str:
+        file, mark, function = spec.rpartition(":")
+        return f"{path(file)}:{function}" if mark and file.endswith(".py") and "(" not in file else spec
+
+    changes: dict[str, Any] = {"rewards": tuple(map(reward, config.rewards))}
+    if not config.prompts.startswith(GENERATED):
+        changes["prompts"] = path(config.prompts)
+    if config.eval_prompts is not None and not config.eval_prompts.startswith(GENERATED):
+        changes["eval_prompts"] = path(config.eval_prompts)
+    if config.model.endswith(".gguf") or (base / Path(config.model).expanduser()).exists():
+        changes["model"] = path(config.model)
+    return dataclasses.replace(config, **changes)

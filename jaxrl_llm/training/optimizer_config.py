@@ -8,8 +8,8 @@ from typing import Literal
 from jaxrl_llm.errors import InputError, require
 from jaxrl_llm.settings import check_types
 
-SMALLEST = 2.0**-126  # the smallest normal float32: what is smaller counts as zero on many devices
-LARGEST = 3e38  # and about the largest
+SMALLEST = 1e-30  # many devices take numbers below 1.2e-38 for zero
+LARGEST = 1e30
 
 
 @dataclass(frozen=True)

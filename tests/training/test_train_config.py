@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
+from jaxrl_llm.errors import InputError, InputErrors
+from jaxrl_llm.models.lora import TARGETS
+from jaxrl_llm.training.config import LoraTarget, TrainConfig, from_dict, located, to_dict
 from jaxrl_llm.training.optimizer import OptimizerConfig
 
 FULL = TrainConfig(
@@ -47,7 +51,7 @@ def test_there_and_back_through_json(config: TrainConfig) -> None:
         top_p=st.floats(1e-6, 1),
         stop=st.lists(st.text(min_size=1), max_size=3).map(tuple),
         system_prompt=st.none() | st.text(),
-        wandb=st.none() | st.text(),
+        wandb=st.none() | st.text().filter(lambda text: text.strip() and "\0" not in text),
         optimizer=st.builds(OptimizerConfig, learning_rate=st.floats(0, 1), beta1=st.floats(0, 0.999)),
     )
 )
@@ -78,18 +82,20 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
         "overlong_tokens", "top_k",
     )),
     ("keep_checkpoints", 1, "must be at least 2"),
-    ("seed", 2**32, "must be below 2^32"),
-    ("temperature", 0.0, "must be above 0"),
-    ("temperature", float("nan"), "must be above 0"),
-    ("temperature", float("inf"), "must be above 0"),
-    ("top_p", 0.0, "must be above 0 and at most 1"),
-    ("top_p", 1.01, "must be above 0 and at most 1"),
-    ("top_p", float("nan"), "must be above 0 and at most 1"),
-    ("min_p", -0.1, "must be between 0 and 1"),
-    ("min_p", 1.1, "must be between 0 and 1"),
-    ("reward_time_limit", 0.0, "must be above 0 seconds"),
-    ("reward_default", float("inf"), "must be finite"),
-    ("reward_default", float("nan"), "must be finite"),
+    ("seed", 2**32, "seed is 4294967296, but must be at least 0 and at most 4294967295"),
+    ("temperature", 0.0, "must be at least 1e-09"),
+    ("temperature", float("nan"), "must be a finite number"),
+    ("temperature", float("inf"), "must be a finite number"),
+    ("top_p", 0.0, "must be at least 1e-30 and at most 1"),
+    ("top_p", 1e-45, "must be at least 1e-30 and at most 1"),
+    ("top_p", 1.01, "must be at least 1e-30 and at most 1"),
+    ("top_p", float("nan"), "must be a finite number"),
+    ("min_p", -0.1, "must be at least 0 and at most 1"),
+    ("min_p", 1.1, "must be at least 0 and at most 1"),
+    ("reward_time_limit", 0.0, "must be at least 0.001"),
+    ("reward_time_limit", float("inf"), "must be a finite number"),
+    ("reward_default", float("inf"), "must be a finite number"),
+    ("reward_default", float("nan"), "must be a finite number"),
     ("overlong_tokens", 129, "must be at most max_new_tokens"),
     ("rewards", (), "rewards is empty"),
     ("stop", ("ok", ""), "empty string"),
@@ -98,6 +104,28 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("dtype", "float16", "unknown dtype 'float16'.*float32"),
     ("param_dtype", "int8", "unknown param_dtype 'int8'"),
     ("long_prompts", "drop", "unknown long_prompts 'drop'.*skip"),
+    ("top_k", 2**31, "must be at least 0 and at most 2147483647"),
+    ("seed", 2**70, "must be at least 0"),
+    ("oversample", 1e9, "must be at least 1 and at most 1024"),
+    ("lora_alpha", float("inf"), "must be a finite number"),
+    ("steps", 1.5, "steps is 1.5, but must be a whole number"),
+    ("steps", True, "steps is True, but must be a whole number"),
+    ("steps", 10**200, "a number of over 80 digits"),
+    ("steps", "3", "steps is str '3', but must be a whole number"),
+    ("temperature", None, "temperature is None, but must be a finite number"),
+    ("temperature", 10**400, "must be a finite number"),
+    ("tensorboard", "no", "tensorboard is str 'no', but must be true or false"),
+    ("rewards", "number_match", "rewards is str 'number_match', but must be a list"),
+    ("rewards", (1,), "an entry of rewards is 1, but must be text"),
+    ("stop", ("\ud800",), "an entry of stop is str '.ud800', but must be text that UTF-8 can hold"),
+    ("task_options", ["max_digits"], "task_options is list"),
+    ("hyperparameters", {1: 2}, "hyperparameters is dict"),
+    ("optimizer", {"learning_rate": 1}, "optimizer is dict"),
+    ("output", "", "output is ''"),
+    ("output", "a\0b", "output is "),
+    ("wandb", "", "wandb is ''"),
+    ("eval_prompts", " ", "eval_prompts is ' '"),
+    ("lora_targets", ("qeury",), "did you mean 'query'"),
 ]  # fmt: skip
 
 
@@ -121,6 +149,11 @@ def test_settings_out_of_range(name: str, value: Any, message: str) -> None:
         ("beta2", -0.1),
         ("weight_decay", -0.1),
         ("max_grad_norm", -1.0),
+        ("epsilon", 0.0),
+        ("epsilon", 1e-45),
+        ("critic_learning_rate", float("inf")),
+        ("warmup_steps", 1.5),
+        ("moments", None),
     ],
 )
 def test_settings_of_the_optimizer_out_of_range(name: str, value: Any) -> None:
@@ -140,3 +173,44 @@ def test_settings_of_the_optimizer_out_of_range(name: str, value: Any) -> None:
 )
 def test_the_ends_of_the_ranges_are_inside(changes: dict[str, Any]) -> None:
     assert vars(TrainConfig(**changes)).items() >= changes.items()
+
+
+def test_several_settings_out_of_range_are_said_together() -> None:
+    with pytest.raises(InputErrors) as caught:
+        TrainConfig(steps=0, top_p=2.0, output="", optimizer=OptimizerConfig(epsilon=0.0))
+    assert [text.split()[0] for text in caught.value.problems] == ["steps", "top_p", "optimizer.epsilon", "output"]
+
+
+def test_settings_that_belong_to_others() -> None:
+    with pytest.raises(InputError, match="task_options are of reasoning-gym:TASK"):
+        TrainConfig(prompts="a.jsonl", task_options={"max_digits": "3"})
+    with pytest.raises(InputError, match="eval_size is 0"):
+        TrainConfig(eval_size=0, eval_prompts="b.jsonl")
+
+
+def test_paths_and_scalars_of_numpy_are_taken() -> None:
+    config = TrainConfig(output=Path("a/b"), steps=np.int64(3), temperature=np.float32(0.5))  # type: ignore[arg-type]
+    assert (config.output, config.steps, config.temperature) == ("a/b", 3, 0.5)
+    assert json.loads(json.dumps(to_dict(config)))["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    "raw", [{"optimizer": []}, {"optimizer": None}, {"steps": None}, {"stop": [1]}, {"rewards": {}}]
+)
+def test_a_configuration_of_wrong_types(raw: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(raw))):
+        from_dict(raw)
+
+
+def test_relative_paths_are_seen_from_where_the_run_was_started(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    config = TrainConfig(model="model", prompts="a.jsonl", rewards=("r.py:f", "exact_match", "a.b:c", "/x/r.py:f*0.5"))
+    seen = located(config, tmp_path)
+    assert (seen.model, seen.prompts, seen.eval_prompts) == (str(tmp_path / "model"), str(tmp_path / "a.jsonl"), None)
+    assert seen.rewards == (f"{tmp_path}/r.py:f", "exact_match", "a.b:c", "/x/r.py:f*0.5")
+    names = located(TrainConfig(model="owner/model"), tmp_path)
+    assert (names.model, names.prompts) == ("owner/model", TrainConfig().prompts)
+
+
+def test_targets_of_lora_are_those_of_the_module() -> None:
+    assert typing.get_args(LoraTarget) == TARGETS
