@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import io
 import re
 import typing
@@ -13,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.optimizer import OptimizerConfig
+from jaxrl_llm.training.optimizer_config import OptimizerConfig
 
 
 def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
@@ -28,10 +27,9 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     file, arguments = take(arguments, "--config")
     values = _read_config(Path(file)) if file is not None else {}
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
-    build = algorithms.constructor(chosen)
-    hints, parameters = typing.get_type_hints(build), inspect.signature(build).parameters
-    _check_names(values, chosen, parameters)
-    knobs = [(p.name, hints[p.name], dataclasses.field(default=p.default)) for p in parameters.values()]
+    parameters = hyperparameters(chosen)
+    _check_names(values, chosen, [one.name for one in parameters])
+    knobs = [(one.name, one.kind, dataclasses.field(default=one.default)) for one in parameters]
     options = dataclasses.make_dataclass(f"{chosen}_options", knobs, frozen=True)
     as_algorithm = _tyro().conf.arg(name="algorithm", help=f"Hyper-parameters of {chosen}.")
     command = dataclasses.make_dataclass(
