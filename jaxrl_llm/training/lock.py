@@ -1,0 +1,86 @@
+"""A lock on a run's folder: one process at a time writes it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.errors import InputError
+
+NAME = "run.lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with the process at the latest: what a killed one left behind is no lock.
+
+    Raises InputError, "in use by process N on host H", where another process holds it. On a file system without locks
+    the process that the file names is looked for instead; one on another host counts as alive.
+    """
+    path = folder / NAME
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if not _lock(file) or not _is_at(file, path):
+            raise InputError(_in_use(folder, _owner(file)))
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        yield
+        with suppress(OSError):
+            path.unlink()
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except (ImportError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+    owner = _owner(file)  # there are no locks here
+    if not owner or owner.get("process") == os.getpid():
+        return True
+    return owner.get("host") == socket.gethostname() and not _is_alive(owner.get("process"))
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether the open file is still the one of that name: its last owner may just have removed it."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except OSError:
+        return False
+
+
+def _is_alive(process: Any) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, TypeError):
+        return False
+    except OSError:  # it is another user's
+        pass
+    return True
+
+
+def _owner(file: int) -> dict[str, Any]:
+    with suppress(ValueError):
+        if isinstance(owner := json.loads(os.pread(file, 1000, 0)), dict):
+            return owner
+    return {}
+
+
+def _in_use(folder: Path, owner: dict[str, Any]) -> str:
+    who = f"process {owner.get('process', 'unknown')} on host {owner.get('host', 'unknown')}"
+    return (
+        f"{folder} is in use by {who}: wait until it is done or end it; if there is no such process any more, remove "
+        f"{folder / NAME}"
+    )
