@@ -6,8 +6,9 @@ The two pytrees that travel are in `trajectory`, the glue in `transform`; read t
 Names are imported when they are first used, so that commands and reward processes that need no JAX start at once.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm import algorithms
@@ -49,21 +50,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name, or a module of the package, at its first use."""
-    if name in _MODULES:
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    elif name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    else:
-        try:
-            value = importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"{__name__}.{name}":
-                raise
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    globals()[name] = value
-    return value
+__getattr__ = imported_at_first_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

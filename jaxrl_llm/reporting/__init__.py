@@ -4,22 +4,27 @@ Importing this package needs no optional package; rich, matplotlib, jinja2, tens
 by the functions that use them.
 """
 
-from jaxrl_llm.reporting.completions import Completions, show
-from jaxrl_llm.reporting.credit import Comparison, compare
-from jaxrl_llm.reporting.logged import logged_batch
-from jaxrl_llm.reporting.progress import Progress
-from jaxrl_llm.reporting.report import write_report
-from jaxrl_llm.reporting.shading import shade
-from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
-from jaxrl_llm.reporting.writers import (
-    JsonlWriter,
-    MetricWriter,
-    TensorBoardWriter,
-    WandbWriter,
-    all_of,
-    read_jsonl,
-    truncate_jsonl,
-)
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.lazy import imported_at_first_use
+
+if TYPE_CHECKING:
+    from jaxrl_llm.reporting.completions import Completions, show
+    from jaxrl_llm.reporting.credit import Comparison, compare
+    from jaxrl_llm.reporting.logged import logged_batch
+    from jaxrl_llm.reporting.progress import Progress
+    from jaxrl_llm.reporting.report import write_report
+    from jaxrl_llm.reporting.shading import shade
+    from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
+    from jaxrl_llm.reporting.writers import (
+        JsonlWriter,
+        MetricWriter,
+        TensorBoardWriter,
+        WandbWriter,
+        all_of,
+        read_jsonl,
+        truncate_jsonl,
+    )
 
 __all__ = [
     "Comparison",
@@ -41,3 +46,25 @@ __all__ = [
     "wilson_interval",
     "write_report",
 ]
+_MODULES = {
+    "Comparison": "credit",
+    "Completions": "completions",
+    "JsonlWriter": "writers",
+    "MetricWriter": "writers",
+    "Progress": "progress",
+    "TensorBoardWriter": "writers",
+    "WandbWriter": "writers",
+    "all_of": "writers",
+    "bootstrap_interval": "statistics",
+    "compare": "credit",
+    "logged_batch": "logged",
+    "pass_at_k": "statistics",
+    "read_jsonl": "writers",
+    "shade": "shading",
+    "show": "completions",
+    "truncate_jsonl": "writers",
+    "wilson_interval": "statistics",
+    "write_report": "report",
+}
+
+__getattr__ = imported_at_first_use(__name__, _MODULES)

@@ -8,14 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.writers import read_json, truncate_jsonl
-from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.training.rollout import Scored
+from jaxrl_llm.errors import InputError, InputErrors, shown
+from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.training.config import TrainConfig, from_dict, located
+
+if TYPE_CHECKING:
+    from jaxrl_llm.training.rollout import Scored
+
+STARTED_IN = "started_in"  # in config.json beside the settings: the folder that relative paths are seen from
 
 
 class RunFolder:
@@ -27,31 +31,70 @@ class RunFolder:
         self.metrics, self.completions = self.path / "metrics.jsonl", self.path / "completions.jsonl"
         self.checkpoints = self.path / "checkpoints"
 
-    def create(self, config: dict[str, Any]) -> None:
-        """Begin a new run. InputError where the folder holds one."""
+    def check_free(self) -> None:
+        """InputError where a new run cannot begin here: the folder holds one, or it cannot be written."""
         if self.config.exists():
             raise InputError(
                 f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --output"
             )
         if self.checkpoints.exists() or self.metrics.exists():
             raise InputError(f"{self.path} holds parts of a run without its config.json: choose another --output")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write(self.config, config)
+        try:
+            there = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        except OSError as error:  # e.g. a name that is too long
+            raise InputError(f"{self.path} cannot be the output: {error.strerror}") from None
+        if not there.is_dir():
+            raise InputError(f"{self.path} cannot be the output: {there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise InputError(f"{self.path} cannot be the output: {there} may not be written to")
 
-    def read_config(self) -> dict[str, Any]:
-        """The configuration of the run; InputError where there is none."""
+    def create(self, config: dict[str, Any]) -> None:
+        """Begin a new run; relative paths in it are seen from the working directory. InputError as `check_free`."""
+        self.check_free()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write(self.config, {**config, STARTED_IN: os.getcwd()})
+
+    def read_config(self) -> TrainConfig:
+        """The configuration of the run, which puts its results here; paths are as seen from where it was started.
+
+        InputError where there is none, or it is damaged.
+        """
         if not self.config.exists():
             raise InputError(f"{self.path} holds no run (no config.json): give the folder that jaxrl train wrote")
         if not self.is_run():
             raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
-        return read_json(self.config)
+        raw = read_json(self.config)
+        started_in = raw.pop(STARTED_IN, None)
+        try:
+            config = from_dict({**raw, "output": str(self.path)})
+        except InputErrors as errors:
+            raise InputErrors(f"{self.config}: {problem}" for problem in errors.problems) from None
+        except InputError as error:
+            raise InputError(f"{self.config}: {error}") from None
+        if started_in is None:  # of a run from before this was kept
+            return config
+        if not isinstance(started_in, str):
+            raise InputError(f"{self.config}: {STARTED_IN} is {shown(started_in)}, but must be a folder")
+        return located(config, started_in)
 
     def is_run(self) -> bool:
         """Whether the folder's config.json is of a run; model folders have a file of that name too."""
         return self.config.is_file() and "prompts_per_step" in read_json(self.config)
 
+    def check_logs(self, checkpoint_every: int) -> None:
+        """InputError where the metrics tell of steps that must have left checkpoints, but there are none.
+
+        To begin again at step 0 would drop them. A checkpoint is complete before the one after the next is begun.
+        """
+        steps = len(read_jsonl(self.metrics)) if self.metrics.exists() else 0
+        if checkpoint_every and steps > 2 * checkpoint_every:
+            raise InputError(
+                f"{self.metrics} has {steps} steps, but there are no checkpoints in {self.checkpoints}: put them back, "
+                "or begin a new run in another folder"
+            )
+
     def rewind(self, step: int) -> None:
-        """Forget what was logged at `step` and after, which a resumed run writes again."""
+        """Forget what was logged at `step` and after, which a resumed run writes again. InputError for damaged logs."""
         for file in (self.metrics, self.completions):
             if file.exists():
                 truncate_jsonl(file, step)
@@ -71,6 +114,8 @@ class RunFolder:
         self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
     ) -> None:
         """Append the completions of the first few groups, token by token, for the report."""
+        from jaxrl_llm.sampling import completion_ids  # here: the rest of the module needs no JAX
+
         batch = scored.batch
         chosen = np.flatnonzero(np.asarray(batch.group) < groups)
         ids, action = completion_ids(batch), np.asarray(batch.action_mask)
