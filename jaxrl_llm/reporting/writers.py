@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
+import operator
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.reporting.files import iterate_jsonl, naming, read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.reporting.tensorboard import EventFile, read_scalars
+
+__all__ = [
+    "JsonlWriter",
+    "MetricWriter",
+    "TensorBoardWriter",
+    "WandbWriter",
+    "all_of",
+    "check_writers",
+    "iterate_jsonl",
+    "read_json",
+    "read_jsonl",
+    "read_scalars",
+    "truncate_jsonl",
+]
 
 
 class MetricWriter(Protocol):
-    """Anything with these two methods. `step` counts from 0; a metric is a Python, NumPy or JAX scalar."""
+    """Anything with these three methods. `step` counts from 0; a metric is a Python, NumPy or JAX scalar."""
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def flush(self) -> None:
+        """All that was written is on disk (or handed over, where it is not a file) when this returns.
+
+        Raises OSError where it cannot be.
+        """
+        ...
 
     def close(self) -> None: ...
 
@@ -24,9 +50,9 @@ class MetricWriter(Protocol):
 class JsonlWriter:
     """Appends one JSON object a line to `path`: `{"step": 3, "entropy": 0.4, ...}`, the metrics sorted by name.
 
-    Each line is flushed, so that a killed run loses at most the line being written; `sync=True` also survives
-    a crash of the machine. NaN and infinities become null, because JSON has none. A half-written last line that an
-    earlier run left is dropped on opening.
+    Each line goes to the operating system at once, so that a killed run loses at most the line being written; after
+    `flush`, or with `sync=True` after each line, it also survives a crash of the machine. NaN and infinities become
+    null, because JSON has none. A half-written last line that an earlier run left is dropped on opening.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, sync: bool = False) -> None:
@@ -42,71 +68,96 @@ class JsonlWriter:
         if "step" in metrics:
             raise InputError("a metric is named 'step', which is the name of the step number: rename it")
         values = {name: _finite(_number(name, metrics[name])) for name in sorted(metrics)}
-        self._file.write(json.dumps({"step": int(step), **values}, allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps({"step": _step(step), **values}, allow_nan=False) + "\n"
+        with naming(self._path):
+            self._file.write(line)
+            self._file.flush()
         if self._sync:
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until all lines are on the disk. Raises OSError where they cannot be."""
+        with naming(self._path):
+            self._file.flush()
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
 
 
 class TensorBoardWriter:
-    """Writes scalars as TensorBoard event files in `folder`.
+    """Writes scalars as TensorBoard event files in `folder`; the scalars of a step are there after a kill, or none is.
 
     `purge_step`: on resume, the first step that will be written again; TensorBoard hides older events from there on.
-    Needs the package tensorboardX.
+    Needs the package tensorboardX, whose own writer is not used: it has a queue that a kill loses.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
-        try:
-            import tensorboardX
-        except ImportError as error:
-            raise need("tensorboardX", "run", "writing TensorBoard events") from error
-        self._writer = tensorboardX.SummaryWriter(logdir=os.fspath(folder), purge_step=purge_step)
+        self._events = EventFile(Path(folder), None if purge_step is None else _step(purge_step))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write each metric as a scalar. Raises InputError for a metric that is not a scalar."""
-        for name in sorted(metrics):
-            self._writer.add_scalar(name, _number(name, metrics[name]), int(step))
-        self._writer.flush()
+        self._events.add_scalars(_step(step), {name: _number(name, value) for name, value in metrics.items()})
+
+    def flush(self) -> None:
+        """Wait until all events are on the disk. Raises OSError where they cannot be."""
+        self._events.flush()
 
     def close(self) -> None:
-        """Write out what is buffered and close the event file."""
-        try:
-            self._writer.close()
-        except OSError:
-            # On a full disk, tensorboardX would try again, and fail again with a traceback, when the process ends.
-            events = self._writer.file_writer.event_writer
-            events._worker.stop()
-            events._closed = True
-            raise
+        """Close the event file; a second call does nothing."""
+        self._events.close()
 
 
 class WandbWriter:
     """Logs to a Weights & Biases run: `project` and `name` as shown there, `config` its settings.
 
-    Local files go to `folder`. Needs the package wandb.
+    Local files go to `folder`. Needs the package wandb. Raises InputError where the run cannot be begun.
     """
 
     def __init__(
         self, project: str, name: str | None, config: Mapping[str, Any], folder: str | os.PathLike[str]
     ) -> None:
+        check_writers(False, project)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         try:
             import wandb
-        except ImportError as error:
-            raise need("wandb", "wandb", "logging to Weights & Biases") from error
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._run: Any = wandb.init(project=project, name=name, config=dict(config), dir=os.fspath(folder))
+
+            self._run: Any = wandb.init(project=project, name=name, config=dict(config), dir=os.fspath(folder))
+        except Exception as error:  # from a broken installation, no login, no network
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"Weights & Biases does not start: {reason[:300]}; run `wandb login`, or set WANDB_MODE=offline, or "
+                "train without --wandb"
+            ) from error
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of one step. Raises InputError for a metric that is not a scalar."""
-        self._run.log({name: _number(name, value) for name, value in metrics.items()}, step=int(step))
+        self._run.log({name: _number(name, value) for name, value in metrics.items()}, step=_step(step))
+
+    def flush(self) -> None:
+        """Nothing to do: what was logged is with a process of wandb's own, which outlives this one."""
 
     def close(self) -> None:
         """Mark the run as finished."""
         self._run.finish()
+
+
+def check_writers(tensorboard: bool, wandb: str | None) -> None:
+    """InputError unless what the writers need is installed; imports nothing, so that it takes no time.
+
+    wandb: the project, or None or "" to do without.
+    """
+    if tensorboard and not _installed("tensorboardX"):
+        raise need("tensorboardX", "run", "writing TensorBoard events")
+    if wandb:
+        if not isinstance(wandb, str) or len(wandb) > 128 or set(wandb) & set("/\\#?%:"):
+            raise InputError(
+                f"wandb is {shown(wandb)}, but must be a project's name: at most 128 characters, none of / \\ # ? % :"
+            )
+        if not _installed("wandb"):
+            raise need("wandb", "wandb", "logging to Weights & Biases")
 
 
 class _AllOf:
@@ -116,6 +167,10 @@ class _AllOf:
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         for writer in self._writers:
             writer.write(step, metrics)
+
+    def flush(self) -> None:
+        for writer in self._writers:
+            writer.flush()
 
     def close(self) -> None:
         # An ExitStack closes every writer even where one of them fails, and then raises that failure.
@@ -129,77 +184,12 @@ def all_of(*writers: MetricWriter) -> MetricWriter:
     return _AllOf(writers)
 
 
-def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file. Raises InputError where it holds something else."""
-    try:
-        value = json.loads(Path(path).read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise InputError(f"{os.fspath(path)}: not a JSON object; repair or remove that file")
-    return value
-
-
-def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The objects of a file of one JSON object a line, without a half-written last line if there is one.
-
-    Raises InputError for a missing file, or a line before the last that is no JSON object.
-    """
-    return [row for _, row in iterate_jsonl(path)]
-
-
-def iterate_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Like `read_jsonl`, one at a time, each with its byte offset in the file (for files larger than memory)."""
-    offset = 0
-    for line, row in _lines(path):
-        if row is not None:
-            yield offset, row
-        offset += len(line)
-
-
-def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each line as it stands, with its object: None where it is blank, or damaged and the last."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115 (closed by the with below)
-    except OSError as error:
-        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
-    with file:
-        bad = None
-        for number, line in enumerate(file, start=1):
-            if bad is not None:
-                raise InputError(f"{os.fspath(path)}, line {bad}: not a JSON object; repair or remove that line")
-            try:
-                row = json.loads(line)
-            except ValueError:  # also half of a UTF-8 character
-                row = None
-            if not isinstance(row, dict):
-                row = None
-                bad = number if line.strip() else None
-            yield line, row
-
-
-def truncate_jsonl(path: str | os.PathLike[str], step: float) -> None:
-    """Drop the lines whose "step" is `step` or later, and a half-written last line: do this before resuming at `step`.
-
-    The file is replaced in one move, so a crash leaves either the old or the new one. A missing file stays missing;
-    lines without a step stay. Raises InputError for a damaged line before the last.
-    """
-    path = Path(path)
-    if not path.exists():
-        return
-    temporary = path.with_name(path.name + ".partial")
-    with open(temporary, "wb") as file:
-        for line, row in _lines(path):
-            if row is None:
-                continue
-            at = row.get("step")
-            if not isinstance(at, (int, float)) or at < step:
-                file.write(line.rstrip(b"\r\n") + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def _installed(package: str) -> bool:
+    """Whether a package can be found. A plain folder of its name, such as wandb makes for its logs, is not it."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
 
 
 def _ends_in_newline(path: Path) -> bool:
@@ -211,14 +201,28 @@ def _ends_in_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+def _step(step: Any) -> int:
+    """A step's number, from anything that is a whole number."""
+    try:
+        whole = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        whole = -1
+    if not 0 <= whole < 2**63:
+        raise InputError(f"step is {shown(step)}, but must be a whole number, at least 0 and below 2^63")
+    return whole
+
+
 def _number(name: str, value: Any) -> float | int:
     """A metric as a Python number; whole numbers stay whole."""
-    if isinstance(value, int):
-        return int(value)
     try:
-        return float(value)
+        if isinstance(value, (str, bytes)) or getattr(value, "shape", ()) != ():
+            raise TypeError
+        number = float(value)
     except (TypeError, ValueError) as error:
         raise InputError(f"metric {name!r} is not a number but {type(value).__name__}: pass one scalar") from error
+    except OverflowError as error:
+        raise InputError(f"metric {name!r} is beyond the range of floats: pass a smaller number") from error
+    return int(value) if isinstance(value, int) else number
 
 
 def _finite(value: float | int) -> float | int | None:

@@ -1,7 +1,10 @@
 """Metric writers: round trips, resuming after a crash, and what reaches TensorBoard and Weights & Biases."""
 
-import json
+import errno
+import importlib
+import io
 import math
+import os
 import sys
 import types
 
@@ -15,19 +18,20 @@ from jaxrl_llm.reporting.writers import (
     TensorBoardWriter,
     WandbWriter,
     all_of,
-    iterate_jsonl,
-    read_json,
+    check_writers,
     read_jsonl,
-    truncate_jsonl,
 )
 
 
 class Recorder:
     def __init__(self, fails=False):
-        self.rows, self.closed, self.fails = [], False, fails
+        self.rows, self.closed, self.flushed, self.fails = [], False, 0, fails
 
     def write(self, step, metrics):
         self.rows.append((step, dict(metrics)))
+
+    def flush(self):
+        self.flushed += 1
 
     def close(self):
         self.closed = True
@@ -54,7 +58,10 @@ def test_round_trip_and_append(tmp_path):
     assert read_jsonl(path) == [{"step": 0, "reward": 0.0}, {"step": 1, "reward": 0.25}, {"step": 2, "reward": 0.5}]
 
 
-@pytest.mark.parametrize("metrics", [{"x": "high"}, {"x": np.ones(2)}, {"x": None}, {"step": 1}])
+@pytest.mark.parametrize(
+    "metrics",
+    [{"x": "high"}, {"x": "1.5"}, {"x": np.ones(2)}, {"x": np.ones(1)}, {"x": None}, {"x": 10**400}, {"step": 1}],
+)
 def test_what_is_no_scalar_is_refused_by_name_and_writes_nothing(tmp_path, metrics):
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     with pytest.raises(InputError, match=next(iter(metrics))):
@@ -63,21 +70,24 @@ def test_what_is_no_scalar_is_refused_by_name_and_writes_nothing(tmp_path, metri
     assert read_jsonl(tmp_path / "metrics.jsonl") == []
 
 
-@pytest.mark.parametrize(
-    "half", [b'{"step": 2, "rew', '{"step": 2, "é'.encode()[:-1], b"\x00\x00", b"12", b'{"step": 2']
-)
-def test_a_half_written_last_line_is_ignored_and_then_dropped(tmp_path, half):
+@pytest.mark.parametrize("step", [1.5, -1, True, None, "1", 2**63])
+def test_what_is_no_step_is_refused(tmp_path, step):
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    with pytest.raises(InputError, match="whole number"):
+        writer.write(step, {"x": 1})
+    writer.write(jnp.int32(3), {"x": 1})
+    writer.write(np.int64(4), {"x": 1})
+    writer.close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [3, 4]
+
+
+def test_opening_drops_a_half_written_line_but_not_one_that_lacks_only_its_newline(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 0, "a": 1}\n\n{"step": 1, "a": 2}\n' + half)
-    assert [row["step"] for row in read_jsonl(path)] == [0, 1]
+    path.write_bytes(b'{"step": 0, "a": 1}\n\n{"step": 2, "rew')
     writer = JsonlWriter(path)
     writer.write(2, {"a": 3})
     writer.close()
-    assert path.read_text() == '{"step": 0, "a": 1}\n{"step": 1, "a": 2}\n{"step": 2, "a": 3}\n'
-
-
-def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+    assert path.read_text() == '{"step": 0, "a": 1}\n{"step": 2, "a": 3}\n'
     path.write_bytes(b'{"step": 0}')
     writer = JsonlWriter(path)
     writer.write(1, {})
@@ -85,52 +95,32 @@ def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path):
     assert path.read_bytes() == b'{"step": 0}\n{"step": 1}\n'
 
 
-def test_damage_before_the_last_line_is_an_error_with_its_place(tmp_path):
+def test_flush_waits_for_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.path.realpath(f"/proc/self/fd/{number}")))
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 0}\n{"step": 1, "re{"step": 1}\n{"step": 2}\n')
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2"):
-        read_jsonl(path)
-    with pytest.raises(InputError, match="line 2"):
-        truncate_jsonl(path, 5)
-    assert path.read_bytes().count(b"\n") == 3  # the original is untouched
+    writer = JsonlWriter(path)
+    writer.write(0, {"a": 1})
+    assert synced == []
+    writer.flush()
+    assert synced == [str(path)]
+    writer.close()
 
 
-def test_truncation_keeps_the_bytes_of_earlier_steps(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    kept = b'{"step":0,"x":1e-7}\n{"note":"no step"}\n{"step": 4, "text": "\\u00e9"}\n'
-    path.write_bytes(kept + b'{"step": 5}\n{"step": 6}\n{"step": 7, "ha')
-    truncate_jsonl(path, 5)
-    assert path.read_bytes() == kept
-    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
-    truncate_jsonl(path, 0)
-    assert path.read_bytes() == b'{"note":"no step"}\n'
+def test_a_full_disk_names_the_file(tmp_path):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-
-def test_truncation_of_a_missing_file_does_nothing(tmp_path):
-    truncate_jsonl(tmp_path / "metrics.jsonl", 3)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="cannot read"):
-        read_jsonl(tmp_path / "metrics.jsonl")
-
-
-def test_offsets_find_each_line_again(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": "é"}\n\n{"a": 2}\n', encoding="utf-8")
-    with open(path, "rb") as file:
-        for offset, row in iterate_jsonl(path):
-            file.seek(offset)
-            assert json.loads(file.readline()) == row
-
-
-def test_read_json(tmp_path):
-    path = tmp_path / "config.json"
-    assert read_json(path) == {}
-    path.write_text('{"a": 1}')
-    assert read_json(path) == {"a": 1}
-    for damaged in ("[1]", '{"a":', ""):
-        path.write_text(damaged)
-        with pytest.raises(InputError, match=r"config\.json"):
-            read_json(path)
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    writer._file.close()
+    writer._file = Full()
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+        writer.write(0, {"a": 1})
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        writer.flush()
+    writer._file.flush = lambda: None
+    writer.close()
 
 
 def test_all_of_writes_to_each_and_closes_all_even_after_a_failure():
@@ -142,22 +132,11 @@ def test_all_of_writes_to_each_and_closes_all_even_after_a_failure():
         writer.close()
     assert first.closed
     assert last.closed
+    assert (first.flushed, last.flushed) == (0, 0)
+    writer.flush()
+    assert (first.flushed, last.flushed) == (1, 1)
     all_of().write(0, {})
-
-
-def test_tensorboard_events_read_back(tmp_path):
-    event = pytest.importorskip("tensorboardX.proto.event_pb2")
-    writer = TensorBoardWriter(tmp_path)
-    writer.write(7, {"reward/mean": 0.25, "kl": np.float32(0.5)})
-    writer.close()
-    (path,) = tmp_path.glob("events.out.tfevents*")
-    data, found, at = path.read_bytes(), {}, 0
-    while at < len(data):  # each record: u64 length, u32 checksum, the event, u32 checksum
-        size = int.from_bytes(data[at : at + 8], "little")
-        record = event.Event.FromString(data[at + 12 : at + 12 + size])
-        found |= {value.tag: (record.step, value.simple_value) for value in record.summary.value}
-        at += size + 16
-    assert found == {"reward/mean": (7, 0.25), "kl": (7, 0.5)}
+    all_of().flush()
 
 
 def test_wandb_gets_the_run_and_its_numbers(tmp_path, monkeypatch):
@@ -178,7 +157,48 @@ def test_wandb_gets_the_run_and_its_numbers(tmp_path, monkeypatch):
 def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX.proto", None)
     with pytest.raises(InputError, match=r"pip install 'jaxrl_llm\[wandb\]'"):
         WandbWriter("p", None, {}, tmp_path)
     with pytest.raises(InputError, match=r"pip install 'jaxrl_llm\[run\]'"):
         TensorBoardWriter(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match=r"pip install 'jaxrl_llm\[wandb\]'"):
+        check_writers(False, "p")
+    with pytest.raises(InputError, match=r"pip install 'jaxrl_llm\[run\]'"):
+        check_writers(True, None)
+    check_writers(False, None)
+    check_writers(False, "")
+
+
+def test_what_is_not_installed_is_found_out_without_importing_anything(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()  # a folder of logs that wandb leaves behind is not the package
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(InputError, match=r"needs the package 'wandb'"):
+        check_writers(False, "p")
+    (tmp_path / "wandb" / "__init__.py").write_text("raise RuntimeError('imported')")
+    importlib.invalidate_caches()
+    check_writers(False, "p")
+
+
+@pytest.mark.parametrize("project", ["a/b", "x" * 129, "50%", 3])
+def test_a_project_that_wandb_would_not_take_is_refused_early(project, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    with pytest.raises(InputError, match="must be a project's name"):
+        check_writers(False, project)
+    check_writers(False, "maths")
+
+
+def test_a_wandb_that_does_not_start_is_one_line(tmp_path, monkeypatch):
+    def init(**settings):
+        raise RuntimeError("api_key not configured\n  (no-tty)")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    with pytest.raises(InputError) as caught:
+        WandbWriter("maths", None, {}, tmp_path)
+    assert "does not start: api_key not configured (no-tty); run `wandb login`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace())  # broken: nothing in it
+    with pytest.raises(InputError, match=r"does not start: .*init"):
+        WandbWriter("maths", None, {}, tmp_path)

@@ -1,0 +1,116 @@
+"""The JSON files of a run: one object, or one object a line, the last of which a kill can leave half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.json_text import NotJson, check_regular, kind_of, not_text, parse_json, read_object
+
+_LONGEST = 2**28  # bytes of a line; what is longer is no line of ours, and would fill the memory
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file. Raises InputError where it holds something else."""
+    try:
+        return read_object(Path(path))
+    except FileNotFoundError:
+        return {}
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The objects of a file of one JSON object a line, without a half-written last line if there is one.
+
+    Raises InputError for a missing file, or a whole line that is no JSON object.
+    """
+    return [row for _, row in iterate_jsonl(path)]
+
+
+def iterate_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Like `read_jsonl`, one at a time, each with its byte offset in the file (for files larger than memory)."""
+    offset = 0
+    for _, line, row in _lines(Path(path)):
+        if row is not None:
+            yield offset, row
+        offset += len(line)
+
+
+def truncate_jsonl(path: str | os.PathLike[str], step: float) -> None:
+    """Drop the lines whose "step" is `step` or later, and a half-written last line: do this before resuming at `step`.
+
+    The file is replaced in one move, so a crash leaves either the old or the new one. A missing file stays missing;
+    lines without a step stay. Raises InputError for a damaged line, or a step that is no number; the file then stays.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        with naming(temporary), open(temporary, "wb") as file:
+            for number, line, row in _lines(path):
+                if row is None:
+                    continue
+                at = row.get("step", -math.inf)
+                if not is_number(at) or math.isnan(at):
+                    raise InputError(f"{path}, line {number}: its step is {shown(at)}; repair or remove that line")
+                if at < step:
+                    file.write(line.rstrip(b"\r\n") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError from within the name of the file that it is about: a write says only that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a number, which true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Each line's number, its bytes, and its object: None where it is blank, or the last and half-written."""
+    try:
+        check_regular(path)
+        file = open(path, "rb")  # noqa: SIM115 (closed by the with below)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    with file:
+        bad = None
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), start=1):
+            if bad is not None:
+                raise bad
+            row, reason = _object(line)
+            if reason:
+                bad = InputError(f"{path}, line {number}: {reason}; repair or remove that line")
+                if line.endswith(b"\n"):  # so it was written whole, and is lost if nobody says so
+                    raise bad
+            yield number, line, row
+
+
+def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
+    """The object in a line, None where there is none, and why not; blank lines need no reason."""
+    if not line.strip():
+        return None, ""
+    try:
+        row = parse_json(line.decode("utf-8-sig"), lenient=True)
+    except UnicodeDecodeError:
+        return None, not_text(line)
+    except NotJson as error:
+        return None, not_text(line, error.reason)
+    return (row, "") if isinstance(row, dict) else (None, f"a {kind_of(row)}, not a JSON object")
