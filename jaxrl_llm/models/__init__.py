@@ -1,7 +1,38 @@
-"""Policies: one decoder for several families, its weights in and out, and what it says of sampled tokens."""
+"""Policies: one decoder for several families, its weights in and out, and what it says of sampled tokens.
 
-from jaxrl_llm.models.config import ModelConfig, from_hf, to_hf
-from jaxrl_llm.models.load import load_policy, save_policy
-from jaxrl_llm.models.policy import Policy, init_params, parameter_count
+Names are imported when they are first used: what is checked before a model is loaded needs no JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl_llm.models.config import ModelConfig, from_hf, to_hf
+    from jaxrl_llm.models.load import load_policy
+    from jaxrl_llm.models.policy import Policy, init_params, parameter_count
+    from jaxrl_llm.models.save import save_policy
 
 __all__ = ["ModelConfig", "Policy", "from_hf", "init_params", "load_policy", "parameter_count", "save_policy", "to_hf"]
+_MODULES = {
+    "ModelConfig": "config",
+    "Policy": "policy",
+    "from_hf": "config",
+    "init_params": "policy",
+    "load_policy": "load",
+    "parameter_count": "policy",
+    "save_policy": "save",
+    "to_hf": "config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.rope import KINDS, Rope
+from jaxrl_llm.models.config_checks import check_settings, check_together
+from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.rope_config import rope_to_hf, ropes_of
+from jaxrl_llm.models.settings import given, shown
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -61,48 +64,24 @@ class ModelConfig:
     bos_token_id: int | None = None
 
 
-def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int) -> Rope:
-    scaling = scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "frequency_factors":
-        kind = "factors"
-    if kind not in KINDS:
-        raise InputError(f"rope scaling {kind!r} is not supported; supported are {', '.join(KINDS)}")
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-        raise InputError("rotary embeddings of only a part of each head (partial_rotary_factor) are not supported")
-    factor = float(scaling.get("factor", 1.0))
-    original = int(scaling.get("original_max_position_embeddings") or max_positions)
-    attention = scaling.get("attention_factor") or 0.0
-    if kind == "yarn" and not attention and scaling.get("mscale"):
-        raise InputError("yarn scaling with mscale is not supported; give attention_factor in the configuration")
-    return Rope(
-        theta=float(scaling.get("rope_theta", theta)),
-        kind=kind,
-        factor=factor,
-        original_length=original if kind in ("llama3", "yarn") else 0,
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-        beta_fast=float(scaling.get("beta_fast") or 32.0),
-        beta_slow=float(scaling.get("beta_slow") or 1.0),
-        attention_factor=float(attention),
-        truncate=bool(scaling.get("truncate", True)),
-        factors=tuple(float(x) for x in scaling.get("factors", ())),
-    )
-
-
-def _layer_types(raw: dict[str, Any], family: str, layers: int) -> list[str]:
+def _layer_types(raw: dict[str, Any], family: str, layers: int, where: str) -> list[str]:
     """'full_attention' or 'sliding_attention' for each layer, derived where an older file does not list them."""
-    if raw.get("layer_types"):
-        return list(raw["layer_types"])
-    if not _window(raw, family):
+    window = _window(raw, family)
+    if types := raw.get("layer_types"):
+        if len(types) != layers:
+            raise InputError(f"{where}: layer_types names {len(types)} layers, but num_hidden_layers is {layers}")
+        if "sliding_attention" in types and not window:
+            raise InputError(f"{where}: layer_types names sliding_attention, but sliding_window is not given")
+        return list(types)
+    if not window:
         return ["full_attention"] * layers
     if family == "gemma2":
         slides = [layer % 2 == 0 for layer in range(layers)]
     elif family == "gemma3_text":
-        pattern = raw.get("sliding_window_pattern", raw.get("_sliding_window_pattern", 6))
+        pattern = given(raw, "sliding_window_pattern", given(raw, "_sliding_window_pattern", 6))
         slides = [(layer + 1) % pattern != 0 for layer in range(layers)]
     elif family in ("qwen2", "qwen3"):
-        first = raw.get("max_window_layers", layers) if raw.get("use_sliding_window") else layers
+        first = given(raw, "max_window_layers", layers) if raw.get("use_sliding_window") else layers
         slides = [layer >= first for layer in range(layers)]
     else:
         # Either all layers slide or none does; Llama never.
@@ -114,65 +93,63 @@ def _window(raw: dict[str, Any], family: str) -> int:
     return int(raw.get("sliding_window", 4096 if family.startswith("gemma") else 0) or 0)
 
 
-def _ropes(raw: dict[str, Any], family: str, types: list[str]) -> tuple[tuple[Rope, ...], tuple[int, ...]]:
-    maximum = int(raw.get("max_position_embeddings", 0))
-    parameters = raw.get("rope_parameters") or {}
-    theta = float(raw.get("rope_theta", 1_000_000.0 if family in ("gemma3_text", "mixtral") else 10_000.0))
-    if "full_attention" in parameters:
-        names = [name for name in ("full_attention", "sliding_attention") if name in parameters]
-        by_type = {name: _rope(theta, parameters[name], maximum) for name in names}
-    elif family == "gemma3_text":
-        local = float(raw.get("rope_local_base_freq", 10_000.0))
-        by_type = {
-            "full_attention": _rope(theta, parameters or raw.get("rope_scaling"), maximum),
-            "sliding_attention": Rope(theta=local),
-        }
-    else:
-        rope = _rope(theta, parameters or raw.get("rope_scaling"), maximum)
-        return (rope,), (0,) * len(types)
-    order = list(by_type)
-    return tuple(by_type.values()), tuple(order.index(t) for t in types)
+def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> ModelConfig:
+    """Read the dictionary of a config.json. where: the file's name, for messages.
 
-
-def from_hf(raw: dict[str, Any]) -> ModelConfig:
-    """Read the dictionary of a config.json. InputError where the architecture or an option is not supported."""
+    InputError, in one line, where the architecture or an option is not supported, or a setting is missing, of a wrong
+    type, out of range, or does not fit the others.
+    """
+    if not isinstance(raw, dict):
+        raise InputError(f"{where} is {shown(raw)}, but must be an object of settings")
     family = raw.get("model_type", "")
-    if family not in ARCHITECTURES:
-        named = (raw.get("architectures") or [family or "unknown"])[0]
+    if not isinstance(family, str) or family not in ARCHITECTURES:
+        named = raw.get("architectures") or family or "unknown"
+        named = named[0] if isinstance(named, list) else named
         supported = ", ".join(ARCHITECTURES)
-        raise InputError(f"architecture {named!r} is not supported; supported model types are {supported}")
-    try:
-        layers, heads, hidden = raw["num_hidden_layers"], raw["num_attention_heads"], raw["hidden_size"]
-        vocab, inner = raw["vocab_size"], raw["intermediate_size"]
-    except KeyError as missing:
-        raise InputError(f"the model's config.json lacks {missing}") from None
+        raise InputError(
+            f"{where}: architecture {shown(named)} is not supported; supported model types are {supported}"
+        )
+    check_settings(raw, where)
+    layers, heads, hidden = raw["num_hidden_layers"], raw["num_attention_heads"], raw["hidden_size"]
     gemma, moe = family.startswith("gemma"), family in ("mixtral", "qwen3_moe")
-    if family == "qwen3_moe" and (raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers")):
-        raise InputError("Qwen3-MoE with some dense layers (mlp_only_layers, decoder_sparse_step) is not supported")
+    if family == "qwen3_moe":
+        if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
+            raise InputError(
+                f"{where}: Qwen3-MoE with some dense layers (mlp_only_layers, decoder_sparse_step) is not supported"
+            )
+        if "moe_intermediate_size" not in raw:
+            raise InputError(f"{where} lacks 'moe_intermediate_size'")
     if raw.get("use_bidirectional_attention"):
-        raise InputError("a model with use_bidirectional_attention is no causal language model, and is not supported")
+        raise InputError(
+            f"{where}: a model with use_bidirectional_attention is no causal language model, and is not supported"
+        )
     activation = raw.get("hidden_activation") or raw.get("hidden_act") or ("gelu_pytorch_tanh" if gemma else "silu")
     if activation not in ACTIVATIONS:
-        raise InputError(f"activation {activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+        raise InputError(f"{where}: activation {activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     head_dim = raw.get("head_dim") or (256 if gemma else hidden // heads)
-    types = _layer_types(raw, family, layers)
-    ropes, rope_of_layer = _ropes(raw, family, types)
+    if not raw.get("head_dim") and not gemma and hidden % heads:
+        raise InputError(f"{where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    experts = int(raw.get("num_local_experts") or raw.get("num_experts") or 0) if moe else 0
+    if moe and not experts:
+        raise InputError(f"{where}: {family} needs num_local_experts or num_experts, at least 1")
+    types = _layer_types(raw, family, layers, where)
+    ropes, rope_of_layer = ropes_of(raw, family, types, where)
     bias = family == "qwen2" or bool(raw.get("attention_bias", False))
     eos = raw.get("eos_token_id")
     window = _window(raw, family)
     # What Gemma 2 leaves out of its file is on, and what the others leave out is off.
     attention_cap, logit_cap = (50.0, 30.0) if family == "gemma2" else (0.0, 0.0)
-    return ModelConfig(
+    config = ModelConfig(
         family=family,
-        vocab_size=vocab,
+        vocab_size=raw["vocab_size"],
         hidden_size=hidden,
-        intermediate_size=raw["moe_intermediate_size"] if family == "qwen3_moe" else inner,
+        intermediate_size=raw["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"],
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=raw.get("num_key_value_heads") or heads,
+        num_kv_heads=given(raw, "num_key_value_heads", heads),
         head_dim=head_dim,
         norm_epsilon=float(raw.get("rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6)),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", gemma)),
+        tie_embeddings=given(raw, "tie_word_embeddings", gemma),
         activation=activation,
         ropes=ropes,
         rope_of_layer=rope_of_layer,
@@ -187,33 +164,15 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
         query_scale=float(raw.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
         attention_softcap=float(raw.get("attn_logit_softcapping", attention_cap) or 0.0),
         logit_softcap=float(raw.get("final_logit_softcapping", logit_cap) or 0.0),
-        num_experts=int(raw.get("num_local_experts") or raw.get("num_experts") or 0) if moe else 0,
-        experts_per_token=int(raw.get("num_experts_per_tok", 2)) if moe else 0,
+        num_experts=experts,
+        experts_per_token=raw.get("num_experts_per_tok", 2) if moe else 0,
         normalise_router=family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
         max_positions=int(raw.get("max_position_embeddings", 0)),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         bos_token_id=raw.get("bos_token_id"),
     )
-
-
-def _rope_to_hf(rope: Rope) -> dict[str, Any]:
-    out: dict[str, Any] = {"rope_theta": rope.theta, "rope_type": rope.kind}
-    if rope.kind in ("linear", "llama3", "yarn"):
-        out["factor"] = rope.factor
-    if rope.kind in ("llama3", "yarn"):
-        out["original_max_position_embeddings"] = rope.original_length
-    if rope.kind == "llama3":
-        out |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    if rope.kind == "yarn":
-        out |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
-        if rope.attention_factor:
-            out["attention_factor"] = rope.attention_factor
-    if rope.kind == "factors":
-        raise InputError(
-            "this model's rotary frequencies came as a table (GGUF), which a Hugging Face config.json cannot express; "
-            "load the model from its Hugging Face folder to save it"
-        )
-    return out
+    check_together(config, where)
+    return config
 
 
 def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
@@ -245,9 +204,9 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
         out["use_sliding_window"] = any(sliding)
     if config.family == "gemma3_text":
         names = ("full_attention", "sliding_attention")
-        out["rope_parameters"] = {n: _rope_to_hf(r) for n, r in zip(names, config.ropes, strict=True)}
+        out["rope_parameters"] = {n: rope_to_hf(r) for n, r in zip(names, config.ropes, strict=True)}
     else:
-        rope = _rope_to_hf(config.ropes[0])
+        rope = rope_to_hf(config.ropes[0])
         # The older spelling stands beside the newer one for readers that know only it.
         out |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
         out["rope_scaling"] = None if rope["rope_type"] == "default" else rope

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import mmap
 import re
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ARCHITECTURES
+from jaxrl_llm.models.gguf_file import GgufFile
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedTokenizerFast
 
 # general.architecture -> Hugging Face model_type; "llama" with experts is "mixtral".
 FAMILIES = {name: name for name in ("llama", "qwen2", "qwen3", "gemma2")}
 FAMILIES |= {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
-# Value types by code; the letters mean the same to struct and to numpy. 8 is a string, 9 an array.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # Names of a layer's tensors; {} stands for the number of the expert.
 _BASE = {f"attn_{p}": f"self_attn.{p}_proj" for p in "qkv"} | {"attn_output": "self_attn.o_proj"}
 _BASE |= {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
@@ -83,7 +80,7 @@ def read_gguf(path: str | Path) -> GgufModel:
     may be views of the file and read-only. InputError where the file is missing, cut short, not GGUF, of another
     architecture, or does not have exactly the tensors of its architecture.
     """
-    file = _File(Path(path))
+    file = GgufFile(Path(path))
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in FAMILIES:
         raise InputError(f"{file.name}: GGUF architecture {architecture!r} is not supported; use {', '.join(FAMILIES)}")
@@ -95,106 +92,7 @@ def read_gguf(path: str | Path) -> GgufModel:
     return GgufModel(file.path, config, _tensors(file, config, experts), file.metadata)
 
 
-class _File:
-    """A parsed header, and the memory map under it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
-        try:
-            import gguf
-        except ImportError:
-            raise need("gguf", "gguf", "reading a GGUF file") from None
-        self._gguf: Any = gguf
-        try:
-            with path.open("rb") as handle:
-                size = handle.seek(0, 2)
-                self.map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from None
-        self.view, self.position = memoryview(self.map), 4
-        if self.view[:4] != b"GGUF":
-            raise InputError(f"{self.name} is not a GGUF file: it does not begin with 'GGUF'")
-        version = self._number("I")
-        if version not in (2, 3):
-            raise InputError(f"{self.name}: GGUF version {version} is not supported; use little-endian versions 2 or 3")
-        count, keys = self._number("Q"), self._number("Q")
-        self.metadata: dict[str, Any] = {}
-        for _ in range(keys):
-            name = self._string()
-            self.metadata[name] = self._value(self._number("I"))
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self._places: dict[str, tuple[int, int]] = {}
-        for _ in range(count):
-            name = self._string()
-            # The file gives the innermost dimension first.
-            self.shapes[name] = tuple([self._number("Q") for _ in range(self._number("I"))][::-1]) or (1,)
-            self._places[name] = self._number("I"), self._number("Q")
-        alignment = self.metadata.get("general.alignment") or 32
-        self.start = -(-self.position // alignment) * alignment
-        for name in self.shapes:
-            self._blocks(name)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key under the architecture's prefix; a list of equal values, one a layer, counts as one."""
-        full = f"{self.metadata['general.architecture']}.{key}"
-        value = self.metadata.get(full, default)
-        if isinstance(value, list):
-            value = value[0] if len(set(value)) == 1 else None
-        if value is None:
-            raise InputError(f"{self.name}: the header lacks one {full} for all layers; convert the model again")
-        return value
-
-    def _take(self, size: int) -> memoryview:
-        begin, self.position = self.position, self.position + size
-        if self.position > len(self.view):
-            raise InputError(f"{self.name} is cut short or damaged: its header runs past the end; fetch it again")
-        return self.view[begin : self.position]
-
-    def _number(self, code: str) -> Any:
-        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
-
-    def _string(self) -> str:
-        return str(self._take(self._number("Q")), "utf-8", "replace")
-
-    def _value(self, kind: int) -> Any:
-        if kind in _SCALARS:
-            return self._number(_SCALARS[kind])
-        if kind == 8:
-            return self._string()
-        if kind != 9:
-            raise InputError(f"{self.name}: unknown GGUF value type {kind}; the file is damaged: fetch it again")
-        inner, length = self._number("I"), self._number("Q")
-        if inner in _SCALARS:
-            dtype = np.dtype(_SCALARS[inner]).newbyteorder("<")
-            return np.frombuffer(self._take(length * dtype.itemsize), dtype).tolist()
-        return [self._value(inner) for _ in range(length)]
-
-    def _blocks(self, name: str) -> tuple[np.ndarray, Any]:
-        """The stored bytes uint8[..., bytes of a row] and their quantisation type."""
-        shape, (code, offset) = self.shapes[name], self._places[name]
-        if code not in set(self._gguf.GGMLQuantizationType):
-            raise InputError(f"{self.name}: tensor {name!r} has the unknown type {code}; update the package gguf")
-        kind = self._gguf.GGMLQuantizationType(code)
-        block, size = self._gguf.GGML_QUANT_SIZES[kind]
-        row = shape[-1] // block * size
-        length, begin = math.prod(shape[:-1]) * row, self.start + offset
-        if begin + length > len(self.view):
-            raise InputError(f"{self.name} is cut short: tensor {name!r} runs past its end; fetch it again")
-        return np.frombuffer(self.map, np.uint8, length, begin).reshape(*shape[:-1], row), kind
-
-    def read(self, name: str, expert: int | None = None, heads: int = 0, offset: float = 0.0) -> np.ndarray:
-        """One tensor, or one expert of a stack, as float32; `heads` > 0 undoes llama.cpp's order of rotary pairs."""
-        blocks, kind = self._blocks(name)
-        try:
-            out = self._gguf.quants.dequantize(blocks if expert is None else blocks[expert], kind)
-        except NotImplementedError:
-            raise InputError(f"{self.name}: tensor {name!r} of type {kind.name} cannot be dequantised") from None
-        if heads:  # pairs (i, i + half) of a head lie next to each other
-            out = out.reshape(heads, out.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(out.shape)
-        return out - np.float32(offset) if offset else out
-
-
-def _config(family: str, file: _File) -> dict[str, Any]:
+def _config(family: str, file: GgufFile) -> dict[str, Any]:
     metadata, get = file.metadata, file.get
     layers, hidden, heads = (get(key) for key in ("block_count", "embedding_length", "attention.head_count"))
     head_dim = get("attention.key_length", hidden // heads)
@@ -246,13 +144,13 @@ def _config(family: str, file: _File) -> dict[str, Any]:
     return config
 
 
-def _rope(theta: float, file: _File) -> dict[str, Any]:
+def _rope(theta: float, file: GgufFile) -> dict[str, Any]:
     """Hugging Face's rope_parameters; or rope_type "frequency_factors": factors that divide the frequencies."""
     if "rope_freqs.weight" in file.shapes:
         factors = file.read("rope_freqs.weight")
         if (factors != 1).any():
             return {"rope_type": "frequency_factors", "rope_theta": theta, "factors": factors.tolist()}
-    factor = file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0))
+    factor = file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0)) or 1.0  # 0 means none, as there
     kind = file.get("rope.scaling.type", "linear" if factor != 1.0 else "none")
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {"rope_type": "default", "rope_theta": theta}
@@ -269,7 +167,7 @@ def _rope(theta: float, file: _File) -> dict[str, Any]:
     return rope
 
 
-def _tensors(file: _File, config: dict[str, Any], experts: int) -> dict[str, Callable[[], np.ndarray]]:
+def _tensors(file: GgufFile, config: dict[str, Any], experts: int) -> dict[str, Callable[[], np.ndarray]]:
     family, layer_names = config["model_type"], _LAYER[config["model_type"]]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     out: dict[str, Callable[[], np.ndarray]] = {}
@@ -287,13 +185,16 @@ def _tensors(file: _File, config: dict[str, Any], experts: int) -> dict[str, Cal
                 out[pattern.format((match[3] or ".")[1:])] = partial(file.read, stored, None, turn, offset)
         elif stored != "rope_freqs.weight" and not stored.endswith(".attn_rot_embd.weight"):
             raise InputError(f"{file.name}: the tensor {stored!r} is not part of a {family} model as supported here")
-    wanted = ["model.embed_tokens.weight", "model.norm.weight"]
-    for hf in layer_names.values():
-        each = [hf.format(expert) for expert in range(experts if "{}" in hf else 1)]
-        wanted += [
-            f"model.layers.{layer}.{part}.weight" for layer in range(config["num_hidden_layers"]) for part in each
-        ]
-    missing = [tensor for tensor in wanted if tensor not in out]
+    missing = list(islice((name for name in _wanted(config, experts) if name not in out), 1000))
     if missing:
         raise InputError(f"{file.name} lacks {len(missing)} tensors, first {missing[0]!r}; fetch or convert it again")
     return out
+
+
+def _wanted(config: dict[str, Any], experts: int) -> Iterator[str]:
+    """The tensors that every model of a configuration has."""
+    yield from ("model.embed_tokens.weight", "model.norm.weight")
+    for part in _LAYER[config["model_type"]].values():
+        for layer in range(config["num_hidden_layers"]):
+            for expert in range(experts if "{}" in part else 1):
+                yield f"model.layers.{layer}.{part.format(expert)}.weight"

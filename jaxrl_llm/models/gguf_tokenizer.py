@@ -10,11 +10,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.models.settings import FATAL, FLAG, TEXT, check, list_of, number, reason, whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+_KINDS = {
+    "model": TEXT,
+    "pre": TEXT,
+    "tokens": list_of(TEXT),
+    "token_type": list_of(whole(0)),
+    "scores": list_of(number()),
+    "merges": list_of(TEXT),
+    "add_space_prefix": FLAG,
+    "add_bos_token": FLAG,
+    "add_eos_token": FLAG,
+    **{f"{name}_token_id": whole(0) for name in ("bos", "eos", "unknown", "padding")},
+}
+_SETTINGS = {f"tokenizer.ggml.{name}": kind for name, kind in _KINDS.items()} | {"tokenizer.chat_template": TEXT}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -57,14 +71,28 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     equal EOS. InputError for an unsupported kind or pre-tokenizer, or where tokens are missing.
     """
     try:
-        from tokenizers import AddedToken
-        from transformers import PreTrainedTokenizerFast
+        import transformers  # noqa: F401 (and with it the tokenizers)
     except ImportError:
         raise need("transformers", "gguf", "a tokenizer") from None
+    check(metadata, _SETTINGS, "the GGUF file")
+    try:
+        return _build(metadata)
+    except (InputError, *FATAL):
+        raise
+    except BaseException as error:  # the tokenizers' Rust code has exceptions of all kinds, panics among them
+        raise InputError(f"the GGUF file's tokenizer is damaged ({reason(error)}); fetch it again") from None
+
+
+def _build(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise InputError("the GGUF file holds no tokenizer; convert the model again with its tokenizer")
     types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise InputError(f"the GGUF tokenizer has {len(tokens)} tokens but {len(types)} types; convert it again")
     if kind == "gpt2":
         splitter = _splitter(metadata)
         tokenizer, add_bos = _byte_level(tokens, metadata.get("tokenizer.ggml.merges", []), splitter), splitter.add_bos

@@ -6,8 +6,8 @@ One table says, for every parameter, its Hugging Face name and shape. A projecti
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,10 @@ import numpy as np
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.finite import all_finite, worst
+from jaxrl_llm.models.settings import read_json, reason, shown
 
+FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
 Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it
 
 
@@ -100,30 +103,41 @@ def _names(entry: Entry, config: ModelConfig) -> Iterator[tuple[tuple[int, ...],
         yield index, entry.name.format(**place)
 
 
-def from_tensors(tensors: Tensors, config: ModelConfig, dtype: Any) -> dict[str, Any]:
-    """Our pytree, in `dtype`, out of named tensors.
+def from_tensors(tensors: Tensors, config: ModelConfig, dtype: Any, where: str = "the model") -> dict[str, Any]:
+    """Our pytree, in `dtype`, out of named tensors. where: what they come from, for messages.
 
-    InputError names a tensor that is missing, has another shape, or that this architecture does not read.
+    InputError names a tensor that is missing, has another shape, that this architecture does not read, or that holds
+    NaN or infinity.
     """
     unread = {n for n in tensors if not n.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings:
         unread.discard("lm_head.weight")  # some files store the tied matrix twice
+    for entry in table(config).values():
+        for _, name in _names(entry, config):
+            if name not in tensors:
+                raise InputError(f"{where}: the weights lack the tensor {name!r}: is the download complete?")
+            unread.discard(name)
     params: dict[str, Any] = {"layers": {}}
     for path, entry in table(config).items():
-        out = np.empty(_stack(entry, config) + entry.shape, jnp.dtype(dtype))
-        stored = _stored_shape(entry)
+        out, stored = np.empty(0), _stored_shape(entry)
         for index, name in _names(entry, config):
-            if name not in tensors:
-                raise InputError(f"the weights lack the tensor {name!r}: is the download complete?")
-            unread.discard(name)
             value = tensors[name]()
             if value.shape != stored:
-                raise InputError(f"tensor {name!r} has shape {value.shape}, but config.json implies {stored}")
-            out[index] = value.T.reshape(entry.shape) if entry.inputs else value.reshape(entry.shape)
+                raise InputError(f"{where}: tensor {name!r} has shape {value.shape}, but config.json implies {stored}")
+            if not out.size:  # only now is it known that shapes are as small as the file
+                out = np.empty(_stack(entry, config) + entry.shape, jnp.dtype(dtype))
+            with np.errstate(over="ignore", invalid="ignore"):
+                out[index] = value.T.reshape(entry.shape) if entry.inputs else value.reshape(entry.shape)
+            if not all_finite(out[index]):
+                raise InputError(
+                    f"{where}: tensor {name!r} holds {worst(out[index])} in {out.dtype.name}: the weights are damaged"
+                )
         (params["layers"] if path[0] == "layers" else params)[path[-1]] = jnp.asarray(out)
     if unread:
         some = ", ".join(sorted(unread)[:3])
-        raise InputError(f"{len(unread)} tensors are not part of a {config.family} model as configured, e.g. {some}")
+        raise InputError(
+            f"{where}: {len(unread)} tensors are not part of a {config.family} model as configured, e.g. {some}"
+        )
     return params
 
 
@@ -135,13 +149,19 @@ def _stored_shape(entry: Entry) -> tuple[int, ...]:
 
 
 def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Named tensors in Hugging Face layout; the inverse of `from_tensors`."""
+    """Named tensors in Hugging Face layout; the inverse of `from_tensors`. Layers may be stacked or a tuple.
+
+    InputError names a parameter that holds NaN or infinity.
+    """
     out = {}
     for path, entry in table(config).items():
-        node: Any = params
-        for part in path:
-            node = node[part]
-        stacked = np.asarray(jax.device_get(node))
+        layers = params["layers"]
+        if path[0] == "layers" and isinstance(layers, tuple):
+            stacked = np.stack([np.asarray(jax.device_get(layer[path[1]])) for layer in layers])
+        else:
+            stacked = np.asarray(jax.device_get((layers if path[0] == "layers" else params)[path[-1]]))
+        if not all_finite(stacked):
+            raise InputError(f"the parameter {'/'.join(path)} holds {worst(stacked)}: it cannot be saved")
         for index, name in _names(entry, config):
             value = stacked[index]
             value = value.reshape(entry.inputs, -1).T if entry.inputs else value.reshape(_stored_shape(entry))
@@ -152,58 +172,55 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
 def open_folder(folder: Path) -> Tensors:
     """The tensors of a Hugging Face folder, one file or several; each is read when it is called for.
 
-    InputError for a missing, truncated or incomplete set of files.
+    InputError for a set of files that is incomplete, damaged, cut short, or in which a tensor is no floats.
     """
     from safetensors import SafetensorError, safe_open
 
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{index} is damaged (no weight_map): download it again") from None
-    else:
-        files = ["model.safetensors"]
     out: dict[str, Callable[[], np.ndarray]] = {}
-    for file in files:
+    for file in _files(folder):
         path = folder / file
         if not path.exists():
             raise InputError(f"{folder} has no {file}: save or download the model's safetensors weights into it")
         try:
             opened = safe_open(path, framework="np")
             names = list(opened.keys())
+            dtypes = {name: opened.get_slice(name).get_dtype() for name in names}
         except SafetensorError as error:
-            raise InputError(f"{path} is damaged or cut short ({error}): download it again") from None
-        out |= {name: (lambda opened=opened, name=name: opened.get_tensor(name)) for name in names}
+            raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {reason(error)}") from None
+        for name, dtype in dtypes.items():
+            if dtype not in FLOATS:
+                raise InputError(
+                    f"{path}: tensor {name!r} holds numbers of type {dtype}, which is not supported; supported are "
+                    + ", ".join(FLOATS)
+                )
+            out[name] = partial(_tensor, opened, path, name)
     return out
 
 
-def write_folder(folder: Path, tensors: dict[str, np.ndarray], raw_config: dict[str, Any], shard_bytes: int) -> None:
-    """Write config.json and safetensors, split into files of at most `shard_bytes` where they are larger.
+def _tensor(opened: Any, path: Path, name: str) -> np.ndarray:
+    from safetensors import SafetensorError
 
-    Weights that the folder already holds are replaced.
-    """
-    from safetensors.numpy import save_file
+    try:
+        return np.asarray(opened.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: tensor {name!r} cannot be read ({reason(error)}): download it again") from None
 
-    folder.mkdir(parents=True, exist_ok=True)
-    # A reader would take an older index, or an older single file, for the weights written now.
-    for pattern in ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"):
-        for stale in folder.glob(pattern):
-            stale.unlink()
-    (folder / "config.json").write_text(json.dumps(raw_config, indent=2) + "\n")
-    shards: list[dict[str, np.ndarray]] = [{}]
-    for name, value in tensors.items():
-        if shards[-1] and sum(x.nbytes for x in shards[-1].values()) + value.nbytes > shard_bytes:
-            shards.append({})
-        shards[-1][name] = value
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    place: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        place |= dict.fromkeys(shard, file)
-    total = sum(x.nbytes for x in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": place}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+def _files(folder: Path) -> list[str]:
+    """The safetensors files of a folder: those that its index names, or the usual one."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return ["model.safetensors"]
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise InputError(f"{index} is damaged (no weight_map): download it again")
+    for name, file in places.items():
+        if (
+            not isinstance(file, str)
+            or file != Path(file).name
+            or not (file.isprintable() and file.endswith(".safetensors"))
+        ):
+            raise InputError(f"{index}: weight_map places {name!r} in {shown(file)}, which is no file of the folder")
+    return sorted(set(places.values()))

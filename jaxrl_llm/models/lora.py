@@ -66,14 +66,14 @@ def init(
     layers = {}
     for name, name_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
         shape = shapes["layers", name].shape
-        split = _input_axes(name)
+        split = input_axes(name)
         bound = math.prod(shape[:split]) ** -0.5
         layers[name + IN] = jax.random.uniform(name_key, (n, *shape[:split], rank), dtype, -bound, bound)
         layers[name + OUT] = jnp.zeros((n, rank, *shape[split:]), dtype)
     return {"layers": layers}
 
 
-def _input_axes(name: str) -> int:
+def input_axes(name: str) -> int:
     """How many axes of one layer's weight are inputs: heads and head size of "out", else one."""
     return 2 if name == "out" else 1
 

@@ -73,7 +73,7 @@ def test_saving_over_an_older_model(first: int, second: int, vectors: Any, tmp_p
     model = vectors("llama")
     save_policy(tmp_path, model.policy, model.params, model.tokenizer, shard_bytes=first)
     newer = jax.tree.map(lambda x: x + 1, model.params)
-    save_policy(tmp_path, model.policy, newer, model.tokenizer, shard_bytes=second)
+    save_policy(tmp_path, model.policy, newer, model.tokenizer, shard_bytes=second, overwrite=True)
     assert_equal(load_policy(tmp_path)[1], newer)
     names = {file.name for file in tmp_path.glob("model*")}
     assert ("model.safetensors" in names) == (second == 10**9)

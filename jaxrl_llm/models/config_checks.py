@@ -1,0 +1,134 @@
+"""What the settings of a model's config.json may be, each for itself and all together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.settings import (
+    FLAG,
+    SECTION,
+    TEXT,
+    check,
+    either,
+    list_of,
+    number,
+    one_of,
+    or_null,
+    shown,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from jaxrl_llm.models.config import ModelConfig
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+_SIZE, _HEADS = whole(1, 2**24), whole(1, 2**16)
+# In a JSON file null stands for what is left out.
+_OPTIONAL_FLAG, _TOKEN = or_null(FLAG), whole(0)
+SETTINGS = {
+    "vocab_size": whole(1),
+    "hidden_size": _SIZE,
+    "intermediate_size": _SIZE,
+    "moe_intermediate_size": _SIZE,
+    "num_hidden_layers": whole(1, 10_000),
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": or_null(_HEADS),
+    "head_dim": or_null(whole(2, 2**16)),
+    "rms_norm_eps": number(above=0),
+    "tie_word_embeddings": _OPTIONAL_FLAG,
+    "hidden_act": or_null(TEXT),
+    "hidden_activation": or_null(TEXT),
+    "attention_bias": _OPTIONAL_FLAG,
+    "mlp_bias": _OPTIONAL_FLAG,
+    "use_bidirectional_attention": _OPTIONAL_FLAG,
+    "max_position_embeddings": whole(0),
+    "layer_types": or_null(list_of(one_of(*LAYER_TYPES))),
+    "sliding_window": or_null(whole(0)),
+    "use_sliding_window": _OPTIONAL_FLAG,
+    "max_window_layers": or_null(whole(0)),
+    "sliding_window_pattern": or_null(whole(1)),
+    "_sliding_window_pattern": or_null(whole(1)),
+    "query_pre_attn_scalar": number(above=0),
+    "attn_logit_softcapping": or_null(number(least=0)),
+    "final_logit_softcapping": or_null(number(least=0)),
+    "num_local_experts": or_null(whole(0, 2**16)),
+    "num_experts": or_null(whole(0, 2**16)),
+    "num_experts_per_tok": whole(1, 2**16),
+    "norm_topk_prob": _OPTIONAL_FLAG,
+    "decoder_sparse_step": whole(0),
+    "mlp_only_layers": or_null(list_of(whole(0))),
+    "rope_theta": or_null(number(above=1)),
+    "rope_local_base_freq": or_null(number(above=1)),
+    "rope_scaling": or_null(SECTION),
+    "rope_parameters": or_null(SECTION),
+    "eos_token_id": or_null(either(_TOKEN, list_of(_TOKEN))),
+    "bos_token_id": or_null(_TOKEN),
+}
+REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "intermediate_size")
+# Of `rope_scaling`, and of `rope_parameters` or each of its sections.
+ROPE_SETTINGS = {
+    "rope_type": or_null(TEXT),
+    "type": or_null(TEXT),
+    "rope_theta": or_null(number(above=1)),
+    "factor": number(above=0),
+    "original_max_position_embeddings": or_null(whole(1)),
+    "low_freq_factor": number(above=0),
+    "high_freq_factor": number(above=0),
+    "beta_fast": or_null(number(above=0)),
+    "beta_slow": or_null(number(above=0)),
+    "attention_factor": or_null(number(least=0)),
+    "truncate": FLAG,
+    "partial_rotary_factor": or_null(number(above=0)),
+    "factors": list_of(number(above=0)),
+}
+
+
+def check_settings(raw: Any, where: str) -> None:
+    """InputError for the first setting of a config.json that is missing, or of a wrong type or range."""
+    for name in REQUIRED:
+        if name not in raw:
+            raise InputError(f"{where} lacks {name!r}")
+    check(raw, SETTINGS, where)
+
+
+def check_rope(scaling: dict[str, Any], where: str, section: str) -> None:
+    """The same for one dictionary of rotary settings. section: what it is called in the file."""
+    check(scaling, ROPE_SETTINGS, where, f"{section}.")
+    kind = scaling.get("rope_type") or scaling.get("type")
+    if kind in ("linear", "llama3", "yarn") and "factor" not in scaling:
+        raise InputError(f"{where}: {section} of type {kind} lacks 'factor'")
+
+
+def check_together(config: ModelConfig, where: str) -> None:
+    """InputError where settings of a model do not fit each other."""
+    c = config
+    if c.num_heads % c.num_kv_heads:
+        raise InputError(
+            f"{where}: num_attention_heads {c.num_heads} is no multiple of num_key_value_heads {c.num_kv_heads}"
+        )
+    if c.head_dim % 2:
+        raise InputError(f"{where}: head_dim {c.head_dim} is odd, but rotary embeddings turn pairs: it must be even")
+    if c.num_experts and c.experts_per_token > c.num_experts:
+        raise InputError(f"{where}: num_experts_per_tok {c.experts_per_token} exceeds the {c.num_experts} experts")
+    for name, tokens in (("eos_token_id", c.eos_token_ids), ("bos_token_id", (c.bos_token_id,))):
+        check_tokens(tokens, c.vocab_size, where, name)
+    for rope in c.ropes:
+        if rope.kind in ("llama3", "yarn") and rope.original_length < 1:
+            raise InputError(f"{where}: rope type {rope.kind} lacks 'original_max_position_embeddings'")
+        if rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
+            raise InputError(
+                f"{where}: high_freq_factor {rope.high_freq_factor:g} must be above low_freq_factor "
+                f"{rope.low_freq_factor:g}"
+            )
+        if rope.kind == "factors" and len(rope.factors) != c.head_dim // 2:
+            raise InputError(
+                f"{where}: {len(rope.factors)} rotary factors for heads of {c.head_dim}, which need {c.head_dim // 2}"
+            )
+
+
+def check_tokens(tokens: Any, vocab_size: int, where: str, name: str) -> None:
+    """InputError for a token id (None is none) outside of the vocabulary."""
+    for token in tokens:
+        if token is not None and not 0 <= token < vocab_size:
+            raise InputError(f"{where}: {name} {shown(token)} is not in the vocabulary of {vocab_size} tokens")

@@ -1,0 +1,85 @@
+"""Rotary settings of a config.json, in both spellings (`rope_theta` with `rope_scaling`, and `rope_parameters`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.config_checks import LAYER_TYPES, check_rope
+from jaxrl_llm.models.rope import KINDS, Rope
+from jaxrl_llm.models.settings import given, shown
+
+
+def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int, where: str, section: str) -> Rope:
+    scaling = scaling or {}
+    check_rope(scaling, where, section)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "frequency_factors":
+        kind = "factors"
+    if kind not in KINDS:
+        raise InputError(f"{where}: rope scaling {shown(kind)} is not supported; supported are {', '.join(KINDS)}")
+    if given(scaling, "partial_rotary_factor", 1.0) != 1.0:
+        raise InputError(
+            f"{where}: rotary embeddings of only a part of each head (partial_rotary_factor) are not supported"
+        )
+    original = int(scaling.get("original_max_position_embeddings") or max_positions)
+    attention = scaling.get("attention_factor") or 0.0
+    if kind == "yarn" and not attention and scaling.get("mscale"):
+        raise InputError(f"{where}: yarn scaling with mscale is not supported; give attention_factor instead")
+    return Rope(
+        theta=float(given(scaling, "rope_theta", theta)),
+        kind=kind,
+        factor=float(scaling.get("factor", 1.0)),
+        original_length=original if kind in ("llama3", "yarn") else 0,
+        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+        beta_fast=float(scaling.get("beta_fast") or 32.0),
+        beta_slow=float(scaling.get("beta_slow") or 1.0),
+        attention_factor=float(attention),
+        truncate=scaling.get("truncate", True),
+        factors=tuple(float(x) for x in scaling.get("factors", ())),
+    )
+
+
+def ropes_of(
+    raw: dict[str, Any], family: str, types: list[str], where: str
+) -> tuple[tuple[Rope, ...], tuple[int, ...]]:
+    """The kinds of rotation of a model, and which of them each layer has. types: of the layers, of LAYER_TYPES."""
+    maximum = int(raw.get("max_position_embeddings", 0))
+    parameters = raw.get("rope_parameters") or {}
+    theta = float(given(raw, "rope_theta", 1_000_000.0 if family in ("gemma3_text", "mixtral") else 10_000.0))
+    if any(name in parameters for name in LAYER_TYPES):
+        if family != "gemma3_text" or not all(isinstance(parameters.get(name), dict) for name in LAYER_TYPES):
+            raise InputError(
+                f"{where}: rope_parameters by kind of layer must hold settings for full_attention and "
+                "sliding_attention, and are of gemma3_text only"
+            )
+        ropes = [_rope(theta, parameters[name], maximum, where, f"rope_parameters.{name}") for name in LAYER_TYPES]
+        return tuple(ropes), tuple(LAYER_TYPES.index(t) for t in types)
+    section = "rope_parameters" if parameters else "rope_scaling"
+    rope = _rope(theta, parameters or raw.get("rope_scaling"), maximum, where, section)
+    if family != "gemma3_text":
+        return (rope,), (0,) * len(types)
+    local = Rope(theta=float(given(raw, "rope_local_base_freq", 10_000.0)))
+    return (rope, local), tuple(LAYER_TYPES.index(t) for t in types)
+
+
+def rope_to_hf(rope: Rope) -> dict[str, Any]:
+    """The dictionary of one kind of rotation; InputError where Hugging Face has no words for it."""
+    out: dict[str, Any] = {"rope_theta": rope.theta, "rope_type": rope.kind}
+    if rope.kind in ("linear", "llama3", "yarn"):
+        out["factor"] = rope.factor
+    if rope.kind in ("llama3", "yarn"):
+        out["original_max_position_embeddings"] = rope.original_length
+    if rope.kind == "llama3":
+        out |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        out |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        if rope.attention_factor:
+            out["attention_factor"] = rope.attention_factor
+    if rope.kind == "factors":
+        raise InputError(
+            "this model's rotary frequencies came as a table (GGUF), which a Hugging Face config.json cannot express; "
+            "load the model from its Hugging Face folder to save it"
+        )
+    return out

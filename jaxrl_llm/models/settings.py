@@ -1,0 +1,135 @@
+"""Settings that files of models hold: read, and checked for their types and ranges before anything uses them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_llm.errors import InputError
+
+# What is not an error of the library that raised it.
+FATAL = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
+
+
+class Kind(NamedTuple):
+    """What a value may be: in words, for "... must be {words}", and as a test."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+def whole(least: int, most: int = 2**31 - 1) -> Kind:
+    """A whole number (no bool, no float) from `least` to `most`, both included."""
+    return Kind(f"a whole number from {least} to {most}", lambda x: _is_whole(x) and least <= x <= most)
+
+
+def number(least: float = -math.inf, above: float = -math.inf) -> Kind:
+    """A finite int or float, at least `least` and above `above`."""
+    limits = [f"at least {least:g}"] * (least > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
+
+    def test(x: Any) -> bool:
+        return _is_number(x) and x >= least and x > above
+
+    return Kind(" ".join(["a finite number", *limits]), test)
+
+
+def one_of(*names: str) -> Kind:
+    """One of some texts."""
+    return Kind("one of " + ", ".join(names), lambda x: isinstance(x, str) and x in names)
+
+
+def list_of(kind: Kind) -> Kind:
+    """A list whose items are all of one kind."""
+    words = kind.words.removeprefix("a ")
+    return Kind(f"a list, each {words}", lambda x: isinstance(x, list) and all(map(kind.test, x)))
+
+
+def either(*kinds: Kind) -> Kind:
+    """Of one of these kinds."""
+    return Kind(", or ".join(kind.words for kind in kinds), lambda x: any(kind.test(x) for kind in kinds))
+
+
+def or_null(kind: Kind) -> Kind:
+    """Of a kind, or null."""
+    return either(kind, Kind("null", lambda x: x is None))
+
+
+FLAG = Kind("true or false", lambda x: isinstance(x, bool))
+TEXT = Kind("a text", lambda x: isinstance(x, str))
+SECTION = Kind("an object of settings", lambda x: isinstance(x, dict))
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _is_number(x: Any) -> bool:
+    # A float32 must be able to hold it: what is computed from settings is.
+    return (_is_whole(x) or isinstance(x, float)) and abs(x) <= 3e38
+
+
+def given(raw: Mapping[str, Any], name: str, default: Any) -> Any:
+    """A setting, or the default where the file leaves it out or has null."""
+    value = raw.get(name)
+    return default if value is None else value
+
+
+def check(raw: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, prefix: str = "") -> None:
+    """InputError for the first setting in `raw` that is not of its kind; what has no kind is not looked at.
+
+    where: the file, for the message; prefix: of the section, with its dot.
+    """
+    for name, kind in kinds.items():
+        if name in raw and not kind.test(raw[name]):
+            raise InputError(f"{where}: {prefix}{name} is {shown(raw[name])}, but must be {kind.words}")
+
+
+def shown(value: Any) -> str:
+    """A value as a short text of one line, whatever it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, too deep
+        text = f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one short line, whatever was raised."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError | AttributeError | TypeError) else text[:300]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; InputError where it cannot be read, or holds something else."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON ({reason(error)}): download it again") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} holds a {type(raw).__name__}, not an object of settings: download it again")
+    return raw
+
+
+def path_of(value: Any, name: str) -> Path:
+    """A path that was given as a text or a path, `~` expanded; InputError for anything else and for an empty text."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise InputError(f"{name} is {shown(value)}, but must be a path")
+    text = os.fspath(value)
+    if not isinstance(text, str) or "\0" in text:
+        raise InputError(f"{name} is {shown(value)}, but must be a path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # no such user
+        return Path(text)
