@@ -1,6 +1,44 @@
-"""Rewards: plain Python functions that score completions, and the runner that nothing they do can stop."""
+"""Rewards: plain Python functions that score completions, and the runner that nothing they do can stop.
 
-from jaxrl_llm.rewards.registry import get_reward, names
-from jaxrl_llm.rewards.runner import Reward, Scores, require_columns, score
+Names are imported when they are first used: a reward's process needs few of the modules, and starts the sooner for it.
+"""
 
-__all__ = ["Reward", "Scores", "get_reward", "names", "require_columns", "score"]
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.lazy import imported_at_first_use
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rewards.registry import get_reward, get_rewards, names
+    from jaxrl_llm.rewards.runner import Reward, Scores, close_rewards, digest, require_columns, score
+
+__all__ = [
+    "Reward",
+    "Scores",
+    "close_rewards",
+    "digest",
+    "get_reward",
+    "get_rewards",
+    "names",
+    "require_columns",
+    "score",
+]
+
+
+_MODULES = {
+    "Reward": "runner",
+    "Scores": "runner",
+    "close_rewards": "runner",
+    "digest": "runner",
+    "get_reward": "registry",
+    "get_rewards": "registry",
+    "names": "registry",
+    "require_columns": "runner",
+    "score": "runner",
+}
+
+
+__getattr__ = imported_at_first_use(__name__, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

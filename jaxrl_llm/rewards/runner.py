@@ -10,14 +10,11 @@ names, or all of them where it takes `**kwargs`. An entry of the result that is 
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from numbers import Real
@@ -26,13 +23,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.rewards.calling import Outcome, describe, late, nothing, outcome, parameters
+from jaxrl_llm.rewards.process import ProcessFunction
 
 logger = logging.getLogger("jaxrl_llm.rewards")
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+_LONGEST = 1e6  # seconds of a time limit
 
 
 @dataclass(frozen=True)
 class Reward:
     """A reward function and how to use it.
+
+    A plain Python function runs in a thread of this process. A thread cannot be ended: one that hangs is left behind,
+    and code that never releases the interpreter lock (a runaway regular expression, a loop in C) holds up the whole
+    process. Put such a function into a file: `get_reward("file.py:function")` runs it in a process that can be ended.
 
     Raises InputError for a function that cannot be called or a number out of its range.
     """
@@ -40,20 +47,24 @@ class Reward:
     function: Callable[..., Any]
     weight: float = 1.0  # of this component in the total; finite, may be negative
     name: str = ""  # of the component; the function's own name if empty
-    time_limit: float = 10.0  # seconds for a batch, > 0
+    time_limit: float = 10.0  # seconds for a batch, above 0 and at most 1e6
     default: float = 0.0  # the score of a sample on which the function fails; finite, or NaN for "not scored"
+    memory_limit: float | None = None  # bytes of the function's process, if it has one; None: half of the machine's
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InputError(f"a reward needs a function, found {type(self.function).__name__}")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
-        if not math.isfinite(self.weight):
-            raise InputError(f"reward {self.name!r}: weight must be finite, found {self.weight}")
-        if not self.time_limit > 0:
-            raise InputError(f"reward {self.name!r}: time_limit must be more than 0 seconds, found {self.time_limit}")
-        if math.isinf(self.default):
-            raise InputError(f"reward {self.name!r}: default must be finite or NaN, found {self.default}")
+        memory = math.inf if self.memory_limit is None else self.memory_limit
+        for field, value, good, wanted in [
+            ("weight", self.weight, math.isfinite, "a finite number"),
+            ("time_limit", self.time_limit, lambda x: 0 < x <= _LONGEST, "above 0 and at most 1e6 seconds"),
+            ("default", self.default, lambda x: not abs(x) > _LARGEST, "finite in float32, or NaN for not scored"),
+            ("memory_limit", memory, lambda x: x > 0, "above 0 bytes, or None for half of the machine's memory"),
+        ]:
+            if not isinstance(value, Real) or not good(float(value)):
+                raise InputError(f"reward {self.name!r}: {field} is {value!r}, but must be {wanted}")
 
 
 class Scores(NamedTuple):
@@ -65,17 +76,8 @@ class Scores(NamedTuple):
     seconds: dict[str, float]  # wall-clock time of each function, at most about its limit
 
 
-class _Outcome(NamedTuple):
-    """What one function made of the batch: None or NaN values are "not scored", `failed` ones get the default."""
-
-    values: np.ndarray  # f32[N]
-    failed: np.ndarray  # bool[N]
-    problem: str  # the first thing that went wrong, "" if nothing did
-    seconds: float
-
-
 def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
-    """Score N completions with every reward at once, each in a thread of its own.
+    """Score N completions with every reward at once.
 
     completions: N strings, or N lists of messages where prompts are conversations.
     columns: name -> N values: the columns of the data set, `prompts`, `completion_ids` and whatever else there is.
@@ -83,36 +85,62 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     A function that raises on the batch is tried again one sample at a time, so that only the samples on which it raises
     get its default. One that is not done within its time limit, or returns something else than N values, gets the
     default for the whole batch; a value that is infinite or no number, for that sample. Failures are logged, once per
-    reward and call, and never raised. A hung function is left behind in its daemon thread, which does not keep the
-    interpreter alive; only code that never lets go of the interpreter lock (a runaway regular expression, say) can
-    hold up the caller.
+    reward and call, and never raised.
+
+    Functions from `get_reward` run in processes (see `process`). One that is late, holds too much memory or ends its
+    own process gives the default for the whole batch. Its process is ended; the next batch starts another, and waits
+    up to 60 s for it to load. A plain Python function that hangs is left behind in its daemon thread, which does not
+    keep the interpreter alive; see `Reward`.
 
     Raises InputError if there are no rewards, two share a name, or a column does not have N values.
     """
+    _check(rewards, completions, columns)
     count = len(completions)
-    _check(rewards, count, columns)
     inputs = {**columns, "completions": completions}
     running = [(reward, time.monotonic(), _start(reward, inputs, count)) for reward in rewards]
-    outcomes: dict[str, _Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     # Shortest limit first: waiting for a patient reward must not give a less patient one more time than its own.
     for reward, start, future in sorted(running, key=lambda entry: entry[0].time_limit):
+        if isinstance(reward.function, ProcessFunction):
+            outcomes[reward.name] = future.result()  # within limits of its own
+            continue
         try:
             outcomes[reward.name] = future.result(max(0.0, start + reward.time_limit - time.monotonic()))
         except TimeoutError:
-            outcomes[reward.name] = _nothing(count, _late(reward), time.monotonic() - start)
+            outcomes[reward.name] = nothing(count, late(reward.time_limit), time.monotonic() - start)
 
     components, failures, seconds = {}, {}, {}
     for reward in rewards:
-        outcome = outcomes[reward.name]
-        components[reward.name] = np.where(outcome.failed, reward.default, outcome.values).astype(np.float32)
-        failures[reward.name] = int(outcome.failed.sum())
-        seconds[reward.name] = outcome.seconds
-        if outcome.problem:
+        found = outcomes[reward.name]
+        components[reward.name] = np.where(found.failed, reward.default, found.values).astype(np.float32)
+        failures[reward.name] = sum(found.failed)
+        seconds[reward.name] = found.seconds
+        if found.problem:
             logger.warning(
                 "reward %r failed on %d of %d samples, which get %g: %s",
-                *(reward.name, failures[reward.name], count, reward.default, outcome.problem),
+                *(reward.name, failures[reward.name], count, reward.default, found.problem),
             )
-    return Scores(components, _combine(rewards, components), failures, seconds)
+    total = _combine(rewards, components)
+    if count and np.isnan(total).all():
+        why = "they fail, or return None or NaN" if any(failures.values()) else "they return None or NaN"
+        logger.warning("no reward scored any of the %d completions: %s (%s)", count, why, ", ".join(components))
+    return Scores(components, total, failures, seconds)
+
+
+def close_rewards(rewards: Iterable[Reward]) -> None:
+    """End the processes of rewards, even busy ones. Scoring again starts new ones. At exit this happens by itself."""
+    for reward in rewards:
+        if isinstance(reward.function, ProcessFunction):
+            reward.function.close()
+
+
+def digest(reward: Reward) -> str:
+    """SHA-256, in hexadecimal, of the file that a reward of `get_reward` was loaded from.
+
+    Of a built-in reward it is the file of the library, without the pattern of `format_match`. "" for a plain function,
+    and for a module without a file.
+    """
+    return reward.function.digest if isinstance(reward.function, ProcessFunction) else ""
 
 
 def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
@@ -122,15 +150,20 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
     """
     known = {*columns, "completions"}
     for reward in rewards:
-        for parameter in _parameters(reward.function):
+        for parameter in parameters(reward.function):
             by_name = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if by_name and parameter.default is parameter.empty and parameter.name not in known:
                 raise unknown(f"column that the reward {reward.name!r} needs,", parameter.name, known)
 
 
-def _check(rewards: Sequence[Reward], count: int, columns: Mapping[str, Sequence[Any]]) -> None:
+def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> None:
+    if isinstance(rewards, Reward) or not all(isinstance(reward, Reward) for reward in rewards):
+        raise InputError("rewards must be a list of Reward: write score([Reward(function)], ...)")
     if not rewards:
         raise InputError("no rewards: give at least one")
+    if isinstance(completions, str) or not hasattr(completions, "__len__"):
+        raise InputError(f"completions must be a list of texts or of messages, found {type(completions).__name__}")
+    count = len(completions)
     names = [reward.name for reward in rewards]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -148,113 +181,29 @@ def _combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) ->
     return np.where(np.isnan(values).all(axis=0), np.nan, total).astype(np.float32)
 
 
-def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> Future[_Outcome]:
+def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> Future[Outcome]:
     """Run the function in a daemon thread. The pools of `concurrent.futures` are joined at exit, this is not."""
-    future: Future[_Outcome] = Future()
+    future: Future[Outcome] = Future()
     # The thread has lists of its own: a function may change them while its neighbours read theirs.
     arguments = {name: list(inputs[name]) for name in _wanted(reward.function, inputs)}
-    deadline = time.monotonic() + reward.time_limit
+    deadline, function = time.monotonic() + reward.time_limit, reward.function
 
     def run() -> None:
-        future.set_result(_outcome(reward, arguments, count, deadline))
+        try:
+            if isinstance(function, ProcessFunction):
+                found = function.run(arguments, count, reward.time_limit, reward.memory_limit)
+            else:
+                found = outcome(function, arguments, count, deadline, reward.time_limit)
+        except BaseException as error:  # no memory for a column's copy, say
+            found = nothing(count, describe(error), 0.0)
+        future.set_result(found)
 
     threading.Thread(target=run, name=f"reward {reward.name}", daemon=True).start()
     return future
 
 
-def _outcome(reward: Reward, arguments: Mapping[str, list[Any]], count: int, deadline: float) -> _Outcome:
-    """Call the function on the batch and, if it raises, on one sample after the other. Raises nothing."""
-    start = time.monotonic()
-    try:
-        values, failed, problem = _numbers(_call(reward.function, arguments, deadline), count)
-        return _Outcome(values, failed, problem, time.monotonic() - start)
-    except BaseException as error:  # sys.exit() in a reward, too, is only a reward that failed
-        problem = _describe(error)
-
-    values, failed = np.full(count, np.nan, np.float32), np.ones(count, bool)
-    for sample in range(count):
-        if time.monotonic() >= deadline:
-            return _nothing(count, _late(reward), time.monotonic() - start)
-        try:
-            one = {name: column[sample : sample + 1] for name, column in arguments.items()}
-            value, lost, why = _numbers(_call(reward.function, one, deadline), 1)
-            values[sample], failed[sample] = value[0], lost[0]
-            problem = problem or why
-        except BaseException:  # counted as failed; the batch's own exception is the one that is logged
-            continue
-    return _Outcome(values, failed, problem, time.monotonic() - start)
-
-
-def _call(function: Callable[..., Any], arguments: Mapping[str, list[Any]], deadline: float) -> Any:
-    result = function(**arguments)
-    if not inspect.isawaitable(result):
-        return result
-
-    async def within_limit(awaitable: Awaitable[Any]) -> Any:
-        return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
-
-    return asyncio.run(within_limit(result))
-
-
-def _numbers(result: Any, count: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """A function's result as (values f32[N], failed bool[N], first problem)."""
-    if isinstance(result, str | bytes | Mapping | AbstractSet) or not isinstance(result, Iterable):
-        return *_lost(count), f"TypeError: returned {type(result).__name__}, not a list of {count} numbers"
-    entries = list(result)
-    if len(entries) != count:
-        return *_lost(count), f"ValueError: returned {len(entries)} values for {count} samples"
-    values, failed = _lost(count)
-    problem = ""
-    for sample, entry in enumerate(entries):
-        try:
-            values[sample] = _number(entry)
-            failed[sample] = False
-        except Exception as error:
-            problem = problem or _describe(error)
-    return values, failed, problem
-
-
-def _number(entry: Any) -> np.float32:
-    if entry is None:
-        return np.float32(np.nan)
-    is_scalar_array = getattr(entry, "shape", None) == () and not isinstance(entry, str | bytes)
-    if not (isinstance(entry, Real) or is_scalar_array):
-        raise TypeError(f"returned {type(entry).__name__}, not a number")
-    with np.errstate(over="ignore"):
-        value = np.float32(float(entry))
-    if np.isinf(value):
-        raise ValueError(f"returned {entry!r}, which is infinite in float32")
-    return value
-
-
-def _lost(count: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.full(count, np.nan, np.float32), np.ones(count, bool)
-
-
-def _nothing(count: int, problem: str, seconds: float) -> _Outcome:
-    return _Outcome(*_lost(count), problem, seconds)
-
-
-def _late(reward: Reward) -> str:
-    return f"TimeoutError: no result within its time limit of {reward.time_limit:g} s"
-
-
-def _describe(error: BaseException) -> str:
-    """The exception in one line of bounded length: a reward may put a whole completion into its message."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 300 else text[:297] + "..."
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The function's parameters; any keyword where Python cannot tell, as for some built-in functions."""
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
-
-
 def _wanted(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
-    parameters = _parameters(function)
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = {parameter.name for parameter in parameters}
+    takes = parameters(function)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
+    named = {parameter.name for parameter in takes}
     return [name for name in names if takes_all or name in named]

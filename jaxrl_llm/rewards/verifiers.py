@@ -74,7 +74,8 @@ def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 def format_match(pattern: str) -> Callable[..., list[float]]:
     """A reward that is 1.0 where the whole completion matches the regular expression; `.` matches line ends too.
 
-    A pattern that backtracks without end on some text ("(a+)+b") cannot be interrupted: keep repetitions unnested.
+    A pattern that backtracks without end on some text, as "(a+)+b", can be ended only in a process: take
+    `get_reward("format_match(REGEX)")`, or keep repetitions unnested.
 
     >>> format_match("<think>.*</think>.+")(["<think>2 + 2</think>4", "4"])
     [1.0, 0.0]
@@ -83,7 +84,7 @@ def format_match(pattern: str) -> Callable[..., list[float]]:
     """
     try:
         compiled = re.compile(pattern, re.DOTALL)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # the last of a pattern in thousands of brackets
         raise InputError(f"format_match: {pattern!r} is not a regular expression: {error}") from error
 
     def format_match(completions: Sequence[Any], **_: Any) -> list[float]:

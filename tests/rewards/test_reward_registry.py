@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import doctest
+import hashlib
+import sys
 from pathlib import Path
 
 import pytest
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards import get_reward, names, registry, score, verifiers
+from jaxrl_llm.rewards import Reward, digest, get_reward, get_rewards, names, registry, score
+from jaxrl_llm.rewards.process import ProcessFunction
 
 SOURCE = """
 from __future__ import annotations
@@ -18,6 +21,20 @@ BONUS = 2.0
 
 def brevity(completions, **_):
     return [BONUS - len(completion) for completion in completions]
+"""
+
+DATACLASS = """
+from __future__ import annotations
+from dataclasses import KW_ONLY, dataclass
+
+@dataclass
+class Point:
+    _: KW_ONLY
+    x: int
+
+def half(completions):
+    import fractions
+    return [float(fractions.Fraction(Point(x=1).x, 2))]
 """
 
 
@@ -37,7 +54,8 @@ def test_names_are_all_known() -> None:
 )
 def test_weights(spec: str, weight: float) -> None:
     reward = get_reward(spec)
-    assert reward.function is verifiers.number_match
+    assert isinstance(reward.function, ProcessFunction)
+    assert reward.function.name == reward.name == "number_match"
     assert reward.weight == weight
 
 
@@ -79,6 +97,8 @@ def test_functions_from_files_and_modules(tmp_path: Path, monkeypatch: pytest.Mo
         ("format_match", r"needs a pattern: format_match\(REGEX\)"),
         ("format_match(a", "never closed"),
         ("format_match([)", "not a regular expression"),
+        ("format_match(a{99999999999})", "not a regular expression"),
+        (f"format_match({'(' * 5000}{')' * 5000})", "not a regular expression"),
         ("nowhere.py:f", "no reward file 'nowhere.py'"),
         ("rewards.py", "names no function"),
         ("no_such_module_here:f", "cannot load rewards from 'no_such_module_here': ModuleNotFoundError"),
@@ -89,6 +109,56 @@ def test_functions_from_files_and_modules(tmp_path: Path, monkeypatch: pytest.Mo
 def test_bad_specs_say_what_to_do(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         get_reward(spec)
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "empty.py"
+    path.write_text("")
+    with pytest.raises(InputError) as caught:
+        get_rewards(["nothing", "number_match", f"{path}:f", "format_match([)", "exact_match*x"])
+    for part in ("unknown reward 'nothing'", "'x' is not a weight", "unknown function in", "not a regular expression"):
+        assert part in str(caught.value)
+    with pytest.raises(InputError, match="needs a list"):
+        get_rewards("number_match")
+    with pytest.raises(InputError, match="found int"):
+        get_reward(3)  # type: ignore[arg-type]
+
+
+def test_relative_paths_start_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "own.py").write_text("def first(completions): return [float(open('data.txt').read())]")
+    (tmp_path / "data.txt").write_text("7")
+    reward = get_reward("inner/own.py:first", tmp_path)
+    assert score([reward], ["a"], {}).total.tolist() == [7.0]
+    with pytest.raises(InputError, match=f"no reward file 'own.py' in {tmp_path}: give"):
+        get_reward("own.py:first", tmp_path)
+
+
+def test_the_digest_is_of_the_file_that_runs(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("def f(completions): return [1.0]")
+    first = get_reward(f"{path}:f")
+    path.write_text("def f(completions): return [2.0]")  # as long, and in the same second
+    second = get_reward(f"{path}:f")
+    assert score([second], ["a"], {}).total.tolist() == [2.0]
+    assert digest(second) == hashlib.sha256(path.read_bytes()).hexdigest() != digest(first)
+    assert digest(get_reward("number_match")) == digest(get_reward("format_match(a)")) != ""
+    assert digest(Reward(len)) == digest(get_reward("sys:exit")) == ""
+    assert list(tmp_path.iterdir()) == [path]  # no compiled file beside it
+
+
+def test_dataclasses_in_a_reward_file(tmp_path: Path) -> None:
+    """They look their module up by its name. The file is named like a module that is imported later."""
+    path = tmp_path / "fractions.py"
+    path.write_text(DATACLASS)
+    assert score([get_reward(f"{path}:half")], ["a"], {}).total.tolist() == [0.5]
+
+
+def test_a_missing_package_of_a_built_in_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = str(Path(registry.__file__).parents[2])
+    monkeypatch.setattr(sys, "path", [library, *(entry for entry in sys.path if "site-packages" not in entry)])
+    with pytest.raises(InputError, match=r"'math_verify' needs .*pip install 'jaxrl_llm\[verifiers\]'"):
+        get_reward("math_verify")
 
 
 def test_a_file_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:

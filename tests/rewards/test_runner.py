@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -251,11 +252,76 @@ def test_misuse_is_refused() -> None:
         score([Reward(lengths)], ["a", "b"], {"answer": ["x"]})
     with pytest.raises(InputError, match="'answer' needs a list of 2 values"):
         score([Reward(lengths)], ["a", "b"], {"answer": "xy"})
-    for options in ({"weight": NAN}, {"time_limit": 0.0}, {"time_limit": NAN}, {"default": math.inf}):
-        with pytest.raises(InputError, match=next(iter(options))):
-            Reward(lengths, **options)
+    with pytest.raises(InputError, match="completions must be a list"):
+        score([Reward(lengths)], "ab", {})
+    with pytest.raises(InputError, match="rewards must be a list of Reward"):
+        score(Reward(lengths), ["ab"], {})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="rewards must be a list of Reward"):
+        score([lengths], ["ab"], {})  # type: ignore[list-item]
     with pytest.raises(InputError, match="needs a function, found str"):
         Reward("lengths")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight": NAN},
+        {"weight": "1"},
+        {"time_limit": 0.0},
+        {"time_limit": NAN},
+        {"time_limit": math.inf},
+        {"time_limit": 1e300},
+        {"time_limit": None},
+        {"default": math.inf},
+        {"default": 1e39},
+        {"memory_limit": 0},
+        {"memory_limit": NAN},
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(options: dict[str, float]) -> None:
+    ((field, value),) = options.items()
+    with pytest.raises(InputError, match=re.escape(f"reward 'lengths': {field} is {value!r}, but must be")):
+        Reward(lengths, **options)
+
+
+def test_a_batch_that_nothing_scored_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(completions):
+        raise ValueError
+
+    nones = Reward(lambda completions: [None] * len(completions), name="nones")
+    nans = Reward(lambda completions: [NAN] * len(completions), name="nans")
+    with caplog.at_level(logging.WARNING, logger="jaxrl_llm.rewards"):
+        score([nones, nans], ["a", "b"], {})
+        assert caplog.messages == ["no reward scored any of the 2 completions: they return None or NaN (nones, nans)"]
+        caplog.clear()
+        score([nones, Reward(lengths)], ["a", "b"], {})
+        score([nones], [], {})
+        assert caplog.messages == []
+        score([nones, Reward(broken, default=NAN)], ["a"], {})
+        assert "they fail, or return None or NaN (nones, broken)" in caplog.messages[-1]
+
+
+def test_an_exception_that_cannot_be_shown_is_a_failure_too(caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def broken(completions):
+        raise Mute
+
+    with caplog.at_level(logging.WARNING, logger="jaxrl_llm.rewards"):
+        scores = score([Reward(broken)], ["a"], {})
+    assert scores.failures == {"broken": 1}
+    assert scores.seconds["broken"] < 5  # not taken for hung
+    assert "Mute" in caplog.text
+
+
+def test_a_generator_without_end_fails() -> None:
+    def endless(completions):
+        while True:
+            yield 1.0
+
+    assert score([Reward(endless)], ["a"], {}).failures == {"endless": 1}
 
 
 def test_required_columns_are_checked_ahead() -> None:

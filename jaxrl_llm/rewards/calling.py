@@ -1,0 +1,135 @@
+"""Call one reward function on a batch: what it returns or raises becomes N numbers, whatever it is.
+
+A reward's process runs this, so it imports little (and no NumPy).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from numbers import Real
+from typing import Any, NamedTuple
+
+
+class Outcome(NamedTuple):
+    """What one function made of N samples. None and NaN are "not scored", `failed` ones get the default."""
+
+    values: list[float]  # N, NaN where not scored or failed
+    failed: list[bool]  # N
+    problem: str  # the first thing that went wrong in one line, "" if nothing did
+    seconds: float  # wall-clock time of the call
+
+
+def outcome(
+    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, deadline: float, limit: float
+) -> Outcome:
+    """Call the function on the batch and, if it raises, on one sample after the other. Raises nothing.
+
+    arguments: name -> `count` values. deadline: on the clock of time.monotonic(); a result that comes later is none.
+    limit: the seconds that `deadline` stands for, to name them.
+    """
+    start = time.monotonic()
+    try:
+        values, failed, problem = _numbers(_call(function, arguments, deadline), count)
+        if time.monotonic() > deadline:
+            return nothing(count, late(limit), time.monotonic() - start)
+        return Outcome(values, failed, problem, time.monotonic() - start)
+    except BaseException as error:  # sys.exit() in a reward, too, is only a reward that failed
+        problem = describe(error)
+
+    values, failed = _lost(count)
+    for sample in range(count):
+        if time.monotonic() >= deadline:
+            return nothing(count, late(limit), time.monotonic() - start)
+        try:
+            one = {name: column[sample : sample + 1] for name, column in arguments.items()}
+            value, lost, why = _numbers(_call(function, one, deadline), 1)
+            values[sample], failed[sample] = value[0], lost[0]
+            problem = problem or why
+        except BaseException:  # counted as failed; the batch's own exception is the one that is logged
+            continue
+    return Outcome(values, failed, problem, time.monotonic() - start)
+
+
+def nothing(count: int, problem: str, seconds: float) -> Outcome:
+    """The outcome of a function that gave nothing for any sample."""
+    return Outcome(*_lost(count), problem, seconds)
+
+
+def late(limit: float) -> str:
+    """What is wrong with a function that is not done in `limit` seconds."""
+    return f"TimeoutError: no result within its time limit of {limit:g} s"
+
+
+def describe(error: BaseException) -> str:
+    """The exception in one line of bounded length: a reward may put a whole completion into its message."""
+    try:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:  # an exception's text is code of the user's too
+        text = type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The function's parameters; any keyword where Python cannot tell, as for some built-in functions."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, list[Any]], deadline: float) -> Any:
+    result = function(**arguments)
+    if not inspect.isawaitable(result):
+        return result
+    import asyncio  # takes a third of the time in which a reward's process starts
+
+    async def within_limit(awaitable: Awaitable[Any]) -> Any:
+        return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
+
+    return asyncio.run(within_limit(result))
+
+
+def _numbers(result: Any, count: int) -> tuple[list[float], list[bool], str]:
+    """A function's result as (N values, N times failed or not, first problem)."""
+    if isinstance(result, str | bytes | Mapping | AbstractSet) or not isinstance(result, Iterable):
+        return *_lost(count), f"TypeError: returned {type(result).__name__}, not a list of {count} numbers"
+    entries = list(islice(result, count + 1))  # a generator may have no end
+    if len(entries) != count:
+        found = len(entries) if len(entries) < count else f"more than {count}"
+        return *_lost(count), f"ValueError: returned {found} values for {count} samples"
+    values, failed = _lost(count)
+    problem = ""
+    for sample, entry in enumerate(entries):
+        try:
+            values[sample] = _number(entry)
+            failed[sample] = False
+        except Exception as error:
+            problem = problem or describe(error)
+    return values, failed, problem
+
+
+def _number(entry: Any) -> float:
+    if entry is None:
+        return math.nan
+    is_scalar_array = getattr(entry, "shape", None) == () and not isinstance(entry, str | bytes)
+    if not (isinstance(entry, Real) or is_scalar_array):
+        raise TypeError(f"returned {type(entry).__name__}, not a number")
+    value = float(entry)
+    try:
+        struct.pack("<f", value)  # refuses what rounds to infinity
+        finite = not math.isinf(value)
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise ValueError(f"returned {entry!r}, which is infinite in float32")
+    return value
+
+
+def _lost(count: int) -> tuple[list[float], list[bool]]:
+    return [math.nan] * count, [True] * count

@@ -1,0 +1,88 @@
+"""Find the function that a reward's name stands for. Runs in the reward's process, never in the trainer."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.rewards import verifiers
+from jaxrl_llm.rewards.calling import describe
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "exact_match": verifiers.exact_match,
+    "number_match": verifiers.number_match,
+    "math_verify": verifiers.math_verify,
+    "reasoning_gym": verifiers.reasoning_gym,
+}
+FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {"format_match": verifiers.format_match}
+_PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # name of the reward and module -> package
+
+
+class Loaded(NamedTuple):
+    """A reward function, and the code that it came from."""
+
+    function: Callable[..., Any]
+    digest: str  # SHA-256 in hexadecimal of its file's bytes; "" where it has none
+    warm_up: Callable[[], Any] = lambda: None  # imports what the function's first call would
+
+
+def load(name: str) -> Loaded:
+    """Load NAME, NAME(ARGUMENT), FILE.py:FUNCTION or MODULE:FUNCTION. Paths are relative to the current folder.
+
+    Raises InputError for a module or function that is missing or fails, even by sys.exit(); for a built-in whose
+    package is not installed; for a bad argument.
+    """
+    head, bracket, rest = name.partition("(")
+    if bracket and head in FACTORIES:
+        return Loaded(FACTORIES[head](rest[:-1]), _digest(verifiers.__file__))
+    if ":" in name:
+        source, _, function = name.rpartition(":")
+        module, digest = _from_source(source)
+        return Loaded(_function(module, source, function), digest)
+    digest = _digest(verifiers.__file__)
+    if name not in _PACKAGES:
+        return Loaded(FUNCTIONS[name], digest)
+    if importlib.util.find_spec(name) is None:
+        raise need(_PACKAGES[name], "verifiers", f"the reward {name!r}")
+    return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(name))
+
+
+def _from_source(source: str) -> tuple[ModuleType, str]:
+    """A user's module and its digest."""
+    try:
+        if source.endswith(".py"):
+            return _from_file(Path(source).expanduser())
+        module = importlib.import_module(source)
+        return module, _digest(getattr(module, "__file__", None))
+    except BaseException as error:  # a file that ends the interpreter too
+        raise InputError(f"cannot load rewards from {source!r}: {describe(error)}") from error
+
+
+def _from_file(path: Path) -> tuple[ModuleType, str]:
+    """Run a file's bytes, of which the digest is. Files compiled before may be older, so none is read or written."""
+    data = path.read_bytes()
+    # Its name is nobody else's: the file may be called like a module that something imports later.
+    module = ModuleType(f"reward_file_{path.stem}")
+    module.__file__ = str(path.absolute())
+    sys.modules[module.__name__] = module  # dataclasses and pickle look there
+    exec(compile(data, module.__file__, "exec", dont_inherit=True), module.__dict__)
+    return module, hashlib.sha256(data).hexdigest()
+
+
+def _digest(path: str | None) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+
+
+def _function(module: ModuleType, source: str, name: str) -> Callable[..., Any]:
+    function = getattr(module, name, None)
+    if callable(function):
+        return function
+    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    raise unknown(f"function in {source!r}", name, own)

@@ -1,0 +1,97 @@
+"""The process of one reward function: load it, say what it takes, then score batch after batch.
+
+The trainer starts it (see `process`) and may kill it at any time. It does not import JAX. It has two descriptors: a
+socket for messages (see `messages`), and the reading end of a pipe that nobody writes to. The trainer holds the pipe's
+other end for as long as it lives.
+
+Messages, as Python values:
+    from the trainer: the reward's name; then for each batch ({column: pickled values}, count, seconds, limit)
+    to the trainer: `Ready` or the text of an error; then for each batch the four fields of an `Outcome`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxrl_llm.rewards import loading
+from jaxrl_llm.rewards.calling import Outcome, describe, nothing, outcome, parameters
+from jaxrl_llm.rewards.messages import receive, send
+
+
+class Ready(NamedTuple):
+    """What a process says of the function that it has loaded."""
+
+    name: str  # the function's own
+    parameters: list[tuple[str, str, bool]]  # name, kind (such as "KEYWORD_ONLY"), whether it has a default value
+    digest: str  # see `loading.Loaded`
+
+
+def main(connection: int, life: int) -> None:
+    """Serve until the trainer closes the connection. The arguments are the two descriptors."""
+    del sys.argv[1:]  # they are not the reward's
+    for descriptor in (connection, life):
+        os.set_inheritable(descriptor, False)
+    _end_with_trainer(life)
+    _be_first_to_go()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)  # what a reward prints is seen even if its process is killed
+    with contextlib.suppress(EOFError, ConnectionError):
+        _serve(socket.socket(fileno=connection))
+    # Threads that the reward started are not waited for.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def _serve(channel: socket.socket) -> None:
+    try:
+        loaded = loading.load(receive(channel))
+    except Exception as error:
+        send(channel, str(error) or describe(error))
+        return
+    function = loaded.function
+    takes = [(p.name, p.kind.name, p.default is not p.empty) for p in parameters(function)]
+    send(channel, Ready(str(getattr(function, "__name__", type(function).__name__)), takes, loaded.digest))
+    with contextlib.suppress(Exception):  # the first call will say what is wrong
+        loaded.warm_up()
+    while True:
+        columns, count, seconds, limit = receive(channel)
+        deadline = time.monotonic() + seconds
+        send(channel, tuple(_score(loaded, columns, count, deadline, limit)))
+
+
+def _score(loaded: loading.Loaded, columns: dict[str, bytes], count: int, deadline: float, limit: float) -> Outcome:
+    arguments = {}
+    for name, data in columns.items():
+        try:
+            arguments[name] = pickle.loads(data)
+        except BaseException as error:  # of a class, say, that only the trainer can import
+            return nothing(count, f"column {name!r} cannot be read in the reward's process: {describe(error)}", 0.0)
+    return outcome(loaded.function, arguments, count, deadline, limit)
+
+
+def _end_with_trainer(life: int) -> None:
+    """Have the kernel end this process and its children when the trainer ends, even if it is killed.
+
+    The kernel then closes the pipe's other end and sends SIGIO here, which ends a process that does not handle it. No
+    Python code has to run for that, so it works while a reward holds the interpreter lock.
+    """
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([life], [], [], 0)[0]:  # it ended before we asked
+        os._exit(0)
+
+
+def _be_first_to_go() -> None:
+    """Where memory runs out, the kernel ends this process rather than the trainer."""
+    with contextlib.suppress(OSError):  # not on Linux, or forbidden
+        Path("/proc/self/oom_score_adj").write_text("1000")
