@@ -6,43 +6,48 @@ import dataclasses
 import errno
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError, InputErrors, gather, require, unknown
 from jaxrl_llm.options import parse, parse_config, positional, take
+from jaxrl_llm.training.changes import ACCEPT
 
 
 def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
-    from jaxrl_llm.training.loop import resume, train
+    from jaxrl_llm.training.inputs import read_inputs
+    from jaxrl_llm.training.run_folder import RunFolder
 
     given, arguments = take(arguments, "--resume")
+    accept, arguments = _flag(arguments, ACCEPT)
     if given is not None:
         if arguments:
             raise InputError(f"--resume goes on with the run's own settings; remove {' '.join(arguments)}")
-        summary = resume(given)
-        folder = given
+        config = RunFolder(given).read_config()
     else:
+        if accept:
+            raise InputError(f"{ACCEPT} is of --resume RUN: a new run takes its inputs as they are")
         described = (
-            f"{train_command.__doc__} --resume RUN goes on with a run that stopped, with the run's own settings. "
+            f"{train_command.__doc__} --resume RUN goes on with a run that stopped, with the run's own settings; "
+            f"{ACCEPT} lets it, though its settings, prompts, rewards or model are not what they were. "
             "--traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
-        summary, folder = train(config), config.output
-    print(f"report: {Path(folder) / 'report.html'}")
+    with read_inputs(config, resume=given is not None) as inputs:
+        from jaxrl_llm.training.loop import train  # here: JAX takes seconds that an error in the inputs need not wait
+
+        summary = train(config, resume=given is not None, inputs=inputs, accept_changed_inputs=accept)
+    _say(f"report: {Path(config.output) / 'report.html'}")
     return 0 if summary["learned"] else 1
 
 
 def eval_command(arguments: list[str]) -> int:
     """Greedy accuracy, or pass@k of several samples, on held-out prompts, with 95 % intervals."""
-    from jaxrl_llm.training.evaluate import evaluate
-    from jaxrl_llm.training.load_run import load_run
-    from jaxrl_llm.training.record import describe
-    from jaxrl_llm.training.rollout import evaluation_prompts, make_rewards
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
@@ -63,25 +68,37 @@ def eval_command(arguments: list[str]) -> int:
         output: str | None = None
         """JSON file for the figures."""
 
+    accept, arguments = _flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__)
-    if args.samples < 1 or (args.size is not None and args.size < 1):
-        raise InputError("--samples and --size must be at least 1")
-    config, policy, params, _ = load_run(args.model)
+    gather(
+        lambda: require("--samples", args.samples, least=1, most=2**20),
+        lambda: require("--size", 1 if args.size is None else args.size, least=1, most=2**31 - 1),
+        lambda: require("--temperature", args.temperature or 0.0, least=0, most=1e6),
+        lambda: require("--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1),
+        lambda: _check_file(args.output),
+    )
+    from jaxrl_llm.training.inputs import evaluation_inputs
+    from jaxrl_llm.training.run_folder import run_config
+
     changes: dict[str, Any] = {}
     if args.max_new_tokens is not None:
         changes["max_new_tokens"] = args.max_new_tokens
     if args.rewards is not None:
         changes |= {"rewards": args.rewards, "eval_reward": None}
-    config = dataclasses.replace(config, **changes)
-    held_out = evaluation_prompts(
-        config, policy.tokenizer, policy.config.max_positions, source=args.prompts, size=args.size
-    )
-    temperature = args.temperature if args.temperature is not None else float(args.samples > 1)
-    result = evaluate(
-        policy, params, held_out, make_rewards(config, list(held_out.rows[0])), judge=config.eval_reward,
-        samples=args.samples, temperature=temperature, max_new_tokens=config.max_new_tokens, stop=config.stop,
-        slots=config.slots or 128, seed=config.seed,
-    )  # fmt: skip
+    config = dataclasses.replace(run_config(args.model), **changes)
+    with evaluation_inputs(config, args.prompts, args.size) as (rows, rewards):
+        from jaxrl_llm.training.evaluate import evaluate
+        from jaxrl_llm.training.load_run import load_run
+        from jaxrl_llm.training.record import describe
+        from jaxrl_llm.training.rollout import encode_for
+
+        _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
+        prompts = encode_for(config, tokenizer, policy.config.max_positions, rows)
+        temperature = float(args.samples > 1) if args.temperature is None else args.temperature
+        result = evaluate(
+            policy, params, prompts, rewards, judge=config.eval_reward, samples=args.samples, temperature=temperature,
+            max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128, seed=config.seed,
+        )  # fmt: skip
     print(describe(result.figures))
     for k, value in result.figures.get("pass_at", {}).items():
         low, mean, high = (100 * value[name] for name in ("low", "value", "high"))
@@ -93,12 +110,6 @@ def eval_command(arguments: list[str]) -> int:
 
 def sample_command(arguments: list[str]) -> int:
     """Print completions of prompts; on a terminal, a lone one as it is decoded."""
-    import jax
-
-    from jaxrl_llm.sampling.live import describe, write_completions
-    from jaxrl_llm.sampling.requests import Stats
-    from jaxrl_llm.sampling.sampler import requests_of
-    from jaxrl_llm.training.load_run import load_run
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
@@ -129,12 +140,27 @@ def sample_command(arguments: list[str]) -> int:
         stats: bool = False
         """Tokens per second, time to the first token and occupancy, on stderr."""
 
+    accept, arguments = _flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
-    if args.samples < 1:
-        raise InputError("--samples must be at least 1")
+    gather(
+        lambda: require("--samples", args.samples, least=1, most=2**20),
+        lambda: require("--max-new-tokens", args.max_new_tokens, least=1, most=2**24),
+        lambda: require("--temperature", args.temperature, least=0, most=1e6),
+        lambda: require("--top-p", args.top_p, least=1e-30, most=1),
+        lambda: require("--top-k", args.top_k, least=0, most=2**31 - 1),
+        lambda: require("--min-p", args.min_p, least=0, most=1),
+        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
+    )
+    import jax
+
+    from jaxrl_llm.sampling.live import describe, write_completions
+    from jaxrl_llm.sampling.requests import Stats
+    from jaxrl_llm.sampling.sampler import requests_of
+    from jaxrl_llm.training.load_run import load_run
+
     figures = Stats()
     try:
-        _, policy, params, _ = load_run(args.model)
+        _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept)
         asked = requests_of(
             policy, args.prompts, jax.random.key(args.seed), group_size=args.samples, stop=args.stop,
             max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k,
@@ -211,6 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     show = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.raiseExceptions = False  # a warning that cannot be written is lost, and nothing else
     for name in ("absl", "asyncio"):  # orbax logs, with tracebacks, what it raises as well
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if sys.unraisablehook is sys.__unraisablehook__:
@@ -223,21 +250,55 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if arguments[0] not in COMMANDS:
             raise unknown("command", arguments[0], COMMANDS)
-        return COMMANDS[arguments[0]](arguments[1:])
+        status = COMMANDS[arguments[0]](arguments[1:])
+        sys.stdout.flush()
+        return status
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
         print("interrupted; a training run goes on with jaxrl train --resume RUN", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # nobody reads the output any more
+        _discard_output()
+        return 1
     except (InputError, OSError) as error:
         if show:
             traceback.print_exc()
-        message = str(error)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            file = error.filename or "a file of the run"
-            message = f"no space left to write {file}: free some, then go on with --resume"
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        for problem in error.problems if isinstance(error, InputErrors) else [_message(error)]:
+            print(f"error: {' '.join(problem.split())}", file=sys.stderr)
         return 2
+
+
+def _message(error: Exception) -> str:
+    """What an error says; of a full disk, what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"no space left to write {error.filename or 'a file of the run'}: free some, then go on with --resume"
+    return str(error)
+
+
+def _say(text: str) -> None:
+    """Print at the end of a run, which has been a good one even if nobody reads it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """From here on what is printed goes nowhere: without this Python fails once more when it ends."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
+    """Whether a flag is among the arguments, and the others."""
+    return name in arguments, [argument for argument in arguments if argument != name]
+
+
+def _check_file(path: str | None) -> None:
+    """InputError where a file of this name cannot be written, so that nobody computes for it in vain."""
+    if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
 
 
 def _unraisable(report: Any) -> None:

@@ -66,7 +66,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo, rloo"
     """
     names, name = sorted(known), str(name)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f": did you mean {near[0]!r}?" if near else "."
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}")

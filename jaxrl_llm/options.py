@@ -8,11 +8,11 @@ import difflib
 import io
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.errors import InputError, need, shown, unknown
 from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.optimizer_config import OptimizerConfig
@@ -29,6 +29,8 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
     parameters = hyperparameters(chosen)
     _check_names(values, chosen, [one.name for one in parameters])
+    kinds = {**typing.get_type_hints(TrainConfig), "hyperparameters": {one.name: one.kind for one in parameters}}
+    _check_kinds(values, {**kinds, "optimizer": typing.get_type_hints(OptimizerConfig)})
     knobs = [(one.name, one.kind, dataclasses.field(default=one.default)) for one in parameters]
     options = dataclasses.make_dataclass(f"{chosen}_options", knobs, frozen=True)
     as_algorithm = _tyro().conf.arg(name="algorithm", help=f"Hyper-parameters of {chosen}.")
@@ -104,8 +106,8 @@ def _in_one_line(box: str, program: str) -> str:
         elif row:
             parts[-1].append(row)
     parts = [part for part in parts if part] or [["these arguments cannot be read"]]
-    said = re.sub(r"^Error parsing \w+: ", "", " ".join(parts[0]))
-    near = [row.split()[0] for part in parts[1:] for row in part if row.startswith("--")]
+    said = re.sub(r"^Error parsing (\w+: )?", "", " ".join(parts[0]))
+    near = [row.split()[0].strip(",;:.'\"`") for part in parts[1:] for row in part if row.startswith("--")]
     if near and (wrong := re.search(r"Unrecognized options: ([^\s,]+)", said)):
         said += f"; did you mean {(difflib.get_close_matches(wrong[1], near, 1, 0.0) or near)[0]}?"
     return f"{said.rstrip('.')} ({program} --help lists the options)"
@@ -120,11 +122,16 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InputError(f"{path} must hold settings by name")
-    return {name.replace("-", "_"): value for name, value in values.items()}
+    settings = {name.replace("-", "_"): value for name, value in values.items()}
+    if twice := [name for name in values if name != name.replace("-", "_") and name.replace("-", "_") in values]:
+        raise InputError(f"{path} sets {twice[0]} twice, with dashes and with underscores: remove one")
+    return settings
 
 
 def _yaml(text: str) -> Any:
@@ -138,7 +145,7 @@ def _yaml(text: str) -> Any:
         raise ValueError(str(error)) from None
 
 
-def _check_names(values: dict[str, Any], algorithm: str, parameters: Iterable[str]) -> None:
+def _check_names(values: dict[str, Any], algorithm: str, parameters: Collection[str]) -> None:
     """InputError for a setting of a file, also one inside a section, that is not there to set."""
 
     def names(kind: Any) -> list[str]:
@@ -146,18 +153,42 @@ def _check_names(values: dict[str, Any], algorithm: str, parameters: Iterable[st
 
     for name in values:
         if name not in names(TrainConfig):
+            if name in names(OptimizerConfig):
+                raise InputError(f"{name} is a setting of the section optimizer: move it there")
+            if name in parameters:
+                raise InputError(f"{name} is a hyper-parameter of {algorithm}: move it to the section hyperparameters")
             raise unknown("setting", name, names(TrainConfig))
     sections = {
         "optimizer": ("optimizer setting", names(OptimizerConfig)),
-        "hyperparameters": (f"hyper-parameter of {algorithm}", list(parameters)),
+        "hyperparameters": (f"hyper-parameter of {algorithm}", parameters),
     }
     for section, (kind, known) in sections.items():
         inner = values.get(section) or {}
         if not isinstance(inner, dict):
-            raise InputError(f"{section} must hold settings by name, found {inner!r}")
+            raise InputError(f"{section} must hold settings by name, found {shown(inner)}")
         for name in inner:
             if str(name).replace("-", "_") not in known:
                 raise unknown(kind, str(name), known)
+
+
+def _check_kinds(values: dict[str, Any], kinds: dict[str, Any], prefix: str = "") -> None:
+    """InputError for a value of a file that as an argument would mean something else: true for a number, a list ..."""
+    for name, value in values.items():
+        full, kind = prefix + str(name), kinds[str(name).replace("-", "_")]
+        inner, origin = typing.get_args(kind), typing.get_origin(kind)
+        if isinstance(kind, dict):
+            _check_kinds(value or {}, kind, f"{full}.")
+        elif value is None and type(None) not in inner:
+            raise InputError(f"{full} has no value: give one, or leave it out")
+        elif isinstance(value, bool) != (kind is bool) and value is not None:
+            wanted = "true or false, without quotes" if kind is bool else "a number or a text"
+            raise InputError(f"{full} is {shown(value)}, but must be {wanted}")
+        elif isinstance(value, dict) and origin is not dict:
+            raise InputError(f"{full} is {shown(value)}, but has no settings inside")
+        elif isinstance(value, list) and origin is not tuple:
+            raise InputError(f"{full} is {shown(value)}, but must be a single value")
+        elif isinstance(value, list) and any(entry is None or isinstance(entry, bool | dict | list) for entry in value):
+            raise InputError(f"{full} is {shown(value)}, but must be a list of texts")
 
 
 def _as_arguments(values: dict[str, Any], prefix: str = "--") -> list[str]:

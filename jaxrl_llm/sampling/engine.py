@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +12,15 @@ import numpy as np
 
 from jaxrl_llm.buckets import bucket, pad_rows
 from jaxrl_llm.compilation import compiles, count_compiles
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.interrupts import interruptible
+from jaxrl_llm.models.check import check_policy
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import Lanes
 from jaxrl_llm.sampling.decode import Rows, begin, decode, empty_ring, finished, no_rows
 from jaxrl_llm.sampling.draw import Settings
 from jaxrl_llm.sampling.prefill import empty_prefixes, prefill, restore
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, as_tokens
+from jaxrl_llm.sampling.requests import Completion, Request, Stats, as_tokens, check_requests, first_not_finite
 from jaxrl_llm.sampling.schedule import Placed, Schedule, Shape, plan
 from jaxrl_llm.sampling.weights import Weights
 
@@ -60,7 +60,40 @@ def stream(
     policy_step: written beside every token drawn. stats: filled in.
 
     The tokens of a request depend on the seed, its prompt, prompt id and sample number only.
+    Raises InputError at once for requests that are empty, without room or of tokens beyond the vocabulary, and for
+    weights or settings of another kind; and from the iterator where logits are not finite.
     """
+    check_policy(policy)
+    for name, value, kind, made in (
+        ("weights", weights, Weights, "take_weights(policy, params)"),
+        ("settings", settings, Settings, "sampling.draw.Settings(...)"),
+    ):
+        if not isinstance(value, kind):
+            raise InputError(f"{name} is a {type(value).__name__}, but must be what {made} gives")
+    for name, number, least in (("slots", slots, 0), ("chunk", chunk, 1)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+            raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
+    check_requests(requests, policy.config.vocab_size)
+    return _stream(
+        policy, weights, requests, settings, slots, shape, cut, chunk, enough, watch, cache_dtype, policy_step, stats
+    )
+
+
+def _stream(
+    policy: Policy,
+    weights: Weights,
+    requests: Sequence[Request],
+    settings: Settings,
+    slots: int,
+    shape: Shape | None,
+    cut: Cut | None,
+    chunk: int,
+    enough: Callable[[Completion], bool] | None,
+    watch: Callable[[int, np.ndarray], None] | None,
+    cache_dtype: Any,
+    policy_step: int,
+    stats: Stats | None,
+) -> Generator[Completion, None, None]:
     stats = Stats() if stats is None else stats
     count_compiles()
     before, stats.began = compiles()[0], time.perf_counter()
@@ -208,6 +241,9 @@ class _Engine:
         most = jnp.int32(leave_at), jnp.int32(chunk)
         self.ring, self.rows, work = decode(*of_policy, self.ring, numbers, self.settings, *most, mesh=mesh)
         steps, live = int(work.steps), int(work.live)
+        # A token that is none: it is said now, and not when its row is done.
+        lost = np.flatnonzero(np.asarray(self.rows.newest) < 0)
+        self._drawn([row for row in lost.tolist() if row in self.schedule.placed], 0)
         stats = self.stats
         stats.first_token = stats.first_token or time.perf_counter() - stats.began
         stats.steps, stats.live, stats.tokens = stats.steps + steps, stats.live + live, stats.tokens + live + fresh
@@ -257,7 +293,14 @@ class _Engine:
         for i, row in enumerate(rows):
             begun = self.requests[self.schedule.placed[row].request].begun
             own = 0 if fresh[row] else int(count[row]) + 1
-            out[row] = begun.followed_by(as_tokens(drawn, i, own - begun.size, policy_step))
+            new = as_tokens(drawn, i, own - begun.size, policy_step)
+            if (place := first_not_finite(new)) is not None:
+                asked = self.requests[self.schedule.placed[row].request]
+                raise InputError(
+                    f"the policy's logits are not finite at token {begun.size + place + 1} of the completion of prompt "
+                    f"{asked.prompt_id}, sample {asked.sample}: are the weights good?"
+                )
+            out[row] = begun.followed_by(new)
         return out
 
     def _free(self, row: int) -> None:
@@ -265,23 +308,3 @@ class _Engine:
         done[row] = True
         self.rows = self.rows._replace(done=done)  # type: ignore[arg-type]
         self.schedule.release(row)
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within, a first Ctrl-C is only remembered, for a loop that looks for it; a second one is as ever."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    heard: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def remember(number: int, frame: Any) -> None:
-        heard.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield lambda: bool(heard)
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -2,15 +2,20 @@
 
 A checkpoint is a folder named by its step with the parameters, the rest of the state (optimiser, transforms), arrays
 whose shapes are another at each step (the pool of begun completions), and a JSON object (data position, counters,
-configuration) that also holds checksums of itself and of every array. Orbax
+configuration) that also holds checksums of itself and of every array, and their structure. Orbax
 writes it under a temporary name and renames it when it is complete, so a process killed at any moment leaves the one
 before it.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import logging
+import os
+import re
+import stat
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +44,63 @@ def checksum(tree: Any) -> dict[str, int]:
     return {jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for path, leaf in leaves}
 
 
+def structure(tree: Any) -> dict[str, str]:
+    """Dtype and shape of every array, by its path.
+
+    >>> structure({"a": np.zeros((2, 3), np.float32)})
+    {"['a']": 'float32[2, 3]'}
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+
+def _differences(meta: dict[str, Any], shapes: tuple[Any, Any]) -> str:
+    """What differs between the structure of a checkpoint and that of (params, state); empty if nothing does."""
+    if "structure" not in meta:
+        return ""  # of a run from before it was kept: then reading fails
+    wanted, found = structure(shapes), dict(meta["structure"])
+    if shapes[1] is None:  # only the parameters are read
+        found = {path: kind for path, kind in found.items() if path.startswith("[0]")}
+    said = [
+        f"{_name(path)} is {found.get(path, 'not there')} in the checkpoint, and {wanted.get(path, 'not there')} here"
+        for path in dict.fromkeys([*wanted, *found])
+        if wanted.get(path) != found.get(path)
+    ]
+    more = f" and {len(said) - 2} more" if len(said) > 2 else ""
+    return "; ".join(said[:2]) + more
+
+
+def _name(path: str) -> str:
+    """The path of an array as people read it."""
+    part = "the parameter " if path.startswith("[0]") else "the state "
+    return part + "/".join(re.findall(r"\w+", path)[1:])
+
+
+def _check_readable(folder: Path, contents: bool = False) -> None:
+    """InputError where the system cannot read a checkpoint's files, which is no damage. Files may be missing.
+
+    contents: read them to the end.
+    """
+    failed: list[OSError] = []
+    for place, _, names in os.walk(folder, onerror=failed.append):
+        for path in (Path(place) / name for name in names):
+            try:
+                if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe, for instance, would wait for ever
+                    failed.append(OSError(errno.EINVAL, "not a regular file", str(path)))
+                elif contents:
+                    with path.open("rb") as file:
+                        while file.read(2**24):
+                            pass
+            except OSError as error:
+                failed.append(error)
+    for error in failed:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise InputError(
+                f"checkpoint {folder} cannot be read ({error.strerror}: {error.filename}), which need not be damage: "
+                "make it readable and try again; nothing was changed"
+            )
+
+
 class Checkpoints:
     """The checkpoints of a run, newest last; keeps the last `keep` (at least 2, in case the newest is damaged)."""
 
@@ -49,6 +111,7 @@ class Checkpoints:
         self._ocp = ocp
         options = ocp.CheckpointManagerOptions(max_to_keep=max(keep, 2), enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
+        self._begun: int | None = None  # the newest that is being written, or was
 
     def save(
         self, step: int, params: Any, state: Any, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
@@ -58,21 +121,22 @@ class Checkpoints:
         arrays: by name, of any shapes; who reads the checkpoint need not know them.
         InputError where an earlier one could not be written, e.g. on a full disk; what was saved before it stands.
         """
+        self.wait()
         # Own copies: the writer works in the background, while the next update reuses these very buffers.
         params, state = jax.tree.map(lambda x: np.array(x, copy=True), (params, state))
         meta = json.loads(json.dumps(meta))
         args = self._ocp.args
-        checksums = {**checksum((params, state)), "meta": _checksum_of_json(meta)}
+        checksums, meta["structure"] = checksum((params, state)), structure((params, state))
         parts = {"params": args.StandardSave(params), "state": args.StandardSave(state)}
         if arrays:
             arrays = {name: np.array(x, copy=True) for name, x in arrays.items()}
             checksums |= checksum({"arrays": arrays})
             meta["arrays"] = {name: [list(x.shape), str(x.dtype)] for name, x in arrays.items()}
-            checksums["meta"] = _checksum_of_json(meta)
             # Empty arrays cannot be written; their shapes say all.
             if full := {name: x for name, x in arrays.items() if x.size}:
                 parts["arrays"] = args.StandardSave(full)
-        parts["meta"] = args.JsonSave({**meta, "checksums": checksums})
+        parts["meta"] = args.JsonSave({**meta, "checksums": {**checksums, "meta": _checksum_of_json(meta)}})
+        self._begun = step
         try:
             if not self._manager.save(step, args=args.Composite(**parts)):
                 raise ValueError(f"the folder holds {self.steps()}, and a new checkpoint must be later")
@@ -84,42 +148,72 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            raise _not_saved(self.folder, None, error) from error
+            raise _not_saved(self.folder, self._begun, error) from error
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     def latest(self, params: Any, state: Any = None) -> Restored | None:
-        """The newest checkpoint that can be read and is what was written; damaged ones are skipped with a warning.
+        """The newest checkpoint that is what was written; damaged ones are passed over with a warning.
 
         params, state: trees of arrays (or shapes) of the same structure; without a state only the parameters are read.
-        None where there is no good checkpoint.
+        None where there are no checkpoints. Raises InputError where a checkpoint is of another structure (it says what
+        differs), where the system cannot read it, and where all are damaged. Nothing is changed.
         """
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (params, state))
-        args = self._ocp.args
-        for step in reversed(self.steps()):
+        steps, problems = self.steps(), list[str]()
+        for step in reversed(steps):
+            _check_readable(self.folder / str(step))
             try:
-                parts = {"params": args.StandardRestore(shapes[0]), "meta": args.JsonRestore()}
-                if state is not None:
-                    parts["state"] = args.StandardRestore(shapes[1])
-                got = self._manager.restore(step, args=args.Composite(**parts))
-                meta, rest = dict(got["meta"]), None if state is None else got["state"]
-                written = meta.pop("checksums")
-                found = {**checksum((got["params"], rest)), "meta": _checksum_of_json(meta)}
-                arrays = {}
-                if state is not None and "arrays" in meta:
-                    arrays = self._arrays(step, meta["arrays"])
-                    found |= checksum({"arrays": arrays})
-                if any(written.get(name) != value for name, value in found.items()):
-                    raise ValueError("its contents are not what was written")
-                meta.pop("arrays", None)
-                return Restored(step, got["params"], rest, meta, arrays)
+                meta = self._meta(step)
+                if differs := _differences(meta, shapes):
+                    raise InputError(
+                        f"checkpoint {self.folder}/{step} does not fit the run's settings: {differs}; set them back to "
+                        "what they were, nothing was changed"
+                    )
+                return self._restore(step, shapes, meta)
+            except InputError:
+                raise
             except Exception as error:
+                _check_readable(self.folder / str(step), contents=True)
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                logger.warning("checkpoint %s/%d is damaged and skipped: %s", self.folder, step, reason[:200])
-        return None
+                problems.append(f"checkpoint {self.folder}/{step} is damaged and skipped: {reason[:200]}")
+                logger.warning("%s", problems[-1])
+        if not steps:
+            return None
+        raise InputError(
+            f"none of the {len(steps)} checkpoints in {self.folder} can be used: all are damaged; nothing was changed. "
+            "Put back a good copy, or begin a new run in another folder"
+        )
+
+    def _meta(self, step: int) -> dict[str, Any]:
+        """The JSON object of a checkpoint with its checksums; ValueError where it is not what was written."""
+        args = self._ocp.args
+        meta = dict(self._manager.restore(step, args=args.Composite(meta=args.JsonRestore()))["meta"])
+        checksums = meta["checksums"]
+        if checksums["meta"] != _checksum_of_json({name: x for name, x in meta.items() if name != "checksums"}):
+            raise ValueError("its contents are not what was written")
+        return meta
+
+    def _restore(self, step: int, shapes: tuple[Any, Any], meta: dict[str, Any]) -> Restored:
+        """The arrays of a checkpoint of this structure; ValueError where they are not what was written."""
+        args, (params, state) = self._ocp.args, shapes
+        parts = {"params": args.StandardRestore(params)}
+        if state is not None:
+            parts["state"] = args.StandardRestore(state)
+        got = self._manager.restore(step, args=args.Composite(**parts))
+        rest, arrays = None if state is None else got["state"], dict[str, np.ndarray]()
+        found = checksum((got["params"], rest))
+        if state is not None and "arrays" in meta:
+            arrays = self._arrays(step, meta["arrays"])
+            found |= checksum({"arrays": arrays})
+        written = meta["checksums"]
+        if any(written.get(name) != value for name, value in found.items()):
+            raise ValueError("its contents are not what was written")
+        told = {name: value for name, value in meta.items() if name not in ("checksums", "arrays", "structure")}
+        return Restored(step, got["params"], rest, told, arrays)
 
     def _arrays(self, step: int, shapes: dict[str, Any]) -> dict[str, np.ndarray]:
         """The arrays of these shapes and dtypes."""
@@ -130,10 +224,18 @@ class Checkpoints:
         got = self._manager.restore(step, args=self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(full)))
         return {**arrays, **{name: np.asarray(x) for name, x in got["arrays"].items()}}
 
-    def forget_after(self, step: int) -> None:
-        """Delete checkpoints newer than `step` (damaged ones, before a resumed run writes them again)."""
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename checkpoints newer than `step`, which a resumed run writes again. Returns their new paths."""
+        moved = []
         for newer in [s for s in self.steps() if s > step]:
-            self._manager.delete(newer)
+            aside = self.folder.with_name(f"{self.folder.name}-set-aside")
+            aside.mkdir(exist_ok=True)
+            names = (aside / (f"{newer}.{again}" if again else str(newer)) for again in itertools.count())
+            place = next(name for name in names if not name.exists())
+            os.rename(self.folder / str(newer), place)
+            moved.append(place)
+        self._manager.reload()
+        return moved
 
     def close(self) -> None:
         """Wait and release the writer's threads."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.data import PromptStream
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.interrupts import stop_if
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.sampling import engine, partial, sample
 from jaxrl_llm.sampling.partial import Enough, Group, Partial, Pool
@@ -26,7 +24,7 @@ from jaxrl_llm.training.groups import group_of, join
 from jaxrl_llm.training.record import rollout_metrics
 from jaxrl_llm.training.rollout import Scored, StreamedScores, score_batch, window_metrics
 from jaxrl_llm.training.run_folder import Clock
-from jaxrl_llm.training.setup import Parts
+from jaxrl_llm.training.setup import Parts, strategy_of
 from jaxrl_llm.trajectory import Trajectories
 
 Rows = list[dict[str, Any]]
@@ -41,32 +39,6 @@ class Collected(NamedTuple):
     rounds: int  # batches of prompts that it took
     metrics: dict[str, float]  # of the rollout
     pool: Pool = ()  # groups that were begun and go on in the next step
-
-
-def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
-    """How a step's rollout ends early, if it does: as the run's settings say, where they do, else as the method asks.
-
-    InputError where the method resamples: both choose which groups a step waits for; and where whole groups are to be
-    scored at once, but are not finished at once.
-    """
-    strategy, given = algorithm.strategy, dict[str, Any]()
-    if config.oversample > 1:
-        given["oversample"] = config.oversample
-    if config.segment_tokens:
-        given["segment_tokens"] = config.segment_tokens
-    if given:
-        strategy = dataclasses.replace(strategy or Partial(), **given)
-    if strategy is not None and algorithm.curriculum is not None:
-        raise InputError(
-            f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
-            "segment_tokens) cannot do: leave out one of the two"
-        )
-    if strategy is not None and strategy.train_unfinished and config.stream_rewards:
-        raise InputError(
-            f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "
-            "leave it out"
-        )
-    return strategy
 
 
 def collect(
@@ -125,7 +97,7 @@ def _round(
                 **_settings(config),
                 on_completion=_by_group(streamed, rows, config.group_size) if config.stream_rewards else None,
             )  # fmt: skip
-        _stop_if(stats)
+        stop_if(stats.interrupted)
         best = _likeliest(parts, config, params, prompts, ids, key, step, clock)
         with clock("score"):
             scored = _scored(parts, config, rows, batch, streamed, best)
@@ -160,7 +132,7 @@ def _partial(
             parts.policy, weights(), requests, asked.settings, cut=asked.cut, chunk=LOOK,
             shape=shape, enough=enough, policy_step=step, cache_dtype=config.sampling_cache, stats=runs[-1],
         )  # fmt: skip
-        _stop_if(runs[-1])
+        stop_if(runs[-1].interrupted)
 
     with StreamedScores(parts.rewards, parts.tokenizer) as streamed:
 
@@ -232,7 +204,7 @@ def _likeliest(
             max_new_tokens=config.max_new_tokens, policy_step=step, slots=config.slots,
             cache_dtype=config.sampling_cache, mesh=parts.mesh, stats=stats,
         )  # fmt: skip
-    _stop_if(stats)
+    stop_if(stats.interrupted)
     return batch
 
 
@@ -267,9 +239,3 @@ def _by_group(streamed: StreamedScores, rows: Rows, size: int) -> Callable[[Comp
             streamed.add(number, rows[number], [group[i] for i in range(size)])
 
     return ended
-
-
-def _stop_if(stats: Stats) -> None:
-    """KeyboardInterrupt where the sampler heard of Ctrl-C: nothing of a half step is kept."""
-    if stats.interrupted:
-        raise KeyboardInterrupt

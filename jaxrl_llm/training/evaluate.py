@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.errors import unknown
+from jaxrl_llm.interrupts import stop_if
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from jaxrl_llm.rewards import Reward
@@ -61,8 +62,7 @@ def evaluate(
         slots=slots,
         stats=stats,
     )
-    if stats.interrupted:  # an evaluation of some prompts would be of the short answers
-        raise KeyboardInterrupt
+    stop_if(stats.interrupted)  # an evaluation of some prompts would be of the short answers
     scored = score_batch(rewards, policy.tokenizer, prompts.rows, batch)
     assert scored.batch.rewards is not None
     right = np.asarray(scored.batch.rewards[judge or names[0]]) >= RIGHT

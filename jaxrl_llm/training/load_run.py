@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import Policy, load_policy
 from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.training.changes import OF_PARAMETERS, check_changes
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.config import TrainConfig, from_dict
-from jaxrl_llm.training.run_folder import RunFolder
-from jaxrl_llm.training.setup import load_model, make_algorithm, split_parameters
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.run_folder import RunFolder, run_config
+from jaxrl_llm.training.setup import load_model, make_algorithm, model_digests, split_parameters
+
+logger = logging.getLogger("jaxrl_llm.training")
 
 
-def load_run(path_or_name: str) -> tuple[TrainConfig, Policy, Params, Any]:
+def load_run(path_or_name: str, *, accept_changed_inputs: bool = False) -> tuple[TrainConfig, Policy, Params, Any]:
     """Configuration, policy, parameters and tokenizer: of a run's newest checkpoint, or of a model (as `load_policy`).
 
     The parameters of a run with LoRA are the model's with adapters (`lora.merge` puts them into the weights).
-    InputError where a run has no checkpoint that can be read.
+    InputError where a run has no checkpoint that can be used, or, unless they are accepted, where its model or settings
+    of its parameters are not what they were when the checkpoint was written.
     """
     folder = RunFolder(path_or_name)
     if not folder.is_run():
-        return TrainConfig(model=path_or_name), *load_policy(path_or_name)
-    config = from_dict(folder.read_config())
-    policy, params, tokenizer = load_model(config, make_algorithm(config))
-    frozen, params = split_parameters(config, policy, params)
-    if not Path(folder.checkpoints).is_dir():
+        return run_config(path_or_name), *load_policy(path_or_name)
+    config = folder.read_config()
+    algorithm = make_algorithm(config)
+    if not folder.checkpoints.is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
+    policy, params, tokenizer = load_model(config, algorithm)
+    digests = model_digests(params, tokenizer)
+    frozen, params = split_parameters(config, policy, params)
     with closing(Checkpoints(folder.checkpoints)) as checkpoints:
         restored = checkpoints.latest(params)
     if restored is None:
-        raise InputError(f"{path_or_name} has no checkpoint that can be read")
+        raise InputError(f"{path_or_name} has no checkpoints yet")
+    accept = accept_changed_inputs
+    for text in check_changes(restored.meta, config, os.getcwd(), digests, accept, only=OF_PARAMETERS):
+        logger.warning("%s", text)
     learned = {name: x for name, x in restored.params.items() if name != "critic"}
     return config, policy, join(frozen, learned), tokenizer

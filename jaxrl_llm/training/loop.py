@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -15,61 +17,109 @@ from jaxrl_llm.compilation import compiles, count_compiles, use_compile_cache
 from jaxrl_llm.data import PromptStream
 from jaxrl_llm.distributed import replicate, shard_rows
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.interrupts import interruptible, stop_if
 from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.reporting.writers import read_json
 from jaxrl_llm.sampling.partial import Pool, from_arrays, to_arrays
+from jaxrl_llm.training.changes import check_changes, settings_to_compare
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.collect import collect, strategy_of
-from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
+from jaxrl_llm.training.collect import collect
+from jaxrl_llm.training.config import TrainConfig, to_dict
 from jaxrl_llm.training.diagnose import NotFiniteError, not_finite
 from jaxrl_llm.training.evaluate import evaluate
 from jaxrl_llm.training.groups import fill_up
+from jaxrl_llm.training.inputs import Inputs, read_inputs
+from jaxrl_llm.training.lock import locked
 from jaxrl_llm.training.provide import provide
 from jaxrl_llm.training.record import about, describe, facts, outcome, tally, writers
 from jaxrl_llm.training.run_folder import Clock, RunFolder
-from jaxrl_llm.training.setup import needs_values, set_up
+from jaxrl_llm.training.setup import Parts, needs_values, set_up, strategy_of
 from jaxrl_llm.training.steps import filled, plan_steps
-from jaxrl_llm.training.update import prepare, update
+from jaxrl_llm.training.update import TrainState, prepare, update
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 logger = logging.getLogger("jaxrl_llm.training")
 
 
-def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
+def train(
+    config: TrainConfig, *, resume: bool = False, inputs: Inputs | None = None, accept_changed_inputs: bool = False
+) -> dict[str, Any]:
     """Run (or go on with) a training run and return its summary, which is also in summary.json.
 
     All state is in the parameters, the optimiser, the transforms, the position in the prompts and the pool of begun
     completions; each is in every checkpoint, and the randomness of a step comes from (seed, step). So a run that was
     killed and resumed gives the same parameters and metrics, bit by bit, as one that was not.
 
-    Raises InputError for bad input, NotFiniteError where a loss is not finite (the last good checkpoint stands).
+    inputs: prompts and rewards, where they have been read already (`read_inputs`, within its context).
+    accept_changed_inputs: resume although settings, prompts, rewards or the model are not what they were.
+
+    Raises InputError for bad input, before anything is made; where the run is in use by another process; and on resume
+    where there are checkpoints of which none can be used, or they are of other inputs. NotFiniteError where a loss, a
+    gradient or a new parameter is not finite (the last good checkpoint stands). KeyboardInterrupt after Ctrl-C.
     """
+    if inputs is None:
+        with read_inputs(config, resume=resume) as inputs:
+            return train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept_changed_inputs)
     heap.keep_little()
     use_compile_cache()
     count_compiles()
-    folder, clock = RunFolder(config.output), Clock()
-    with clock("load"):
-        parts, state, memory = set_up(config)
+    clock = Clock()
+    with ExitStack() as stack:
+        interrupted = stack.enter_context(interruptible())
+        with clock("load"):
+            parts, state, memory = set_up(config, inputs)
+        stop_if(interrupted())
+        folder = RunFolder(config.output)
+        if not resume:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder.path))
+            folder.create(to_dict(config))
+        summary = _run(config, parts, state, memory, folder, clock, interrupted, resume, accept_changed_inputs)
+        try:
+            write_report(folder.path)
+        except InputError as error:  # e.g. no matplotlib; the run itself is done and saved
+            logger.warning("there is no report: %s", error)
+        return summary
+
+
+def _run(
+    config: TrainConfig,
+    parts: Parts,
+    state: TrainState,
+    memory: Any,
+    folder: RunFolder,
+    clock: Clock,
+    interrupted: Callable[[], bool],
+    resume: bool,
+    accept_changed_inputs: bool,
+) -> dict[str, Any]:
+    """`train`, once all is set up."""
     strategy, pool = strategy_of(config, parts.algorithm), Pool()
-    if not resume:
-        folder.create(to_dict(config))
     algorithm, policy, prompts, held_out = parts.algorithm, parts.policy, parts.prompts, parts.held_out
     at_once = 1 if strategy else config.prompts_per_step
     stream = PromptStream(prompts.rows, batch_size=at_once, seed=config.seed)
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
-    first, counts, feedback = 0, dict[str, int](), dict[str, float]()
+    record = {"settings": settings_to_compare(config, os.getcwd()), "inputs": parts.digests}
+    first, counts, feedback, remarks = 0, dict[str, int](), dict[str, float](), list[str]()
     restored = checkpoints.latest(state.params, {"rest": state[1:], "memory": memory}) if resume else None
     if restored:
+        remarks = check_changes(restored.meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
         first, feedback = restored.step, restored.meta["feedback"]
+        if first > config.steps:
+            raise InputError(f"the checkpoint is of step {first}, but steps is {config.steps}: raise it to go on")
         rest, memory = replicate((restored.state["rest"], restored.state["memory"]), parts.mesh)
         state = type(state)(replicate(restored.params, parts.mesh), *rest)
         stream.restore(restored.meta["prompts"])
         pool = from_arrays(restored.arrays)
-        clock, counts = Clock(restored.meta["seconds"]), restored.meta["counts"]
-    checkpoints.forget_after(first)
+        clock.seconds |= {"load": clock.seconds["load"] + restored.meta["seconds"].pop("load", 0.0)}
+        clock.seconds |= restored.meta["seconds"]
+        counts = restored.meta["counts"]
+        remarks += [f"a damaged checkpoint is now {path}" for path in checkpoints.set_aside_after(first)]
+    elif resume:
+        folder.check_logs(config.checkpoint_every)
     summary: dict[str, Any] = read_json(folder.summary) if resume else {}
     # Completions of the evaluation before training count as of step -1; they come again if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
@@ -89,12 +139,13 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
         writer = stack.enter_context(closing(writers(config, folder, first)))
         stack.callback(checkpoints.close)
         progress = stack.enter_context(Progress(config.steps, first))
-        for text in about(config, prompts, first, policy, resume, strategy):
+        for text in [*about(config, prompts, first, policy, resume, strategy), *remarks]:
             progress.say(text)
         if held_out is not None and "eval_before" not in summary:
             if first:
                 progress.say("no evaluation from before training is left; eval_before is of the resumed parameters")
             test("eval_before", -1, join(parts.frozen, state.params))
+            stop_if(interrupted())
         if "eval_before" in summary:
             progress.say(f"before training: {describe(summary['eval_before'])}")
         key, warm_up = jax.random.key(config.seed), value_loss()
@@ -103,6 +154,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             before = dict(clock.seconds)
             params = join(parts.frozen, state.params)
             collected = collect(parts, config, params, stream, step_key, step, clock, pool)
+            stop_if(interrupted())
             scored, pool = collected.scored, collected.pool
             heap.give_back()
             with clock("update"):
@@ -142,6 +194,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             metrics |= {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
             metrics["packing/filled"] = filled(steps)
             metrics |= {"rounds": collected.rounds} if algorithm.curriculum else {}
+            stop_if(interrupted())
             counts, remarks = tally(counts, step, metrics, config)
             for text in remarks:
                 progress.say(text)
@@ -156,32 +209,34 @@ def train(config: TrainConfig, *, resume: bool = False) -> dict[str, Any]:
             if config.eval_every and held_out is not None and done % config.eval_every == 0 and done < config.steps:
                 test("eval_latest", step, join(parts.frozen, state.params))
                 progress.say(f"after step {done}: {describe(summary['eval_latest'])}")
+                stop_if(interrupted())
             if done == config.steps or (config.checkpoint_every and done % config.checkpoint_every == 0):
                 with clock("checkpoint"):
-                    meta = {"prompts": stream.state(), "config": to_dict(config), "counts": counts}
-                    meta |= {"seconds": clock.seconds, "feedback": feedback}
+                    writer.flush()  # what is logged of these steps must not be lost once they are not taken again
+                    meta = {"prompts": stream.state(), "counts": counts, "feedback": feedback}
+                    meta |= {"seconds": clock.seconds, **record}
                     begun = to_arrays(pool) if strategy else None
                     checkpoints.save(done, state.params, {"rest": state[1:], "memory": memory}, meta, begun)
+                stop_if(interrupted())
         if held_out is not None:
             test("eval_after", config.steps, join(parts.frozen, state.params))
             progress.say(f"after training: {describe(summary['eval_after'])}")
         with clock("checkpoint"):
             checkpoints.wait()
         summary |= outcome(config, counts, clock.seconds)
-        summary["prompts"] = {"training": len(prompts.rows), "skipped": prompts.skipped, "truncated": prompts.shortened}
+        summary["prompts"] = {
+            "training": len(prompts.rows), "skipped": prompts.skipped, "truncated": prompts.shortened,
+            "conflicting": prompts.conflicting,
+        }  # fmt: skip
         folder.write(folder.summary, summary)
         for text in summary["warnings"]:
             progress.say(f"warning: {text}")
-    try:
-        write_report(folder.path)
-    except InputError as error:  # e.g. no matplotlib; the run itself is done and saved
-        logger.warning("there is no report: %s", error)
     return summary
 
 
-def resume(path: str) -> dict[str, Any]:
-    """Go on with the run in a folder, as if it had never stopped."""
-    return train(from_dict({**RunFolder(path).read_config(), "output": path}), resume=True)
+def resume(path: str, accept_changed_inputs: bool = False) -> dict[str, Any]:
+    """Go on with the run in a folder, as if it had never stopped; see `train`."""
+    return train(RunFolder(path).read_config(), resume=True, accept_changed_inputs=accept_changed_inputs)
 
 
 def with_feedback(batch: Trajectories, feedback: dict[str, float]) -> Trajectories:

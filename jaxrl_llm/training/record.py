@@ -96,6 +96,10 @@ def about(
     ]
     if prompts.skipped or prompts.shortened:
         text.append(f"prompts longer than allowed: {prompts.skipped} skipped, {prompts.shortened} cut on the left")
+    if prompts.conflicting:
+        text.append(
+            f"{prompts.conflicting} prompts come again with other columns, such as another answer: the first counts"
+        )
     if strategy is not None:
         segment = f", at most {strategy.segment_tokens} new tokens of each" if strategy.segment_tokens else ""
         text.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -11,16 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.data.chat import encode_prompt, is_conversation
-from jaxrl_llm.data.prompts import load_prompts, without
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards import Reward, Scores, get_reward, require_columns
+from jaxrl_llm.rewards import Reward, Scores
 from jaxrl_llm.rewards import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.inputs import Prompts, split_prompts
 from jaxrl_llm.trajectory import Trajectories
-
-GENERATED = "reasoning-gym:"  # how sources begin of which there is no end
-HELD_OUT_SEED = 2**31 - 1  # of generated held-out prompts: not the seed of the training prompts
 
 
 class PromptSet(NamedTuple):
@@ -30,6 +26,7 @@ class PromptSet(NamedTuple):
     ids: list[list[int]]
     skipped: int = 0  # longer than allowed
     shortened: int = 0
+    conflicting: int = 0  # rows left out that ask what another does, with another answer
 
 
 def encode_rows(
@@ -56,84 +53,21 @@ def encode_rows(
     return PromptSet(kept, ids, skipped, shortened)
 
 
-def prompt_sets(config: TrainConfig, tokenizer: Any, context: int) -> tuple[PromptSet, PromptSet | None]:
+def prompt_sets(
+    config: TrainConfig, tokenizer: Any, context: int, prompts: Prompts | None = None
+) -> tuple[PromptSet, PromptSet | None]:
     """Training and held-out prompts. No held-out prompt is among the training prompts.
 
-    context: tokens of the model's context (0: unlimited); prompt and completion must fit into it.
+    context: tokens of the model's context (0: unlimited); prompt and completion must fit into it. prompts: those of
+    the configuration, where they have been read already.
     """
-    rows, held_out = _split(config)
-    return _encode(config, tokenizer, context, rows), _encode(
-        config, tokenizer, context, held_out
-    ) if held_out else None
+    training, held_out, conflicting = split_prompts(config) if prompts is None else prompts
+    encoded = encode_for(config, tokenizer, context, training)._replace(conflicting=conflicting)
+    return encoded, encode_for(config, tokenizer, context, held_out) if held_out else None
 
 
-def evaluation_prompts(
-    config: TrainConfig, tokenizer: Any, context: int, *, source: str | None = None, size: int | None = None
-) -> PromptSet:
-    """Prompts to evaluate a trained run on: its own held-out ones, or those of another source as they are.
-
-    size: how many (default: as many as the run has, 256 of another source). More than the run has come from where its
-    held-out prompts came from, without those that it was trained on; InputError where that cannot be.
-    """
-    if source is not None:
-        rows = _held_out(config, source, size or config.eval_size or TrainConfig.eval_size)
-        return _encode(config, tokenizer, context, rows)
-    trained, rows = _split(config)
-    size = size or len(rows)
-    if not size:
-        raise InputError("the run has no held-out prompts (eval_size 0): give a size, or prompts")
-    if size > len(rows):
-        if not _has_own_source(config):
-            raise InputError(
-                f"the run set {len(rows)} prompts of {config.prompts} aside, and was trained on the others: give a "
-                f"size of at most that, or other prompts than these (asked for: {size})"
-            )
-        rows = _held_out(config, config.eval_prompts or config.prompts, size, seen=trained)
-    return _encode(config, tokenizer, context, rows[:size])
-
-
-def _has_own_source(config: TrainConfig) -> bool:
-    """Whether held-out prompts are drawn apart from the training prompts, not set aside from them."""
-    return config.eval_prompts is not None or config.prompts.startswith(GENERATED)
-
-
-def _split(config: TrainConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows to train on, and held-out rows."""
-    held_out: list[dict[str, Any]] = []
-    apart = _has_own_source(config)
-    rows = _load(config, config.prompts, config.num_prompts + (0 if apart else config.eval_size), config.seed)
-    if config.eval_size and apart:
-        held_out = _held_out(config, config.eval_prompts or config.prompts, config.eval_size)
-    elif config.eval_size:
-        rows = without(rows, [])
-        if len(rows) <= config.eval_size:
-            raise InputError(
-                f"{config.prompts} has {len(rows)} different prompts, too few to set {config.eval_size} aside for the "
-                "evaluation: lower eval_size or give eval_prompts"
-            )
-        order = np.random.default_rng(config.seed).permutation(len(rows))
-        held_out, rows = [rows[i] for i in order[: config.eval_size]], [rows[i] for i in order[config.eval_size :]]
-    rows = without(rows, held_out)
-    if not rows:
-        raise InputError(f"every prompt of {config.prompts} is a held-out prompt too: lower eval_size")
-    return rows, held_out
-
-
-def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    # Generated tasks repeat themselves, so more are drawn than are wanted.
-    return without(_load(config, source, 2 * size, HELD_OUT_SEED), seen)[:size]
-
-
-def _load(config: TrainConfig, source: str, limit: int, seed: int) -> list[dict[str, Any]]:
-    options = {name: read_value(text) for name, text in config.task_options.items()}
-    return load_prompts(
-        source, limit=limit, seed=seed, prompt_column=config.prompt_column, prompt_template=config.prompt_template,
-        # Options are of the training task; held-out prompts may come out of a file all the same.
-        task_options=options if source == config.prompts or source.startswith(GENERATED) else None,
-    )  # fmt: skip
-
-
-def _encode(config: TrainConfig, tokenizer: Any, context: int, rows: Sequence[dict[str, Any]]) -> PromptSet:
+def encode_for(config: TrainConfig, tokenizer: Any, context: int, rows: Sequence[dict[str, Any]]) -> PromptSet:
+    """Prompts ready to sample, as the configuration says; see `prompt_sets`."""
     limit = min(config.max_prompt_tokens, context - config.max_new_tokens) if context else config.max_prompt_tokens
     if limit < 1:
         raise InputError(
@@ -142,27 +76,6 @@ def _encode(config: TrainConfig, tokenizer: Any, context: int, rows: Sequence[di
     return encode_rows(
         tokenizer, rows, max_tokens=limit, long_prompts=config.long_prompts, system_prompt=config.system_prompt
     )
-
-
-def read_value(text: Any) -> Any:
-    """The value that a piece of text from the command line stands for, as YAML reads it."""
-    import yaml
-
-    return yaml.safe_load(text) if isinstance(text, str) else text
-
-
-def make_rewards(config: TrainConfig, columns: Sequence[str]) -> list[Reward]:
-    """The reward functions of a run. InputError where one needs a column that the data lacks, or two share a name."""
-    rewards = [
-        dataclasses.replace(get_reward(spec), time_limit=config.reward_time_limit, default=config.reward_default)
-        for spec in config.rewards
-    ]
-    names = [reward.name for reward in rewards]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InputError(f"two rewards are named {min(twice)!r}, and so would be their metrics: rename one of them")
-    # As `score_batch` passes them on.
-    require_columns(rewards, {*columns, "prompts", "completion_ids"} - {"prompt"})
-    return rewards
 
 
 class Scored(NamedTuple):

@@ -33,16 +33,16 @@ class RunFolder:
 
     def check_free(self) -> None:
         """InputError where a new run cannot begin here: the folder holds one, or it cannot be written."""
+        try:
+            there = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        except OSError as error:  # e.g. a name that is too long
+            raise InputError(f"{self.path} cannot be the output: {error.strerror}") from None
         if self.config.exists():
             raise InputError(
                 f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --output"
             )
         if self.checkpoints.exists() or self.metrics.exists():
             raise InputError(f"{self.path} holds parts of a run without its config.json: choose another --output")
-        try:
-            there = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        except OSError as error:  # e.g. a name that is too long
-            raise InputError(f"{self.path} cannot be the output: {error.strerror}") from None
         if not there.is_dir():
             raise InputError(f"{self.path} cannot be the output: {there} is a file")
         if not os.access(there, os.W_OK | os.X_OK):
@@ -145,6 +145,12 @@ class RunFolder:
                     "truncated": bool(batch.truncated[i]),
                 }
                 file.write(json.dumps(line) + "\n")
+
+
+def run_config(path_or_name: str) -> TrainConfig:
+    """The configuration of a run, or of a model by its name with all else as it comes. InputError as `read_config`."""
+    folder = RunFolder(path_or_name)
+    return folder.read_config() if folder.is_run() else TrainConfig(model=path_or_name)
 
 
 def _prompt_text(prompt: Any) -> str:

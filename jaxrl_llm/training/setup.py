@@ -14,18 +14,21 @@ from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError, gather
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
+from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.sampling.partial import Partial
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.inputs import Inputs, make_rewards, split_prompts
 from jaxrl_llm.training.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.training.rollout import PromptSet, make_rewards, prompt_sets
+from jaxrl_llm.training.rollout import PromptSet, prompt_sets
 from jaxrl_llm.training.update import TrainState, init_state
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
@@ -42,6 +45,7 @@ class Parts(NamedTuple):
     rewards: list[Reward]
     optimizer: optax.GradientTransformation
     rate: optax.Schedule
+    digests: dict[str, str]  # of what it was given: prompts, rewards' files, the model
     reference: Params | None  # the initial weights, where the method needs them
     mesh: jax.sharding.Mesh
     frozen: Params | None = None  # the model's weights, where only adapters learn
@@ -113,6 +117,12 @@ def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Param
     return *with_critic(config, algorithm, policy, params), tokenizer
 
 
+def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
+    """What a model holds, in a few letters: another digest, another content."""
+    weights = {name: x for name, x in params.items() if name != "critic"}
+    return {"the model's weights": weights_digest(weights), "the tokenizer": tokenizer_digest(tokenizer)}
+
+
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
     """The parameters that never learn, None for none, and those that do: `lora.join` makes the policy's of them.
 
@@ -136,18 +146,70 @@ def reference_of(config: TrainConfig, frozen: Params | None, params: Params) -> 
     return to_host(copy) if config.reference_memory == "host" else copy
 
 
-def set_up(config: TrainConfig) -> tuple[Parts, TrainState, Any]:
-    """The parts of a run, and its state and the method's memory before the first step, on all devices."""
-    algorithm, mesh = make_algorithm(config), data_mesh()
-    check_rows(config.prompts_per_step * config.group_size, config.minibatches, config.micro_batches, mesh.size)
-    check_groups(config, algorithm)
+def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
+    """InputError where settings are of a critic, but the method has none."""
+    if needs_values(algorithm):
+        return
+    default = TrainConfig()
+    given = [name for name in ("critic", "critic_steps") if getattr(config, name) != getattr(default, name)]
+    given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
+    if given:
+        raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
+
+
+def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
+    """How a step's rollout ends early, if it does: as the run's settings say, where they do, else as the method asks.
+
+    InputError where the method resamples: both choose which groups a step waits for; and where whole groups are to be
+    scored at once, but are not finished at once.
+    """
+    strategy, given = algorithm.strategy, dict[str, Any]()
+    if config.oversample > 1:
+        given["oversample"] = config.oversample
+    if config.segment_tokens:
+        given["segment_tokens"] = config.segment_tokens
+    if given:
+        strategy = dataclasses.replace(strategy or Partial(), **given)
+    if strategy is not None and algorithm.curriculum is not None:
+        raise InputError(
+            f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
+            "segment_tokens) cannot do: leave out one of the two"
+        )
+    if strategy is not None and strategy.train_unfinished and config.stream_rewards:
+        raise InputError(
+            f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "
+            "leave it out"
+        )
+    return strategy
+
+
+def check_method(config: TrainConfig, mesh: jax.sharding.Mesh) -> Algorithm:
+    """The method of a run. InputError for all that is wrong with it and its batches, before a model is loaded."""
+    algorithm = make_algorithm(config)
+    rows = config.prompts_per_step * config.group_size
+    gather(
+        lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
+        lambda: check_groups(config, algorithm),
+        lambda: check_critic(config, algorithm),
+        lambda: strategy_of(config, algorithm),
+    )
+    return algorithm
+
+
+def set_up(config: TrainConfig, inputs: Inputs | None = None) -> tuple[Parts, TrainState, Any]:
+    """The parts of a run, and its state and the method's memory before the first step, on all devices.
+
+    inputs: prompts and rewards, where they have been read already; else the rewards' processes end with this one.
+    """
+    mesh = data_mesh()
+    algorithm = check_method(config, mesh)
+    if inputs is None:
+        inputs = Inputs(split_prompts(config), make_rewards(config))
     policy, params, tokenizer = load_model(config, algorithm)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # for its own check
-    prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions)
-    rewards = make_rewards(config, sorted(set(prompts.rows[0]) & set((held_out or prompts).rows[0])))
-    if config.eval_reward is not None and config.eval_reward not in (known := [r.name for r in rewards]):
-        raise unknown("reward to judge by", config.eval_reward, known)
+    prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
+    digests = {**inputs.digests, **model_digests(params, tokenizer)}
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = replicate(split_parameters(config, policy, params), mesh)
@@ -158,7 +220,7 @@ def set_up(config: TrainConfig) -> tuple[Parts, TrainState, Any]:
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
     state, memory = replicate((init_state(params, optimizer), algorithm.transform.init()), mesh)
     parts = Parts(
-        algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
-        learning_rate(config.optimizer, gradient_steps), reference, mesh, frozen,
+        algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
+        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
     )  # fmt: skip
     return parts, state, memory

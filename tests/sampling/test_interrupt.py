@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import sample
+from jaxrl_llm.interrupts import interruptible
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.draw import Settings, seed_of
-from jaxrl_llm.sampling.engine import interruptible, stream
+from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.requests import Completion, Request, Stats
 from jaxrl_llm.sampling.weights import take_weights
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -50,12 +51,17 @@ def opened(folder: Path) -> Iterator[Checkpoints]:
 
 
 def step_read(folder: Path, with_state: bool = True) -> int | None:
-    """The step of the newest good checkpoint, whose arrays must be those of that step."""
+    """The step of the newest good checkpoint, whose arrays must be those of that step; None where all are damaged."""
     checkpoints = Checkpoints(folder, keep=3)
-    restored = checkpoints.latest(params_of(0), state_of(0) if with_state else None)
-    checkpoints.close()
-    if restored is None:
+    try:
+        restored = checkpoints.latest(params_of(0), state_of(0) if with_state else None)
+    except InputError as error:
+        if "can be used: all are damaged; nothing was changed" not in str(error):
+            raise
         return None
+    finally:
+        checkpoints.close()
+    assert restored is not None
     assert_equal_trees(restored.params, params_of(restored.step))
     if with_state:
         assert_equal_trees(restored.state, state_of(restored.step))
@@ -128,7 +134,7 @@ def test_buffers_may_be_donated_at_once(tmp_path: Path) -> None:
     for _ in copies:
         restored = checkpoints.latest({"w": params}, {"x": params})
         assert restored is not None
-        checkpoints.forget_after(restored.step - 1)
+        checkpoints.set_aside_after(restored.step - 1)
         assert_equal_trees(restored.params["w"], copies[restored.step])
         assert_equal_trees(restored.state["x"], copies[restored.step])
     assert checkpoints.steps() == []
@@ -246,29 +252,94 @@ def test_half_written_folders_are_ignored(folder: Path, caplog: pytest.LogCaptur
     assert step_read(folder) == 4
 
 
-def test_without_a_good_checkpoint_there_is_none(folder: Path, tmp_path: Path) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_where_all_are_damaged_that_is_said_and_nothing_is_lost(folder: Path, tmp_path: Path) -> None:
     for path in data_files(folder):
         path.write_bytes(b"no")
+    before = contents(folder)
     assert step_read(folder) is None
     assert step_read(folder, with_state=False) is None
-    assert step_read(tmp_path / "empty") is None
+    assert contents(folder) == before
+    checkpoints = Checkpoints(tmp_path / "empty")
+    assert checkpoints.latest(params_of(0)) is None
+    checkpoints.close()
 
 
-def test_another_model_is_not_read(opened: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
-    """A tree or a shape that does not fit is no checkpoint of this run."""
-    assert opened.latest({"embed": jnp.zeros((40, 8))}, state_of(0)) is None
-    assert opened.latest({**params_of(0), "embed": jnp.zeros((41, 8))}, state_of(0)) is None
+@pytest.mark.parametrize(
+    ("params", "state", "differs"),
+    [
+        (
+            {"embed": jnp.zeros((40, 8))},
+            state_of(0),
+            "parameter layers/norm is float32[8] in the checkpoint, and not there",
+        ),
+        (
+            {**params_of(0), "embed": jnp.zeros((41, 8))},
+            state_of(0),
+            "parameter embed is float32[40, 8] in the checkpoint, and float32[41, 8] here",
+        ),
+        (
+            params_of(0, jnp.bfloat16),
+            state_of(0),
+            "parameter embed is float32[40, 8] in the checkpoint, and bfloat16[40, 8]",
+        ),
+        (
+            params_of(0),
+            {"rest": (), "memory": ()},
+            "state rest/0/0 is int32[40, 8] in the checkpoint, and not there here",
+        ),
+        (
+            params_of(0),
+            {**state_of(0), "memory": jnp.zeros(3)},
+            "state memory is not there in the checkpoint, and float32[3]",
+        ),
+    ],
+)
+def test_another_structure_is_no_damage_and_is_said(
+    opened: Checkpoints, folder: Path, params: Any, state: Any, differs: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = contents(folder)
+    with pytest.raises(InputError, match=r"checkpoints/3 does not fit the run's settings: ") as caught:
+        opened.latest(params, state)
+    assert differs in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "damaged" not in caplog.text
+    assert contents(folder) == before
 
 
-def test_forgetting_what_came_after(opened: Checkpoints, folder: Path) -> None:
-    opened.forget_after(1)
+@pytest.mark.parametrize("with_state", [True, False])
+def test_what_the_system_cannot_read_is_no_damage(folder: Path, with_state: bool) -> None:
+    """A link to itself stands for an input/output error; a pipe would be waited for."""
+    path = data_files(folder / "3")[0]
+    path.unlink()
+    path.symlink_to(path)
+    for said in ("symbolic links", "not a regular file"):
+        with pytest.raises(InputError, match="need not be damage") as caught:
+            step_read(folder, with_state)
+        assert f"3 cannot be read ({said}" in str(caught.value).lower().replace("too many levels of ", "")
+        path.unlink()
+        os.mkfifo(path)
+    path.unlink()
+    assert step_read(folder) == 2, "a file that is missing is damage"
+
+
+def test_damaged_ones_are_set_aside_by_renaming(opened: Checkpoints, folder: Path) -> None:
+    before = contents(folder)
+    moved = opened.set_aside_after(1)
     assert opened.steps() == [1]
+    assert sorted(path.name for path in moved) == ["2", "3"]
+    aside = folder.with_name("checkpoints-set-aside")
+    assert contents(folder) | contents(aside) == before
     opened.save(2, params_of(20), state_of(20), META)
     opened.wait()
     restored = opened.latest(params_of(0), state_of(0))
     assert restored is not None
     assert_equal_trees(restored.params, params_of(20))
     assert restored.step == 2
+    assert [path.name for path in opened.set_aside_after(1)] == ["2.1"], "what is there stays"
 
 
 def test_a_step_that_is_there_or_past_is_not_passed_over_in_silence(opened: Checkpoints) -> None:

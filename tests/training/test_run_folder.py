@@ -27,9 +27,10 @@ def test_a_run_is_begun_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no run \(no config.json\)"):
         folder.read_config()
     config = to_dict(TrainConfig())
+    folder.check_free()
     folder.create(config)
     assert folder.is_run()
-    assert folder.read_config() == json.loads(json.dumps(config))
+    assert folder.read_config() == TrainConfig(output=str(folder.path))
     with pytest.raises(InputError, match=r"holds a run already: go on with --resume .*, or choose another --output"):
         folder.create(config)
 
@@ -41,6 +42,55 @@ def test_remains_of_a_run_are_not_built_upon(tmp_path: Path, rest: str) -> None:
     with pytest.raises(InputError, match="parts of a run"):
         RunFolder(tmp_path).create(to_dict(TrainConfig()))
     assert not (tmp_path / "config.json").exists()
+
+
+def test_relative_paths_are_seen_from_where_the_run_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+    folder.create(to_dict(TrainConfig(prompts="data.jsonl", rewards=("mine.py:f",))))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = folder.read_config()
+    assert config.prompts == str(tmp_path / "data.jsonl")
+    assert config.rewards == (f"{tmp_path}/mine.py:f",)
+    assert json.loads(folder.config.read_text())["started_in"] == str(tmp_path)
+
+
+def test_a_folder_that_cannot_be_one_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match=rf"cannot be the output: {tmp_path}/file is a file"):
+            RunFolder(path).check_free()
+    with pytest.raises(InputError, match="cannot be the output: File name too long"):
+        RunFolder(tmp_path / ("a" * 300)).check_free()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"steps": "many"}, "steps is str 'many', but must be a whole number"),
+        ({"optimizer": 3}, "optimizer is 3, but must hold settings by name"),
+        ({"stepps": 3}, "unknown setting 'stepps'"),
+        ({"started_in": 3}, "started_in is 3, but must be a folder"),
+    ],
+)
+def test_a_damaged_configuration_is_named(tmp_path: Path, content: dict[str, Any], said: str) -> None:
+    RunFolder(tmp_path).create(to_dict(TrainConfig()))
+    raw = read_json(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **content}))
+    with pytest.raises(InputError, match=rf"config\.json: {said}"):
+        RunFolder(tmp_path).read_config()
+
+
+def test_steps_without_their_checkpoints_are_not_dropped(tmp_path: Path) -> None:
+    """A process that was killed can have logged two steps more than it has saved, at a checkpoint every step."""
+    folder = RunFolder(tmp_path)
+    folder.check_logs(1)
+    folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(3)))
+    folder.check_logs(2)
+    folder.check_logs(0)
+    with pytest.raises(InputError, match="has 3 steps, but there are no checkpoints"):
+        folder.check_logs(1)
 
 
 def test_a_folder_with_other_things_in_it_will_do(tmp_path: Path) -> None:
@@ -145,5 +195,5 @@ def test_loading_a_run_and_loading_its_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no checkpoints yet"):
         load_run(str(tmp_path))
     folder.checkpoints.mkdir()
-    with pytest.raises(InputError, match="has no checkpoint that can be read"):
+    with pytest.raises(InputError, match="has no checkpoints yet"):
         load_run(str(tmp_path))

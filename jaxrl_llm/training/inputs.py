@@ -1,0 +1,172 @@
+"""What a run is given besides a model: prompts and rewards, read and checked before anything else, without JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.data.digest import rows_digest
+from jaxrl_llm.data.prompts import conflicting, load_prompts, without
+from jaxrl_llm.errors import InputError, gather, shown, unknown
+from jaxrl_llm.reporting.writers import check_writers
+from jaxrl_llm.rewards import Reward, close_rewards, digest, get_rewards, require_columns
+from jaxrl_llm.training.config import GENERATED, TrainConfig
+from jaxrl_llm.training.lock import locked
+from jaxrl_llm.training.run_folder import RunFolder
+
+Rows = list[dict[str, Any]]
+HELD_OUT_SEED = 2**31 - 1  # of generated held-out prompts: not the seed of the training prompts
+
+
+class Prompts(NamedTuple):
+    """Rows of prompts, no two alike."""
+
+    training: Rows
+    held_out: Rows
+    conflicting: int  # rows left out that ask what another row does, but have other columns, such as the answer
+
+
+class Inputs(NamedTuple):
+    """Prompts and rewards of a run."""
+
+    prompts: Prompts
+    rewards: list[Reward]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What the data and the rewards' files hold, in a few letters each: another digest, another content."""
+        rewards = {f"the reward {reward.name}": digest(reward) for reward in self.rewards}
+        prompts = {"the prompts": self.prompts.training, "the held-out prompts": self.prompts.held_out}
+        return {**{name: rows_digest(rows) for name, rows in prompts.items()}, **rewards}
+
+
+@contextmanager
+def read_inputs(config: TrainConfig, *, resume: bool = False) -> Iterator[Inputs]:
+    """The prompts and rewards of a run, whose processes end with the context.
+
+    Everything that can be wrong with them is said together, before a model is loaded or anything is made: InputError.
+    resume: the run goes on; its folder is locked within the context. Otherwise the folder must be free.
+    """
+    folder = RunFolder(config.output)
+    checks: list[Any] = [lambda: split_prompts(config), lambda: make_rewards(config)]
+    checks.append(lambda: check_writers(config.tensorboard, config.wandb))
+    checks += [] if resume else [folder.check_free]
+    with locked(folder.path) if resume else nullcontext():
+        prompts, rewards, *_ = gather(*checks)
+        with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
+            yield Inputs(prompts, rewards)
+
+
+@contextmanager
+def evaluation_inputs(config: TrainConfig, source: str | None, size: int | None) -> Iterator[tuple[Rows, list[Reward]]]:
+    """The rows (`evaluation_rows`) and rewards of an evaluation, as `read_inputs`."""
+    checks: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
+    rows, rewards = gather(*checks)
+    with _checked(rewards, columns_of(rows), config.eval_reward):
+        yield rows, rewards
+
+
+@contextmanager
+def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Iterator[None]:
+    """InputError where a reward asks for another column, or the judge is none of them. Their processes end with it."""
+    try:
+        require_columns(rewards, columns)
+        if judge is not None and judge not in (known := [reward.name for reward in rewards]):
+            raise unknown("reward to judge by", judge, known)
+        yield
+    finally:
+        close_rewards(rewards)
+
+
+def make_rewards(config: TrainConfig) -> list[Reward]:
+    """The reward functions of a run. InputError for all that cannot be loaded, or where two share a name."""
+    limits = {"time_limit": config.reward_time_limit, "default": config.reward_default}
+    rewards = [dataclasses.replace(reward, **limits) for reward in get_rewards(config.rewards)]
+    names = [reward.name for reward in rewards]
+    if twice := {name for name in names if names.count(name) > 1}:
+        close_rewards(rewards)
+        raise InputError(f"two rewards are named {min(twice)!r}, and so would be their metrics: rename one of them")
+    return rewards
+
+
+def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
+    """What reward functions may ask for: columns that all rows have, and what `rollout.score_batch` adds to them."""
+    rows = [some[0] for some in sets if some]
+    return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
+
+
+def split_prompts(config: TrainConfig) -> Prompts:
+    """Rows to train on, and held-out rows. No held-out prompt is among the training prompts."""
+    held_out: list[dict[str, Any]] = []
+    apart = _has_own_source(config)
+    loaded = rows = _load(config, config.prompts, config.num_prompts + (0 if apart else config.eval_size), config.seed)
+    if config.eval_size and apart:
+        held_out = _held_out(config, config.eval_prompts or config.prompts, config.eval_size)
+    elif config.eval_size:
+        rows = without(rows, [])
+        if len(rows) <= config.eval_size:
+            raise InputError(
+                f"{config.prompts} has {len(rows)} different prompts, too few to set {config.eval_size} aside for the "
+                "evaluation: lower eval_size or give eval_prompts"
+            )
+        order = np.random.default_rng(config.seed).permutation(len(rows))
+        held_out, rows = [rows[i] for i in order[: config.eval_size]], [rows[i] for i in order[config.eval_size :]]
+    rows = without(rows, held_out)
+    if not rows:
+        raise InputError(f"every prompt of {config.prompts} is a held-out prompt too: lower eval_size")
+    return Prompts(rows, held_out, conflicting(loaded))
+
+
+def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | None = None) -> Rows:
+    """Rows to evaluate a trained run on: its own held-out ones, or those of another source as they are.
+
+    size: how many (default: as many as the run has, 256 of another source). More than the run has come from where its
+    held-out prompts came from, without those that it was trained on; InputError where that cannot be.
+    """
+    if source is not None:
+        return _held_out(config, source, size or config.eval_size or TrainConfig.eval_size)
+    trained, rows, _ = split_prompts(config)
+    size = size or len(rows)
+    if not size:
+        raise InputError("the run has no held-out prompts (eval_size 0): give a size, or prompts")
+    if size > len(rows):
+        if not _has_own_source(config):
+            raise InputError(
+                f"the run set {len(rows)} prompts of {config.prompts} aside, and was trained on the others: give a "
+                f"size of at most that, or other prompts than these (asked for: {size})"
+            )
+        rows = _held_out(config, config.eval_prompts or config.prompts, size, seen=trained)
+    return rows[:size]
+
+
+def _has_own_source(config: TrainConfig) -> bool:
+    """Whether held-out prompts are drawn apart from the training prompts, not set aside from them."""
+    return config.eval_prompts is not None or config.prompts.startswith(GENERATED)
+
+
+def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> Rows:
+    # Generated tasks repeat themselves, so more are drawn than are wanted.
+    return without(_load(config, source, 2 * size, HELD_OUT_SEED), seen)[:size]
+
+
+def _load(config: TrainConfig, source: str, limit: int, seed: int) -> Rows:
+    options = {name: read_value(text, f"task_options.{name}") for name, text in config.task_options.items()}
+    return load_prompts(
+        source, limit=limit, seed=seed, prompt_column=config.prompt_column, prompt_template=config.prompt_template,
+        # Options are of the training task; held-out prompts may come out of a file all the same.
+        task_options=options if source == config.prompts or source.startswith(GENERATED) else None,
+    )  # fmt: skip
+
+
+def read_value(text: Any, name: str = "a value") -> Any:
+    """The value that a piece of text from the command line stands for, as YAML reads it. InputError if it is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text) if isinstance(text, str) else text
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{name} is {shown(text)}, which YAML cannot read: {' '.join(str(error).split())}") from None
