@@ -204,20 +204,29 @@ def report_command(arguments: list[str]) -> int:
 
 
 def export_command(arguments: list[str]) -> int:
-    """Write the trained model of a run, or any model, as a Hugging Face folder."""
-    from jaxrl_llm.models import save_policy
-    from jaxrl_llm.training.load_run import load_run
+    """Write the trained model of a run, or any model, as a Hugging Face folder: whole, or not at all."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
         model: Annotated[str, positional()]
         """A run's folder, or a model as for jaxrl train."""
         folder: Annotated[str, positional()]
-        """Where to write."""
+        """Where to write: a new or empty folder."""
+        overwrite: bool = False
+        """Replace the model that the folder holds. Runs and other files are never replaced."""
 
+    accept, arguments = _flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl export", export_command.__doc__)
-    _, policy, params, tokenizer = load_run(args.model)
-    print(save_policy(args.folder, policy, params, tokenizer))
+    from jaxrl_llm.models.folders import check_output
+    from jaxrl_llm.training.run_folder import run_config
+
+    read = (args.model, run_config(args.model).model)
+    check_output(args.folder, args.overwrite, read)
+    from jaxrl_llm.models import save_policy  # here: JAX takes seconds
+    from jaxrl_llm.training.load_run import load_run
+
+    _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
+    _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite)))
     return 0
 
 

@@ -3,8 +3,9 @@
 Names are imported when they are first used: what is checked before a model is loaded needs no JAX.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm.models.config import ModelConfig, from_hf, to_hf
@@ -25,13 +26,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_at_first_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
@@ -20,6 +22,47 @@ def check_policy(policy: Any) -> None:
     """InputError unless this is a policy, as `load_policy` gives it."""
     if not isinstance(getattr(policy, "config", None), ModelConfig):
         raise InputError(f"the policy is {shown(policy)}, but must be a Policy, the first that load_policy gives")
+
+
+def check_key(key: Any) -> None:
+    """InputError unless this is one random key of JAX, typed or of the older kind, uint32[2]."""
+    shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not ((typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))):
+        raise InputError(f"the key is {_kind(key)}, but must be one random key: jax.random.key(0)")
+
+
+def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
+    """InputError unless tokens are whole numbers [N, L], N and L at least 1, and those of the mask in the vocabulary.
+
+    mask: None, or numbers or truth values [N, L]. Of traced values only shapes and types are looked at.
+    """
+    arrays = {}
+    for name, value in (("tokens", tokens), ("mask", mask)):
+        if value is not None:
+            try:
+                arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
+            except (ValueError, TypeError):  # rows of different lengths
+                raise InputError(f"{name} must be an array [rows, length]: its rows are of different lengths") from None
+    ids, real = arrays.get("tokens", np.zeros(0)), arrays.get("mask")
+    if ids.ndim != 2 or 0 in ids.shape or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise InputError(
+            f"tokens are {ids.dtype}{list(ids.shape)}, but must be whole numbers [rows, length], neither of them 0"
+        )
+    if real is not None and (real.shape != ids.shape or real.dtype.kind not in "bif"):
+        raise InputError(
+            f"mask is {real.dtype}{list(real.shape)}, but must be bool{list(ids.shape)}, as the tokens are"
+        )
+    if isinstance(ids, jax.core.Tracer) or isinstance(real, jax.core.Tracer):
+        return
+    wrong = (np.asarray(ids) < 0) | (np.asarray(ids) >= vocab_size)
+    wrong &= True if real is None else np.asarray(real).astype(bool)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise InputError(
+            f"token {int(np.asarray(ids)[row, column])} (row {row}, column {column}) is not in the vocabulary of "
+            f"{vocab_size} tokens"
+        )
 
 
 def check_params(policy: Any, params: Any, *, needs_critic: bool = False) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.models.check import check_key, check_params
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.settings import FLAG, require_kind, shown, whole
 
 KINDS = ("tower", "shared")
 EPSILON = 1e-5  # of the layer norm
@@ -35,8 +37,9 @@ class Critic:
 
     def __post_init__(self) -> None:
         require_choice("critic kind", self.kind, KINDS)
-        require("critic heads", self.heads, least=1)
-        require("critic hidden units", self.hidden, least=0)
+        require_kind("critic heads", self.heads, whole(1))
+        require_kind("critic hidden units", self.hidden, whole(0))
+        require_kind("critic detach", self.detach, FLAG)
 
 
 def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) -> Params:
@@ -44,8 +47,13 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
 
     {"head": {"weight" [D or hidden, heads], "bias" [heads]}}, with "norm", "norm_bias" [D], "up" [D, hidden] and
     "up_bias" [hidden] too for an MLP, all float32. For a tower also "tower": a copy of the policy's "embed", "layers"
-    and "final_norm" in their dtypes. The last layer is zero, so every value starts at 0.
+    and "final_norm" in their dtypes. The last layer is zero, so every value starts at 0. InputError for parameters of
+    another policy, and for arguments of other types.
     """
+    check_key(key)
+    if not isinstance(critic, Critic):
+        raise InputError(f"the critic is {shown(critic)}, but must be a Critic")
+    check_params(policy, {name: x for name, x in params.items() if name != "critic"})
     D = policy.config.hidden_size
     width = critic.hidden or D
     head: Params = {"weight": jnp.zeros((width, critic.heads)), "bias": jnp.zeros(critic.heads)}

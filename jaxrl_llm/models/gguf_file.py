@@ -60,6 +60,8 @@ class GgufFile:
         except ImportError:
             raise need("gguf", "gguf", "reading a GGUF file") from None
         self._gguf: Any = gguf
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot read {path}: it is no file")
         try:
             with path.open("rb") as handle:
                 size = handle.seek(0, 2)

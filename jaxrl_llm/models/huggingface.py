@@ -179,7 +179,7 @@ def open_folder(folder: Path) -> Tensors:
     out: dict[str, Callable[[], np.ndarray]] = {}
     for file in _files(folder):
         path = folder / file
-        if not path.exists():
+        if not path.is_file():
             raise InputError(f"{folder} has no {file}: save or download the model's safetensors weights into it")
         try:
             opened = safe_open(path, framework="np")

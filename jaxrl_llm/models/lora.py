@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import table
+from jaxrl_llm.models.settings import number, require_kind, shown, whole
 
 Params = dict[str, Any]
 TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
@@ -39,18 +40,21 @@ _OF_EXPERTS = ("gate", "up", "down")
 
 def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
     """The targets, in order; none named is every one that the model can have. InputError for what `init` refuses."""
-    targets = tuple(dict.fromkeys(targets))
-    for name in targets:
-        if name not in TARGETS:
-            raise unknown("LoRA target", name, TARGETS)
+    if isinstance(targets, str) or not isinstance(targets, Iterable):
+        raise InputError(
+            f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
+        )
+    names = list(targets)
+    for name in names:
+        if not isinstance(name, str) or name not in TARGETS:
+            raise unknown("LoRA target", str(name), TARGETS)
         if config.num_experts and name in _OF_EXPERTS:
             raise InputError(
                 f"LoRA target {name!r} is a matrix of experts, which cannot have adapters: choose among query, key, "
                 "value and out"
             )
-    if rank < 1:
-        raise InputError(f"the LoRA rank is {rank}, but must be at least 1")
-    return targets or TARGETS[: 4 if config.num_experts else 7]
+    require_kind("the LoRA rank", rank, whole(1))
+    return tuple(dict.fromkeys(names)) or TARGETS[: 4 if config.num_experts else 7]
 
 
 def init(
@@ -83,15 +87,20 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
 
     Without it the factor is 1. InputError where alpha is not a positive number or the rank is below 1.
     """
-    if not (rank >= 1 and 0 < alpha < math.inf):
-        raise InputError(
-            f"LoRA rank {rank} and alpha {alpha}: the rank must be at least 1, and alpha above 0 and finite"
-        )
-    layers, factor = params["layers"], jnp.float32(alpha / rank)
+    require_kind("the LoRA rank", rank, whole(1))
+    require_kind("LoRA's alpha", alpha, number(above=0))
+    layers, factor = _layers(params), jnp.float32(alpha / rank)
     if isinstance(layers, tuple):
         return {**params, "layers": tuple({**layer, SCALE: factor} for layer in layers)}
     count = jax.tree.leaves(layers)[0].shape[0]
     return {**params, "layers": {**layers, SCALE: jnp.full((count,), factor)}}
+
+
+def _layers(params: Params) -> Any:
+    layers = params.get("layers") if isinstance(params, dict) else None
+    if not isinstance(layers, dict | tuple):
+        raise InputError("these are no parameters of a policy: they hold no 'layers'")
+    return layers
 
 
 def join(frozen: Params | None, params: Params) -> Params:
@@ -124,7 +133,7 @@ def adapt(out: jax.Array, x: jax.Array, layer: Params, name: str) -> jax.Array:
 
 def adapters_of(params: Params) -> Params:
     """What a layer's dictionary has of adapters, their factor too: of the first layer, or of all where stacked."""
-    layers = params["layers"]
+    layers = _layers(params)
     first = layers[0] if isinstance(layers, tuple) else layers
     return {name: x for name, x in first.items() if _is_of_adapter(name)}
 
@@ -139,7 +148,7 @@ def merge(params: Params) -> Params:
     The products are made in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
     with the parameters given and not copied.
     """
-    layers = params["layers"]
+    layers = _layers(params)
     if isinstance(layers, tuple):
         return {**params, "layers": tuple(_merge(layer, stacked=False) for layer in layers)}
     return {**params, "layers": _merge(layers, stacked=True)}

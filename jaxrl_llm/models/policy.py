@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.check import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.settings import number, require_kind, shown
 
 Params = decoder.Params
 
@@ -70,8 +73,11 @@ class Policy:
     def logits(self, params: Params, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Logits f32[N, L, V] of whole sequences, for tests and small inputs only: it builds N x L x V numbers.
 
-        tokens int32[N, L]; mask bool[N, L] is true on real tokens; padding may stand on either side.
+        tokens int32[N, L]; mask bool[N, L] is true on real tokens; padding may stand on either side. InputError for
+        other shapes and types, tokens that are not in the vocabulary, and parameters of another model.
         """
+        check_params(self, params)
+        check_tokens(tokens, mask, self.config.vocab_size)
         tokens = jnp.asarray(tokens, jnp.int32)
         real = jnp.ones_like(tokens) if mask is None else jnp.asarray(mask).astype(jnp.int32)
         return _logits(self, params, tokens, real)
@@ -89,19 +95,33 @@ def positions_of(mask: jax.Array) -> jax.Array:
 
 
 def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, scale: float = 0.02) -> Params:
-    """Random parameters: normal with standard deviation `scale`; norms are the identity and biases zero."""
+    """Random parameters: normal with standard deviation `scale`; norms are the identity and biases zero.
 
-    def fill(path: tuple[str, ...], shape: tuple[int, ...], number: int) -> jax.Array:
+    key: one random key; dtype: of floats. InputError for arguments of other types.
+    """
+    check_key(key)
+    if not isinstance(config, ModelConfig):
+        raise InputError(f"the model's configuration is {shown(config)}, but must be a ModelConfig")
+    try:
+        floats = dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except Exception:  # numpy has several for what is no dtype
+        floats = False
+    if not floats:
+        raise InputError(f"the dtype of parameters is {shown(dtype)}, but must be of floats, such as float32")
+    if not isinstance(scale, jax.Array):
+        require_kind("the scale of parameters", scale, number(least=0))
+
+    def fill(path: tuple[str, ...], shape: tuple[int, ...], place: int) -> jax.Array:
         if path[-1].endswith("norm"):
             return jnp.full(shape, 1.0 - config.norm_offset, dtype)
         if path[-1].endswith("bias"):
             return jnp.zeros(shape, dtype)
-        return (scale * jax.random.normal(jax.random.fold_in(key, number), shape)).astype(dtype)
+        return (scale * jax.random.normal(jax.random.fold_in(key, place), shape)).astype(dtype)
 
     out: Params = {"layers": {}}
-    for number, (path, shape) in enumerate(parameter_shapes(config).items()):
+    for place, (path, shape) in enumerate(parameter_shapes(config).items()):
         target = out["layers"] if path[0] == "layers" else out
-        target[path[-1]] = fill(path, shape, number)
+        target[path[-1]] = fill(path, shape, place)
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ def save_policy(
             _write_weights(new, tensors, shard_bytes)
             if tokenizer is not None:
                 tokenizer.save_pretrained(new)
+            for file in new.glob("*.safetensors"):  # which the library makes for the owner's eyes only
+                shutil.copymode(new / "config.json", file)
     except InputError:
         raise
     except Exception as error:  # safetensors, tokenizers and transformers each have errors of their own for a full disk

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_llm import errors
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.json_text import read_object
 
 # What is not an error of the library that raised it.
 FATAL = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
@@ -64,12 +66,12 @@ SECTION = Kind("an object of settings", lambda x: isinstance(x, dict))
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+    return isinstance(x, Integral) and not isinstance(x, bool)
 
 
 def _is_number(x: Any) -> bool:
     # A float32 must be able to hold it: what is computed from settings is.
-    return (_is_whole(x) or isinstance(x, float)) and abs(x) <= 3e38
+    return isinstance(x, Real) and not isinstance(x, bool) and bool(abs(x) <= 3e38)
 
 
 def given(raw: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -88,14 +90,18 @@ def check(raw: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, prefix:
             raise InputError(f"{where}: {prefix}{name} is {shown(raw[name])}, but must be {kind.words}")
 
 
+def require_kind(name: str, value: Any, kind: Kind) -> None:
+    """InputError unless an argument is of a kind."""
+    if not kind.test(value):
+        raise InputError(f"{name} is {shown(value)}, but must be {kind.words}")
+
+
 def shown(value: Any) -> str:
     """A value as a short text of one line, whatever it is."""
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # too many digits, too deep
-        text = f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= 60 else text[:57] + "..."
+        return errors.shown(value, most=60)
+    except (ValueError, RecursionError):  # a list of numbers with too many digits; too deep
+        return f"a {type(value).__name__}"
 
 
 def reason(error: BaseException) -> str:
@@ -112,14 +118,9 @@ def reason(error: BaseException) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds; InputError where it cannot be read, or holds something else."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({reason(error)}): download it again") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} holds a {type(raw).__name__}, not an object of settings: download it again")
-    return raw
+        return read_object(path)
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
 
 
 def path_of(value: Any, name: str) -> Path:

@@ -154,9 +154,9 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
         "1 tensors are not part of a llama model.*model.adapter.weight",
     ),
     ("fewer layers", lambda f: _edit(f, lambda raw: raw.update(num_hidden_layers=1)), "not part of a llama model"),
-    ("broken config", lambda f: (f / "config.json").write_text('{"model_type": '), "not valid JSON"),
-    ("config of a list", lambda f: (f / "config.json").write_text("[]"), "holds a list"),
-    ("broken generation", lambda f: (f / "generation_config.json").write_text("{"), "not valid JSON"),
+    ("broken config", lambda f: (f / "config.json").write_text('{"model_type": '), "is not a JSON object: not JSON"),
+    ("config of a list", lambda f: (f / "config.json").write_text("[]"), "is not a JSON object: a list"),
+    ("broken generation", lambda f: (f / "generation_config.json").write_text("{"), "is not a JSON object: not JSON"),
     ("broken index", lambda f: (f / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
     (
         "missing shard",

@@ -1,0 +1,64 @@
+"""Digests of what a run is made of: the same in every process, on any devices, and different where anything differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.errors import InputError
+
+# Texts that tokenizers split and normalise in different ways: their tokens tell merges and rules apart.
+_PROBE = (
+    "The quick brown fox's 12345.678 + 9 = x**2;\n\n\tdef f(a_b):  return [a, B]\r\n",
+    "na\u00efve e\u0301 \u65e5\u672c\u8a9e \U0001f642 don't HE'LL <b>&amp;</b> \\frac{1}{2}  ",
+)
+
+
+def weights_digest(params: Any) -> str:
+    """A SHA-256 over all parameters, 64 hexadecimal digits: by path, dtype, shape and bytes of each.
+
+    It does not depend on the devices that hold them, nor on the order of dictionaries. Layers as a tuple are other
+    paths than stacked ones. A gigabyte takes about 0.4 s on two cores; up to four arrays at a time are on the host.
+    InputError where a leaf is no array.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        digests = threads.map(lambda leaf: _leaf_digest(jax.tree_util.keystr(leaf[0]), leaf[1]), leaves)
+        return _of_lines(sorted(digests))
+
+
+def _leaf_digest(path: str, x: Any) -> str:
+    if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+        raise InputError(f"the parameter {path} is a {type(x).__name__}, but must be an array")
+    value = np.ascontiguousarray(jax.device_get(x))
+    # As bytes: hashlib knows no bfloat16.
+    found = hashlib.sha256(value.reshape(-1).view(np.uint8)).hexdigest()
+    return f"{path} {value.dtype.name} {tuple(x.shape)} {found}"
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A SHA-256 of a tokenizer, 64 hexadecimal digits: vocabulary, added and special tokens, chat template, and how it
+    splits a few texts. What a call sets, such as padding, does not count, nor does the library's version.
+    """
+    kept: dict[str, Any] = {}
+    if callable(getattr(tokenizer, "get_vocab", None)):
+        kept["vocabulary"] = sorted(tokenizer.get_vocab().items())
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    kept["added"] = [
+        (index, str(token), *(bool(getattr(token, name, False)) for name in ("special", "lstrip", "rstrip")))
+        for index, token in sorted(added.items())
+    ]
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "chat_template")
+    kept |= {name: getattr(tokenizer, name, None) for name in names}
+    if callable(getattr(tokenizer, "encode", None)):
+        kept["probe"] = [list(map(int, tokenizer.encode(text))) for text in _PROBE]
+    return _of_lines([json.dumps(kept, sort_keys=True, default=str)])
+
+
+def _of_lines(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
