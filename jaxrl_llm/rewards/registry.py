@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError, InputErrors, unknown
 from jaxrl_llm.rewards.loading import FACTORIES, FUNCTIONS
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.runner import Reward
@@ -35,7 +35,7 @@ def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
 
 
 def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> list[Reward]:
-    """`get_reward` of each text; the processes start side by side. InputError names all that is wrong, in one line."""
+    """`get_reward` of each text; the processes start side by side. Raises InputErrors if several are wrong."""
     if isinstance(specs, str):
         raise InputError(f"get_rewards needs a list of texts: write get_rewards([{specs!r}])")
     started: list[tuple[ProcessFunction, float]] = []
@@ -57,7 +57,7 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
     if problems:
         for function, _ in started:
             function.close()
-        raise InputError("; ".join(problems))
+        raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0])
     return rewards
 
 

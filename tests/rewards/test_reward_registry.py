@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.rewards import Reward, digest, get_reward, get_rewards, names, registry, score
 from jaxrl_llm.rewards.process import ProcessFunction
 
@@ -114,10 +114,11 @@ def test_bad_specs_say_what_to_do(spec: str, message: str) -> None:
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     path = tmp_path / "empty.py"
     path.write_text("")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputErrors) as caught:
         get_rewards(["nothing", "number_match", f"{path}:f", "format_match([)", "exact_match*x"])
     for part in ("unknown reward 'nothing'", "'x' is not a weight", "unknown function in", "not a regular expression"):
         assert part in str(caught.value)
+    assert len(caught.value.problems) == 4
     with pytest.raises(InputError, match="needs a list"):
         get_rewards("number_match")
     with pytest.raises(InputError, match="found int"):
