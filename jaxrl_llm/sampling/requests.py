@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.errors import InputError, shown
+
 
 class Tokens(NamedTuple):
     """A completion's tokens and what is known of each, arrays [n]."""
@@ -125,3 +127,51 @@ def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> T
     """The newest `count` tokens of one row of `decode.finished`."""
     token, logp, entropy, floor, whole_logp = (np.array(x[row, x.shape[1] - count :]) for x in drawn)
     return Tokens(token, logp, entropy, floor, whole_logp, np.full(count, policy_step, np.int32))
+
+
+def first_not_finite(tokens: Tokens) -> int | None:
+    """The place of the first token that was drawn from logits which were not finite, or None.
+
+    The sampler then gives no token (-1) or a log-probability that is none. A drawn token's are finite, however small;
+    `floor` is -inf where nothing was dropped.
+    """
+    good = (tokens.token >= 0) & np.isfinite(tokens.logp) & np.isfinite(tokens.entropy) & np.isfinite(tokens.whole_logp)
+    return None if good.all() else int(np.argmin(good))
+
+
+def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
+    """InputError for a request that cannot be completed, by its place in the list."""
+    if isinstance(requests, Request) or not isinstance(requests, Sequence):
+        raise InputError(f"requests is a {type(requests).__name__}, but must be a list of Request")
+    seen: set[tuple[int, ...]] = set()
+    for number, request in enumerate(requests):
+        name = f"request {number}"
+        if not isinstance(request, Request):
+            raise InputError(f"{name} is a {type(request).__name__}, but must be a Request")
+        for of, least in {"limit": 1, "prompt_id": -(2**31), "sample": -(2**31), "pause_at": 0}.items():
+            value = getattr(request, of)
+            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if not (whole and least <= value < 2**31) and not (of == "pause_at" and value is None):
+                raise InputError(f"{name}: {of} is {shown(value)}, but must be a whole number from {least} to 2^31 - 1")
+        if not isinstance(request.begun, Tokens):
+            raise InputError(f"{name}: begun is a {type(request.begun).__name__}, but must be Tokens")
+        if not isinstance(request.prompt, tuple) or not request.prompt:
+            raise InputError(
+                f"{name}: the prompt is {shown(request.prompt)}, but must be a tuple of token ids, not empty"
+            )
+        if request.prompt not in seen:
+            _check_ids(name, np.asarray(request.prompt), vocabulary)
+            seen.add(request.prompt)
+        if request.begun.size:
+            _check_ids(name, request.begun.token, vocabulary)
+
+
+def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise InputError(f"{name}: its tokens are {shown(ids.tolist())}, but must be whole numbers, ids of tokens")
+    wrong = ids[(ids < 0) | (ids >= vocabulary)]
+    if wrong.size:
+        raise InputError(
+            f"{name} holds the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded with "
+            "another tokenizer?"
+        )
