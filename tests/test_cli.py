@@ -573,7 +573,7 @@ def test_a_run_without_held_out_prompts_asks_for_some(tmp_path: Path, capsys: py
 def test_an_interrupt_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(config: TrainConfig) -> dict[str, Any]:
+    def stop(config: TrainConfig, **how: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop, "train", stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.data.digest import rows_digest
 from jaxrl_llm.data.prompts import conflicting, load_prompts, without
-from jaxrl_llm.errors import InputError, gather, shown, unknown
+from jaxrl_llm.errors import InputError, InputErrors, gather, shown, unknown
 from jaxrl_llm.reporting.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, digest, get_rewards, require_columns
 from jaxrl_llm.training.config import GENERATED, TrainConfig
@@ -52,13 +53,28 @@ def read_inputs(config: TrainConfig, *, resume: bool = False) -> Iterator[Inputs
     resume: the run goes on; its folder is locked within the context. Otherwise the folder must be free.
     """
     folder = RunFolder(config.output)
-    checks: list[Any] = [lambda: split_prompts(config), lambda: make_rewards(config)]
+    seen_from = folder.started_in() if resume else os.getcwd()
+    checks: list[Any] = [lambda: split_prompts(config), lambda: make_rewards(config, seen_from)]
     checks.append(lambda: check_writers(config.tensorboard, config.wandb))
     checks += [] if resume else [folder.check_free]
     with locked(folder.path) if resume else nullcontext():
-        prompts, rewards, *_ = gather(*checks)
+        with _told_from(seen_from):
+            prompts, rewards, *_ = gather(*checks)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
             yield Inputs(prompts, rewards)
+
+
+@contextmanager
+def _told_from(folder: str) -> Iterator[None]:
+    """Say of errors which folder relative paths are seen from, where it is not the working directory."""
+    try:
+        yield
+    except InputError as error:
+        problems = error.problems if isinstance(error, InputErrors) else [str(error)]
+        if folder == os.getcwd() or not any(folder in problem for problem in problems):
+            raise
+        hint = f"(relative paths of this run are seen from {folder}, where it was started)"
+        raise InputErrors(f"{text} {hint}" if folder in text else text for text in problems) from None
 
 
 @contextmanager
@@ -82,10 +98,15 @@ def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Ite
         close_rewards(rewards)
 
 
-def make_rewards(config: TrainConfig) -> list[Reward]:
-    """The reward functions of a run. InputError for all that cannot be loaded, or where two share a name."""
-    limits = {"time_limit": config.reward_time_limit, "default": config.reward_default}
-    rewards = [dataclasses.replace(reward, **limits) for reward in get_rewards(config.rewards)]
+def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
+    """The reward functions of a run; files and modules are looked for from `folder`.
+
+    InputError for all that cannot be loaded, or where two share a name.
+    """
+    rewards = [
+        dataclasses.replace(reward, time_limit=config.reward_time_limit, default=config.reward_default)
+        for reward in get_rewards(config.rewards, folder)
+    ]
     names = [reward.name for reward in rewards]
     if twice := {name for name in names if names.count(name) > 1}:
         close_rewards(rewards)

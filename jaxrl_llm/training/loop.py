@@ -28,7 +28,7 @@ from jaxrl_llm.training.changes import check_changes, settings_to_compare
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.collect import collect
 from jaxrl_llm.training.config import TrainConfig, to_dict
-from jaxrl_llm.training.diagnose import NotFiniteError, not_finite
+from jaxrl_llm.training.diagnose import NotFiniteError, not_finite, refusal
 from jaxrl_llm.training.evaluate import evaluate
 from jaxrl_llm.training.groups import fill_up
 from jaxrl_llm.training.inputs import Inputs, read_inputs
@@ -37,6 +37,7 @@ from jaxrl_llm.training.provide import provide
 from jaxrl_llm.training.record import about, describe, facts, outcome, tally, writers
 from jaxrl_llm.training.run_folder import Clock, RunFolder
 from jaxrl_llm.training.setup import Parts, needs_values, set_up, strategy_of
+from jaxrl_llm.training.signal import signal
 from jaxrl_llm.training.steps import filled, plan_steps
 from jaxrl_llm.training.update import TrainState, prepare, update
 from jaxrl_llm.trajectory import Trajectories, map_rows
@@ -173,13 +174,16 @@ def _run(
                     steps=steps, only="critic" if warming else None, frozen=parts.frozen,
                 )  # fmt: skip
                 metrics = {name: float(value) for name, value in found.items()}
-            if metrics.pop("finite") < 1:
-                what = not_finite(policy, algorithm.objective, join(parts.frozen, state.params), batch, steps)
+            if (finite := metrics.pop("finite")) < 1:
+                what = not_finite(
+                    policy, warm_up if warming else algorithm.objective, join(parts.frozen, state.params), batch, steps,
+                    state=state, optimizer=parts.optimizer, frozen=parts.frozen, only="critic" if warming else None,
+                )  # fmt: skip
                 raise NotFiniteError(
-                    f"step {step + 1}: {what} is not finite; the parameters were not changed by it, and the "
-                    f"checkpoints in {folder.checkpoints} are good. Lower the learning rate, or look at the rewards of "
-                    "this step"
+                    f"{refusal(step + 1, what, finite, steps)}, and the checkpoints in {folder.checkpoints} are good. "
+                    "Lower the learning rate, or look at the rewards of this step"
                 )
+            metrics["signal"] = signal(batch)
             feedback = {**metrics, "updates": feedback.get("updates", 0.0) + 1}
             # What was scored is written down, not what a method's transform made of it, nor rows that fill up.
             if (rows := len(scored.texts)) < batch.tokens.shape[0]:

@@ -116,15 +116,10 @@ def tally(
 ) -> tuple[dict[str, int], list[str]]:
     """Counts over the run with one more step, and what is to be said of it (the first time, then every tenth).
 
-    counts: "tokens" sampled, steps that were "silent" (no group has a learning signal) and of "single" tokens only.
+    counts: "tokens" sampled, steps that were "silent" (no token has a learning signal) and of "single" tokens only.
     """
     said = {
-        "silent": (
-            metrics["groups/uniform"] == 1.0,
-            "no learning signal: all rewards are equal within every group (mean "
-            f"{metrics.get('reward/mean', float('nan')):.3g}); the task is too hard or too easy, or the reward is "
-            "wrong",
-        ),
+        "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
         "single": (
             metrics["completion/longest"] <= 1 < config.max_new_tokens,
             f"every completion is a single token: {SINGLE}",
@@ -138,11 +133,23 @@ def tally(
     return new, texts
 
 
+def _why_silent(metrics: dict[str, float]) -> str:
+    """Why the method makes nothing of a step's completions, as far as their rewards tell."""
+    if metrics.get("reward/unscored") == 1.0:
+        return "no completion was scored: the reward functions return None or NaN for all of them"
+    if metrics["groups/uniform"] == 1.0:
+        return (
+            f"all rewards are equal within every group (mean {metrics.get('reward/mean', float('nan')):.3g}); the task "
+            "is too hard or too easy, or the reward is wrong"
+        )
+    return "the method gives every token the advantage 0"
+
+
 def outcome(config: TrainConfig, counts: dict[str, int], seconds: dict[str, float]) -> dict[str, Any]:
     """The end of summary.json. `learned` is false where no step had a signal to learn from."""
     warnings, silent, single = [], counts.get("silent", 0), counts.get("single", 0)
     if silent == config.steps:
-        warnings.append("nothing was learned: no step had a learning signal (all rewards equal within every group)")
+        warnings.append("nothing was learned: no step had a learning signal (no token had an advantage)")
     elif silent > config.steps // 2:
         warnings.append(f"{silent} of {config.steps} steps had no learning signal")
     if single > config.steps // 2:

@@ -63,19 +63,22 @@ class RunFolder:
             raise InputError(f"{self.path} holds no run (no config.json): give the folder that jaxrl train wrote")
         if not self.is_run():
             raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
-        raw = read_json(self.config)
-        started_in = raw.pop(STARTED_IN, None)
+        raw, seen_from = read_json(self.config), self.started_in()
+        raw.pop(STARTED_IN, None)
         try:
             config = from_dict({**raw, "output": str(self.path)})
         except InputErrors as errors:
             raise InputErrors(f"{self.config}: {problem}" for problem in errors.problems) from None
         except InputError as error:
             raise InputError(f"{self.config}: {error}") from None
-        if started_in is None:  # of a run from before this was kept
-            return config
-        if not isinstance(started_in, str):
-            raise InputError(f"{self.config}: {STARTED_IN} is {shown(started_in)}, but must be a folder")
-        return located(config, started_in)
+        return located(config, seen_from)
+
+    def started_in(self) -> str:
+        """The folder that relative paths of the run are seen from; the working directory before there is a run."""
+        folder = read_json(self.config).get(STARTED_IN, os.getcwd())
+        if not isinstance(folder, str):
+            raise InputError(f"{self.config}: {STARTED_IN} is {shown(folder)}, but must be a folder")
+        return folder
 
     def is_run(self) -> bool:
         """Whether the folder's config.json is of a run; model folders have a file of that name too."""

@@ -154,9 +154,7 @@ def test_a_constant_reward_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureF
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["learned"] is False
     assert summary["steps_without_signal"] == 4
-    assert summary["warnings"] == [
-        "nothing was learned: no step had a learning signal (all rewards equal within every group)"
-    ]
+    assert summary["warnings"] == ["nothing was learned: no step had a learning signal (no token had an advantage)"]
     assert [line["groups/uniform"] for line in metrics_of(config)] == [1.0] * 4
 
 

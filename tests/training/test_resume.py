@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_runs as runs
@@ -17,6 +21,8 @@ import tiny_runs as runs
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.load_run import load_run
+from jaxrl_llm.training.lock import locked
 
 STEPS = 6
 DELAY = 0.6  # seconds that the reward takes in a process that is to be killed, or the steps would be over too soon
@@ -124,27 +130,172 @@ def test_prompts_come_in_the_order_of_the_unbroken_run(unbroken: TrainConfig) ->
     assert len({frozenset(ids) for ids in drawn}) > 2, "every epoch has the same batches"
 
 
-@pytest.mark.parametrize("harm", ["newest", "all"])
-def test_damaged_checkpoints_cost_time_and_nothing_else(
+def files_of(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_damaged_checkpoint_costs_time_and_nothing_else(
     unbroken: TrainConfig,
     tmp_path: Path,
     resumed: Callable[[Path], dict],
-    harm: str,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(unbroken.output, run)
-    for path in (run / "checkpoints").glob("6/**/d/*" if harm == "newest" else "*/**/d/*"):
+    for path in (run / "checkpoints").glob("6/**/d/*"):
         path.write_bytes(path.read_bytes()[:100])
+    damaged = files_of(run / "checkpoints" / "6")
     with caplog.at_level(logging.WARNING, logger="jaxrl_llm"):
         resumed(run)
     ours = [record.getMessage() for record in caplog.records if record.name == "jaxrl_llm.checkpoints"]
-    damaged = [message for message in ours if "is damaged and skipped" in message]
-    assert len(damaged) == (1 if harm == "newest" else 3)
-    said = "going on from step 4" if harm == "newest" else "no checkpoint to go on from: starting at step 0"
-    assert said in capsys.readouterr().out
+    assert len([message for message in ours if "is damaged and skipped" in message]) == 1
+    said = capsys.readouterr().out
+    assert "going on from step 4" in said
+    assert "a damaged checkpoint is now " in said
+    assert files_of(run / "checkpoints-set-aside" / "6") == damaged
     assert_same_run(run, Path(unbroken.output))
+
+
+def damage_all(run: Path) -> None:
+    for path in (run / "checkpoints").glob("*/**/d/*"):
+        path.write_bytes(path.read_bytes()[:100])
+
+
+def edit(**changes: Any) -> Callable[[Path], None]:
+    """Change settings in the run's config.json."""
+
+    def change(run: Path) -> None:
+        config = loop.read_json(run / "config.json")
+        (run / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+def unreadable(run: Path) -> None:
+    path = next((run / "checkpoints" / "6").rglob("d/*"))
+    path.unlink()
+    path.symlink_to(path)
+
+
+def without_checkpoints(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+MODELS = runs.MODEL.parent
+CANNOT: dict[str, tuple[Callable[[Path], None], str]] = {
+    "all damaged": (damage_all, "none of the 3 checkpoints in .* can be used: all are damaged; nothing was changed"),
+    "cannot be read": (unreadable, r"checkpoints/6 cannot be read \(Too many levels of symbolic links"),
+    "no checkpoints": (without_checkpoints, "metrics.jsonl has 6 steps, but there are no checkpoints"),
+    "another dtype": (edit(param_dtype="bfloat16"), "embed is float32.* in the checkpoint, and bfloat16.* here"),
+    "LoRA": (edit(lora_rank=2), "does not fit the run's settings: the parameter layers/"),
+    "other moments": (edit(optimizer={"moments": "factored"}), "does not fit the run's settings: the state rest/"),
+    "another method": (edit(algorithm="rloo"), "algorithm was 'grpo', and is now 'rloo'"),
+    "a method with memory": (edit(algorithm="epo"), "does not fit the run's settings: the state"),
+    "another model": (edit(model=str(MODELS / "llama")), "does not fit the run's settings: the parameter"),
+    "another learning rate": (
+        edit(optimizer={"learning_rate": 0.5}),
+        "learning_rate was 0.002, and is now 0.5",
+    ),
+    "fewer steps": (edit(steps=3), "the checkpoint is of step 6, but steps is 3: raise it to go on"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_cannot_go_on_is_refused_and_loses_nothing(
+    unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict], case: str
+) -> None:
+    """A run used to begin again at step 0, with all checkpoints and metrics deleted."""
+    harm, said = CANNOT[case]
+    run = tmp_path / "run"
+    shutil.copytree(unbroken.output, run)
+    harm(run)
+    before = files_of(run)
+    with pytest.raises(InputError, match=said) as caught:
+        resumed(run)
+    assert "\n" not in str(caught.value)
+    assert files_of(run) == before
+
+
+def test_more_steps_are_said_and_taken(
+    unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(unbroken.output, run)
+    edit(steps=STEPS + 1)(run)
+    resumed(run)
+    assert "since the checkpoint, steps was 6, and is now 7" in capsys.readouterr().out
+    assert len(runs.lines_of(run / "metrics.jsonl")) == STEPS + 1
+
+
+def changed_prompts(folder: Path) -> None:
+    path = folder / "prompts.jsonl"
+    path.write_text(path.read_text().replace('"answer": "1"', '"answer": "0"', 1))
+
+
+def changed_rewards(folder: Path) -> None:
+    path = folder / "rewards.py"
+    path.write_text(path.read_text() + "\n# changed\n")
+
+
+def changed_weights(folder: Path) -> None:
+    path = folder / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (changed_prompts, "the prompts changed|the held-out prompts changed"),
+        (changed_rewards, "the reward even changed"),
+        (changed_weights, "the model's weights changed"),
+    ],
+)
+def test_changed_inputs_are_refused_unless_they_are_accepted(
+    tmp_path: Path, resumed: Callable[[Path], dict], change: Callable[[Path], None], said: str
+) -> None:
+    shutil.copytree(runs.MODEL, tmp_path / "model", copy_function=shutil.copyfile)
+    config = runs.small_config(tmp_path, model=str(tmp_path / "model"), steps=2, checkpoint_every=1)
+    runs.train(config)
+    run = Path(config.output)
+    change(tmp_path)
+    before = files_of(run)
+    with pytest.raises(InputError, match=f"not as when the checkpoint was written: ({said})") as caught:
+        resumed(run)
+    assert "--accept-changed-inputs" in str(caught.value)
+    assert files_of(run) == before
+    assert loop.resume(str(run), accept_changed_inputs=True)["steps"] == 2
+    if change is changed_weights:
+        shutil.rmtree(run / "checkpoints" / "2")
+        with pytest.raises(InputError, match=said):
+            load_run(str(run))
+        load_run(str(run), accept_changed_inputs=True)
+
+
+def test_a_run_in_use_is_left_alone(unbroken: TrainConfig, resumed: Callable[[Path], dict]) -> None:
+    run = Path(unbroken.output)
+    with locked(run), pytest.raises(InputError, match=f"in use by process {os.getpid()} on host"):
+        resumed(run)
+
+
+def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heard inside of a callback, where an exception would be swallowed: the loop stops at its next look."""
+    config = runs.small_config(tmp_path, eval_size=0)
+
+    def swallow(*arguments: Any) -> Any:
+        with suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        return prepare(*arguments)
+
+    prepare = loop.prepare
+    monkeypatch.setattr(loop, "prepare", swallow)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(config)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert runs.lines_of(Path(config.output) / "metrics.jsonl") == [], "nothing of a half step is kept"
 
 
 def test_an_evaluation_that_was_cut_off_leaves_no_second_copy(
@@ -170,14 +321,3 @@ def test_resuming_a_finished_run_changes_nothing(
     summary = resumed(run)
     assert summary["learned"]
     assert_same_run(run, Path(unbroken.output))
-
-
-def test_other_data_are_noticed(unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict]) -> None:
-    """The prompts changed under the run: their position means nothing any more."""
-    run = tmp_path / "run"
-    shutil.copytree(unbroken.output, run)
-    config = loop.read_json(run / "config.json")
-    prompts = runs.write_prompts(tmp_path / "fewer.jsonl", count=11)
-    (run / "config.json").write_text(json.dumps({**config, "prompts": str(prompts)}))
-    with pytest.raises(InputError, match="cannot resume the prompt stream: rows was 8, and is now 7"):
-        resumed(run)
