@@ -1,7 +1,17 @@
 """Prompts: where they come from, how they become tokens, and the stream of batches that training draws from."""
 
 from jaxrl_llm.data.chat import encode_prompt, is_conversation, prompt_text
-from jaxrl_llm.data.prompts import load_prompts, without
+from jaxrl_llm.data.digest import rows_digest
+from jaxrl_llm.data.prompts import conflicting, load_prompts, without
 from jaxrl_llm.data.stream import PromptStream
 
-__all__ = ["PromptStream", "encode_prompt", "is_conversation", "load_prompts", "prompt_text", "without"]
+__all__ = [
+    "PromptStream",
+    "conflicting",
+    "encode_prompt",
+    "is_conversation",
+    "load_prompts",
+    "prompt_text",
+    "rows_digest",
+    "without",
+]

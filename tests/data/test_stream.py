@@ -97,10 +97,63 @@ def test_a_state_of_another_stream_is_refused(name: str, other: PromptStream) ->
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"position": None},
+        {"position": 3},
+        {"position": []},
+        {"position": {}},
+        {"position": {"next_index": "1"}},
+        {"position": {"next_index": 1.5}},
+        {"position": {"next_index": True}},
+        {"position": {"next_index": -1}},
+        {"position": {"next_index": 2**70}},
+        {"position": {"other": 1}},
+    ],
+)
+def test_a_position_of_another_kind_is_refused_and_changes_nothing(change: dict) -> None:
+    batches = PromptStream(rows_of(5), batch_size=2, seed=1)
+    ids(batches, 2)
+    state = batches.state()
+    with pytest.raises(InputError, match=r"cannot resume the prompt stream: its position is .*, but must be like"):
+        batches.restore({**state, **change})
+    assert batches.state() == state
+    assert ids(batches, 1) == ids(PromptStream(rows_of(5), batch_size=2, seed=1), 3)[2:]
+
+
+@pytest.mark.parametrize("state", [None, [], 3, "state", {}, {"rows": 5}])
+def test_what_is_no_state_is_refused(state: object) -> None:
+    with pytest.raises(InputError, match="cannot resume the prompt stream: "):
+        PromptStream(rows_of(5), batch_size=2, seed=1).restore(state)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     "options, message",
-    [({"batch_size": 0}, "batch_size"), ({"seed": -1}, "seed"), ({"seed": 2**32}, "seed"), ({"rows": []}, "no rows")],
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": -2}, "batch_size must be at least 1"),
+        ({"batch_size": 1.5}, r"batch_size is 1\.5, but must be a whole number"),
+        ({"batch_size": 2.0}, r"batch_size is 2\.0, but must be a whole number"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_size": None}, "batch_size is None"),
+        ({"batch_size": 10**12}, "batch_size must be at least 1 and at most 16777216"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**32}, "seed must be at least 0 and at most 4294967295"),
+        ({"seed": 2**70}, "seed"),
+        ({"seed": 0.5}, r"seed is 0\.5"),
+        ({"shuffle": "no"}, "shuffle is 'no', but must be True or False"),
+        ({"rows": []}, "no rows"),
+        ({"rows": None}, "rows is None, but must be a list of dicts"),
+        ({"rows": "ab"}, "rows is str 'ab', but must be a list of dicts"),
+        ({"rows": [{"prompt": "a"}, "b"]}, r"rows\[1\] is str 'b', but must be a dict"),
+    ],
 )
 def test_bad_arguments(options: dict, message: str) -> None:
     arguments = {"rows": rows_of(2), "batch_size": 1, "seed": 0, **options}
     with pytest.raises(InputError, match=message):
         PromptStream(arguments.pop("rows"), **arguments)
+
+
+def test_whole_numbers_of_numpy_are_taken() -> None:
+    batches = PromptStream(rows_of(5), batch_size=np.int64(2), seed=np.uint32(1))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(batches.state()))["batch_size"] == 2

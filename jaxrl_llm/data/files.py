@@ -1,0 +1,138 @@
+"""Rows out of files: JSON lines, JSON arrays, Parquet, and folders of the package datasets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.json_text import NotJson, check_regular, kind_of, not_text, parse_json, read_object
+
+Row = dict[str, Any]
+
+_LONGEST_LINE = 2**26  # characters; a row is prompts and answers, not a book
+_LARGEST_ARRAY = 2**31  # bytes of a .json file, which must be read whole; .jsonl is read line by line
+
+
+def read_rows(source: str, limit: int | None) -> Iterator[Row]:
+    """The rows of a .jsonl, .json or .parquet file or a data set folder, as they are, one at a time.
+
+    limit: of a data set folder, so many of the first rows; others go on until they end.
+
+    Raises InputError, before or between rows, for what does not exist, is no file, is not of its kind, or is damaged.
+    """
+    try:
+        path = Path(source).expanduser()
+        known = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, no such home
+        raise InputError(f"no data at {shown(source)}: {' '.join(str(error).split())[:200]}") from error
+    if not known:
+        raise InputError(
+            f"no data at {shown(source, 200)}: give a .jsonl, .json or .parquet file, a data set folder or "
+            "reasoning-gym:TASK"
+        )
+    if path.is_dir():
+        rows = _read_folder(path, limit)
+    elif path.suffix in (".jsonl", ".json"):
+        rows = _read_json(path)
+    elif path.suffix == ".parquet":
+        rows = _read_parquet(path)
+    else:
+        raise InputError(
+            f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet, or be a data set folder"
+        )
+    try:
+        if not path.is_dir():
+            check_regular(path)
+        yield from rows
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or ' '.join(str(error).split())}") from error
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if (reason := not_text(head, "")) != "":
+        raise InputError(f"{path} is not JSON: {reason}")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            if path.suffix == ".json" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+                if (size := os.fstat(file.fileno()).st_size) > _LARGEST_ARRAY:
+                    raise InputError(f"{path} is an array of {size:,} bytes: write one object a line, as .jsonl")
+                yield from _objects(path, enumerate(_parse(path, 0, file.read()), start=1), "entry")
+                return
+            lines = enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), ""), start=1)
+            values = ((number, _parse(path, number, line)) for number, line in lines if line.strip())
+            yield from _objects(path, values, "line")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}{_undecodable(path)} is not UTF-8 text: save it as UTF-8") from None
+
+
+def _parse(path: Path, line: int, text: str) -> Any:
+    """The value of the JSON text, which starts at that line of the file (0: it is the whole file)."""
+    if line and len(text) > _LONGEST_LINE:
+        raise InputError(f"{path}, line {line}: more than {_LONGEST_LINE:,} characters; a row is one line")
+    try:
+        return parse_json(text)
+    except NotJson as error:
+        at = line or error.line
+        raise InputError(f"{path}{f', line {at}' if at else ''}: {error.reason}") from error
+
+
+def _objects(path: Path, values: Iterable[tuple[int, Any]], unit: str) -> Iterator[Row]:
+    for number, value in values:
+        if not isinstance(value, dict):
+            raise InputError(f"{path}, {unit} {number}: a row is a JSON object, found {kind_of(value)}")
+        yield value
+
+
+def _undecodable(path: Path) -> str:
+    """Where the first line is that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return f", line {number}"
+    return ""
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise need("pyarrow", "data", f"reading {path}") from error
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (ArrowException, OSError, ValueError) as error:  # the last where texts are not UTF-8, or dates out of range
+        raise InputError(f"{path} is not a whole Parquet file: {_reason(error)}") from error
+
+
+def _read_folder(path: Path, limit: int | None) -> Iterator[Row]:
+    # Looked for here, so that another folder is told at once and without the package.
+    if (path / "dataset_dict.json").is_file():
+        splits = read_object(path / "dataset_dict.json").get("splits")
+        names = [str(name) for name in splits] if isinstance(splits, list) else []
+        raise InputError(f"{path} holds several splits: give one of {', '.join(str(path / name) for name in names)}")
+    for name in ("dataset_info.json", "state.json"):
+        if not (path / name).is_file():
+            raise InputError(f"{path} is not a folder that datasets.save_to_disk wrote: it has no {name}")
+        read_object(path / name)
+    try:
+        from datasets import load_from_disk
+    except ImportError as error:
+        raise need("datasets", "data", f"reading the data set folder {path}") from error
+    try:
+        data: Any = load_from_disk(str(path))
+        yield from (data if limit is None else data.select(range(min(limit, len(data)))))
+    except Exception as error:
+        raise InputError(f"{path} is not a whole folder that datasets.save_to_disk wrote: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -1,0 +1,168 @@
+"""Tasks of reasoning-gym as rows. Options that are far from a task's own are tried in a process that can be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from jaxrl_llm.errors import InputError, need, shown, unknown
+
+PREFIX = "reasoning-gym:"
+
+_MOST = 1_000_000  # items of a task
+_PATIENCE = 20.0  # seconds for the next item of a process
+_PATIENCE_AT_START = 120.0  # it imports sympy
+_MEMORY = 8 * 2**30  # bytes of address space of a process
+_CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jaxrl_llm.data.generate import serve; serve()"
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"),
+    int | None: ((int, type(None)), "a whole number, or nothing"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+    str: ((str,), "text"),
+}
+
+
+def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """So many items (None: the task's own number) as rows: prompt, answer, reasoning_gym_task, reasoning_gym_entry.
+
+    Raises InputError for an unknown task or option, an option of another type, and options with which the task fails,
+    or, where they are far from its own, takes more than 20 s for an item or more than 8 GiB.
+    """
+    try:
+        import reasoning_gym  # noqa: F401
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise need("reasoning-gym", "verifiers", f"the source {PREFIX}{task}") from error
+    if task not in DATASETS:
+        raise unknown("reasoning-gym task", task, DATASETS)
+    if limit is not None and limit > _MOST:
+        raise InputError(f"limit is {limit}: of a generated task, at most {_MOST:,} items are made")
+    fields = {field.name: field for field in dataclasses.fields(DATASETS[task][1])}
+    for name, value in options.items():
+        _check_option(task, name, value, fields)
+    size = {} if limit is None else {"size": limit}
+    usual = all(_is_usual(value, fields[name].default) for name, value in options.items())
+    # A task of the caller's own is known in this process only.
+    if usual or not DATASETS[task][0].__module__.startswith("reasoning_gym."):
+        try:
+            items = list(_items(task, seed, size, options))
+        except Exception as error:
+            raise _cannot(task, options, _reason(error)) from error
+    else:
+        items = _generate_apart(task, seed, size, options)
+    return [
+        {"prompt": x["question"], "answer": x["answer"], "reasoning_gym_task": task, "reasoning_gym_entry": x}
+        for x in items
+    ]
+
+
+def serve() -> None:
+    """What the process does: read a task from standard input, write its items to standard output."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not everywhere
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a task prints must not come in between
+
+    def send(*message: Any) -> None:
+        pickle.dump(message, out)
+        out.flush()
+
+    try:
+        request = pickle.load(sys.stdin.buffer)
+        import reasoning_gym  # noqa: F401 (now, so that it does not count as the first item)
+
+        send("ready", None)
+        for item in _items(*request):
+            send("item", item)
+        send("end", None)
+    except Exception as error:
+        send("error", _reason(error))
+
+
+def _items(task: str, seed: int, size: dict[str, int], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    import reasoning_gym
+
+    yield from reasoning_gym.create_dataset(task, seed=seed, **size, **options)
+
+
+def _generate_apart(task: str, seed: int, size: dict[str, int], options: dict[str, Any]) -> list[dict[str, Any]]:
+    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(process.stdout, messages), daemon=True).start()
+    items: list[dict[str, Any]] = []
+    patience = _PATIENCE_AT_START
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            pickle.dump((task, seed, size, options), process.stdin)
+        while True:
+            try:
+                kind, value = messages.get(timeout=patience)
+            except queue.Empty:
+                raise _cannot(task, options, f"no item in {patience:g} s; give smaller options") from None
+            patience = _PATIENCE
+            if kind == "item":
+                items.append(value)
+            elif kind == "end":
+                return items
+            elif kind != "ready":
+                raise _cannot(task, options, value)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _receive(stream: BinaryIO, messages: queue.SimpleQueue[tuple[str, Any]]) -> None:
+    try:
+        with stream:
+            while True:
+                messages.put(pickle.load(stream))
+    except Exception:  # the end, or half a message
+        messages.put(("lost", "its process ended; give smaller options"))
+
+
+def _check_option(task: str, name: str, value: Any, fields: dict[str, dataclasses.Field[Any]]) -> None:
+    if name in ("seed", "size"):
+        raise InputError(f"task option {name!r}: give it as {'limit' if name == 'size' else 'seed'}")
+    if name not in fields:
+        raise unknown(f"option of the task {task!r},", name, set(fields) - {"seed", "size"})
+    types, wanted = _KINDS.get(fields[name].type, ((), ""))
+    if types and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+        raise InputError(f"option {name} of the task {task!r} is {shown(value)}, but must be {wanted}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"option {name} of the task {task!r} is {value}, but must be finite")
+
+
+def _is_usual(value: Any, default: Any) -> bool:
+    """Whether an option is so near to the task's own, or so small, that a task ends with it."""
+    if value is None or isinstance(value, bool) or value == default:
+        return True
+    if isinstance(value, (int, float)):
+        return abs(value) <= max(20, 2 * abs(default) if isinstance(default, (int, float)) else 0)
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 20 and all(_is_usual(inner, None) for inner in value)
+    return isinstance(value, str) and len(value) <= 100
+
+
+def _cannot(task: str, options: dict[str, Any], reason: str) -> InputError:
+    return InputError(f"reasoning-gym cannot generate {task!r} with {shown(options, 200)}: {reason}")
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()

@@ -1,0 +1,22 @@
+"""Whole numbers that a caller gives."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from jaxrl_llm.errors import InputError, shown
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int. InputError for what is no whole number (True and 2.0 are none) or out of range.
+
+    >>> whole("limit", 3, 1)
+    3
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InputError(f"{name} is {shown(value)}, but must be a whole number")
+    if value < least or (most is not None and value > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise InputError(f"{name} must be at least {least}{upper}, found {shown(int(value))}")
+    return int(value)

@@ -1,0 +1,83 @@
+"""Prompt templates: `str.format` text over the columns of a row, read once and with bounds."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm.data.chat import MOST_CHARACTERS
+from jaxrl_llm.errors import InputError, shown, unknown
+
+_WIDEST = 10_000  # characters that a field may be padded to, and digits after a point
+_FORMATTER = string.Formatter()
+
+Template = list[tuple[str, str | None, str, str | None]]  # text, and the field after it: name, format, conversion
+
+
+def read_template(text: str) -> Template:
+    """The parts of a template. A field names a column, {answer}, or an entry of one, {entry[key]}.
+
+    Raises InputError for braces that do not match, a template without a field (all prompts would be the same), fields
+    without a name, attributes of a value, fields within a format, unknown conversions, and widths above 10,000.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"prompt_template is {shown(text)}, but must be text, such as 'Question: {{prompt}}'")
+    try:
+        parts: Template = [(t, name, how or "", conversion) for t, name, how, conversion in _FORMATTER.parse(text)]
+    except ValueError as error:
+        raise _wrong(text, str(error)) from None
+    fields = [(name, how, conversion) for _, name, how, conversion in parts if name is not None]
+    if not fields:
+        raise InputError(
+            f"prompt_template {shown(text)} names no column, so every prompt would be the same: put {{prompt}} in it"
+        )
+    for name, how, conversion in fields:
+        if not _column(name) or _column(name).isdigit():
+            raise _wrong(text, f"{{{name}}} names no column")
+        if not re.fullmatch(r"[^.\[\]{}]+(\[[^\[\]]+\])*", name):
+            raise _wrong(text, f"{{{name}}} is neither a column nor an entry of one, as in {{column[key]}}")
+        if "{" in how or any(len(digits) > 5 or int(digits) > _WIDEST for digits in re.findall(r"\d+", how)):
+            raise _wrong(text, f"the format {shown(how)} of {{{name}}} is not one of at most {_WIDEST} characters")
+        if conversion not in (None, "s", "r", "a"):
+            raise _wrong(text, f"there is no conversion !{conversion}; known are !s, !r and !a")
+    return parts
+
+
+def fill(template: Template, row: Mapping[str, Any], where: str) -> str:
+    """The prompt of a row. where: the row, for messages.
+
+    Raises InputError for a column that the row does not have or that is None in it, for a format that does not fit a
+    value, and for a prompt of more characters than a prompt may have, which is never made.
+    """
+    out, length = [], 0
+    for text, name, how, conversion in template:
+        piece = text if name is None else text + _value(name, how, conversion, row, where)
+        if (length := length + len(piece)) > MOST_CHARACTERS:
+            raise InputError(f"{where}: prompt_template makes a prompt of more than {MOST_CHARACTERS:,} characters")
+        out.append(piece)
+    return "".join(out)
+
+
+def _value(name: str, how: str, conversion: str | None, row: Mapping[str, Any], where: str) -> str:
+    if (column := _column(name)) not in row:
+        raise unknown("column", column, row)
+    try:
+        value, _ = _FORMATTER.get_field(name, (), row)
+        text = None if value is None else format(_FORMATTER.convert_field(value, conversion), how)
+    except Exception as error:  # of a value of any type
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: prompt_template cannot put {{{name}}} in: {' '.join(reason.split())}") from error
+    if text is None:
+        raise InputError(f"{where}: {{{name}}} of prompt_template is None there: drop that row, or the field")
+    return text
+
+
+def _column(field: str) -> str:
+    return re.split(r"[.\[]", field, maxsplit=1)[0]
+
+
+def _wrong(template: str, reason: str) -> InputError:
+    reason = f"{reason}; write {{{{ and }}}} for braces that are text"
+    return InputError(f"prompt_template {shown(template)} does not work: {reason}")
