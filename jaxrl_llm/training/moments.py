@@ -1,4 +1,8 @@
-"""Parts of the optimiser that mind their memory: optax's, worked out in the memory of what they replace."""
+"""Parts of the optimiser that mind their memory: optax's, worked out in the memory of what they replace.
+
+Their updates take a keyword that optax's chains and masks hand on: with `dry=True` they are plain functions of what
+they are given, for asking what would come of a step before it is taken (`stays_finite`).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,57 @@ import jax.numpy as jnp
 import optax
 
 
-def in_place(advance: Callable[[Any, jax.Array], Any], old: Any, when: jax.Array) -> Any:
+class Bounded(optax.GradientTransformationExtraArgs):
+    """An optimiser whose steps are finite by its settings, so that nobody has to look.
+
+    That is: where parameters, their gradients and the norm of these are finite, in float32 or bfloat16, and its state
+    came of such steps, all parameters and the state are finite after one more.
+    """
+
+
+def in_place(advance: Callable[[Any, jax.Array | float], Any], old: Any, when: jax.Array, dry: bool = False) -> Any:
     """`advance(old, 1.0)` where `when` (bool[]), else `old`, in the memory of `old` if that is donated.
+
+    dry: `advance(old, 1.0)` as it is.
 
     It is a loop of one turn or none. Otherwise the compiler works the new values out once more wherever they are read,
     from the old ones, which then have to be kept beside them: for Adam, up to twice the parameters. The second argument
     is a 1 that the compiler does not know: what is multiplied by it is not worked out, and kept, before the loop.
     """
+    if dry:
+        return advance(old, 1.0)
     return jax.lax.fori_loop(0, when.astype(jnp.int32), lambda turn, x: advance(x, 1.0 + turn), old)
+
+
+def bounded(optimizer: optax.GradientTransformation, params: Any) -> bool:
+    """Whether all that an optimiser makes of these parameters and a finite gradient is finite, whatever they are."""
+    dtypes = {x.dtype for x in jax.tree.leaves(params)}
+    return isinstance(optimizer, Bounded) and dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
+
+
+def stays_finite(
+    optimizer: optax.GradientTransformation, gradients: Any, state: Any, params: Any, only: str | None = None
+) -> tuple[Any, Any]:
+    """Whether each parameter and each moment would be finite after a step: trees of bool[], as of params and state.
+
+    Any optax optimiser will do; no step is taken. only: the one entry of the parameters that changes. True are
+    integers, and moments that are not finite before either, as a least loss so far may be.
+    """
+    asked = optax.with_extra_args_support(optimizer)
+    changes, moments = asked.update(gradients, state, params, dry=True)
+    new = optax.apply_updates(params, changes)
+
+    def good(new: Any, old: Any = 0.0) -> jax.Array:
+        if not jnp.issubdtype(jnp.result_type(new), jnp.floating):
+            return jnp.bool_(True)
+        return jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old))
+
+    return jax.tree.map(good, new if only is None else {only: new[only]}), jax.tree.map(good, moments, state)
 
 
 def scale_by_adam(
     beta1: float, beta2: float, epsilon: float, max_norm: float = 0.0, first: Any = jnp.float32
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Adam (Kingma and Ba 2015, arXiv 1412.6980), after clipping by global norm: `optax.chain(clip_by_global_norm,
     scale_by_adam)` in less memory, as neither clipped gradients nor old moments are kept. Its state is optax's.
 
@@ -34,20 +76,20 @@ def scale_by_adam(
         mu, nu = (jax.tree.map(lambda p, d=d: jnp.zeros_like(p, d), params) for d in (first, jnp.float32))
         return optax.ScaleByAdamState(jnp.int32(0), mu, nu)
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradients: Any, state: Any, params: Any = None, *, dry: bool = False, **_: Any) -> tuple[Any, Any]:
         norm = optax.tree.norm(gradients)
         factor = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30)) if max_norm else jnp.float32(1)
 
         def average(before: jax.Array, value: jax.Array, beta: float) -> jax.Array:
             return (beta * before.astype(jnp.float32) + (1 - beta) * value).astype(before.dtype)
 
-        def advance(state: optax.ScaleByAdamState, one: jax.Array) -> optax.ScaleByAdamState:
+        def advance(state: optax.ScaleByAdamState, one: jax.Array | float) -> optax.ScaleByAdamState:
             scale = one * factor
             mu = jax.tree.map(lambda m, g: average(m, scale * g, beta1), state.mu, gradients)
             nu = jax.tree.map(lambda n, g: average(n, jnp.square(scale * g), beta2), state.nu, gradients)
             return optax.ScaleByAdamState(state.count + 1, mu, nu)
 
-        state = in_place(advance, state, jnp.isfinite(norm))
+        state = in_place(advance, state, jnp.isfinite(norm), dry)
         unbias = [1 - beta ** state.count.astype(jnp.float32) for beta in (beta1, beta2)]
 
         def change(m: jax.Array, n: jax.Array) -> jax.Array:
@@ -55,15 +97,17 @@ def scale_by_adam(
 
         return jax.tree.map(change, state.mu, state.nu), state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """`inner` on arrays with the axes of heads and head size made one, so that it finds rows and columns.
 
     Factoring looks at the two longest axes if both have 128 entries or more: the heads' alone are shorter, and the axis
     of layers is too.
     """
+
+    inner = optax.with_extra_args_support(inner)
 
     def flat(tree: Any) -> Any:
         def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
@@ -74,11 +118,11 @@ def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransforma
 
         return jax.tree_util.tree_map_with_path(flatten, tree)
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        changes, state = inner.update(flat(gradients), state, flat(params))
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        changes, state = inner.update(flat(gradients), state, flat(params), **extra)
         return jax.tree.map(lambda x, like: x.reshape(like.shape), changes, gradients), state
 
-    return optax.GradientTransformation(lambda params: inner.init(flat(params)), update)
+    return optax.GradientTransformationExtraArgs(lambda params: inner.init(flat(params)), update)
 
 
 class WideState(NamedTuple):
@@ -88,7 +132,7 @@ class WideState(NamedTuple):
     inner: optax.OptState
 
 
-def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) -> optax.GradientTransformation:
+def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) -> optax.GradientTransformationExtraArgs:
     """`inner` for parameters of which some are narrower than float32: it sees parameters and gradients in float32.
 
     With a master copy it sees the parameters that its updates add up to in float32; the parameters are these, rounded.
@@ -96,6 +140,8 @@ def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) ->
     parameter counts. Without one, an update below half a unit in the last place is lost. Where every parameter is
     float32 already, it is `inner`, with the same state.
     """
+
+    inner = optax.with_extra_args_support(inner)
 
     def narrow(x: Any) -> bool:
         return x.dtype.itemsize < 4
@@ -107,29 +153,31 @@ def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) ->
             return state
         return WideState(jax.tree.map(lambda p, w: w if narrow(p) else None, params, wide), state)
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradients: Any, state: Any, params: Any = None, *, dry: bool = False, **others: Any) -> tuple[Any, Any]:
+        extra = {"dry": dry, **others}
         if params is None or not any(map(narrow, jax.tree.leaves(params))):
-            return inner.update(gradients, state, params)
+            return inner.update(gradients, state, params, **extra)
 
         def wide_gradients(one: jax.Array | float) -> Any:
             return jax.tree.map(lambda g: one * g.astype(jnp.float32), gradients)
 
         if not master_copy:
-            return inner.update(wide_gradients(1.0), state, jax.tree.map(lambda p: p.astype(jnp.float32), params))
+            wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+            return inner.update(wide_gradients(1.0), state, wide, **extra)
 
         def widen(master: jax.Array, p: jax.Array) -> jax.Array:
             return jnp.where(master.astype(p.dtype) == p, master, p.astype(jnp.float32))
 
-        def advance(before: tuple[Any, Any], one: jax.Array) -> tuple[Any, Any]:
+        def advance(before: tuple[Any, Any], one: jax.Array | float) -> tuple[Any, Any]:
             wide = jax.tree.map(widen, before[0], params)
-            changes, after = inner.update(wide_gradients(one), before[1], wide)
+            changes, after = inner.update(wide_gradients(one), before[1], wide, **extra)
             return jax.tree.map(jnp.add, wide, changes), after
 
         masters = jax.tree.map(lambda p, m: p if m is None else m, params, state.master)
         finite = jnp.isfinite(optax.tree.norm(gradients))
-        new, after = in_place(advance, (masters, state.inner), finite)
+        new, after = in_place(advance, (masters, state.inner), finite, dry)
         # What, added to the parameter and rounded to its dtype, gives the master rounded to it.
         changes = jax.tree.map(lambda n, p: n.astype(p.dtype).astype(jnp.float32) - p.astype(jnp.float32), new, params)
         return changes, WideState(jax.tree.map(lambda p, n: n if narrow(p) else None, params, new), after)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -19,14 +19,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxrl_llm.training.moments import as_matrices, in_float32, scale_by_adam
+from jaxrl_llm.errors import InputError, require
+from jaxrl_llm.training.moments import Bounded, as_matrices, in_float32, scale_by_adam
 from jaxrl_llm.training.optimizer_config import OptimizerConfig, check_optimizer
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Gradient step -> learning rate."""
+    """Gradient step -> learning rate. InputError for values out of range."""
+    _check(config, total_steps)
     after = max(total_steps - config.warmup_steps, 1)
     peak, end = config.learning_rate, config.learning_rate * config.final_fraction
     if config.schedule == "linear":
@@ -53,13 +56,46 @@ def decayed(params: Any) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """The optax transformation. InputError for values out of range."""
-    check_optimizer(config)
+    """The optax transformation. InputError for values out of range.
+
+    total_steps: gradient steps of the whole run, at least 1, at the end of which the schedule ends.
+    """
+    _check(config, total_steps)
     steps = [MOMENTS[config.moments](config, learning_rate(config, total_steps))]
     if config.critic_learning_rate is not None:
         # A step of Adam is proportional to the learning rate, so the critic's is a multiple of the policy's.
         steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), _of_critic))
-    return in_float32(optax.chain(*steps) if len(steps) > 1 else steps[0], config.master_copy)
+    optimizer = in_float32(optax.chain(*steps) if len(steps) > 1 else steps[0], config.master_copy)
+    return Bounded(*optimizer) if largest_step(config) < ROOM else optimizer
+
+
+def _check(config: OptimizerConfig, total_steps: int) -> None:
+    if not isinstance(config, OptimizerConfig):
+        raise InputError(f"the optimiser's settings must be an OptimizerConfig, found {type(config).__name__}")
+    if isinstance(total_steps, bool) or not isinstance(total_steps, int | np.integer):
+        raise InputError(f"total_steps is {total_steps!r}, but must be a whole number of gradient steps, at least 1")
+    require("total_steps", int(total_steps), least=1)
+    check_optimizer(config)
+
+
+ROOM = 2.0**100  # what is less, added to the largest float32 or bfloat16, is lost in rounding: the sum is no infinity
+
+
+def largest_step(config: OptimizerConfig) -> float:
+    """A bound of any parameter's update before weight decay, and on the way to it; infinity where there may be none.
+
+    Gradients have a finite norm, so their squares do not overflow, and moments are averages of them.
+    """
+    rates = config.learning_rate, config.critic_learning_rate or 0.0
+    left = [1 - float(np.float32(beta)) for beta in (config.beta1, config.beta2)]
+    # With these a parameter is not made larger by its own decay. A bias correction divides by what is left of 1.
+    if max(*rates, config.weight_decay) > 0.5 or min(left) < 1e-6 or (rates[1] and rates[1] > ROOM * rates[0]):
+        return np.inf
+    norm = config.max_grad_norm or np.inf
+    if config.moments != "factored":
+        return 4 * min(norm, 2.0**64) / (left[0] * config.epsilon)  # 4: sums of rounded shares of 1
+    floor = max(config.epsilon**2, 1e-30)
+    return norm * (norm**2 + floor) ** 0.5 / floor  # of a row that had nothing but this one gradient
 
 
 def _adamw(config: OptimizerConfig, rate: optax.Schedule, first: Any = jnp.float32) -> optax.GradientTransformation:

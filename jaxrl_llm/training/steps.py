@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.packing import Packing
+from jaxrl_llm.training.checks import check_count, known, mark_of
 from jaxrl_llm.training.families import Rows
 from jaxrl_llm.training.pack import pack
-from jaxrl_llm.trajectory import Trajectories, map_rows
+from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
 
 
 class Steps(flax.struct.PyTreeNode):
@@ -26,6 +27,7 @@ class Steps(flax.struct.PyTreeNode):
 
     rows: jax.Array  # int32[E, B, m, n]: rows of the batch
     packing: Packing  # of each slice: arrays [E, B, m, ...]
+    mark: jax.Array | None = None  # uint32[]: checksum of the batch's tokens, so that another's steps are found out
 
     @property
     def in_order(self) -> tuple[jax.Array, Packing]:
@@ -55,8 +57,13 @@ def plan_steps(
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
     compiled update. On a mesh packed rows are spread over its axis "data".
 
-    Raises InputError where the rows do not split evenly.
+    Raises InputError where the rows do not split evenly, and for counts below 1.
     """
+    check_batch(batch)
+    for name, count in (("epochs", epochs), ("minibatches", minibatches), ("micro_batches", micro_batches)):
+        check_count(name, count)
+    if not all(known(getattr(batch, name)) for name in Rows._fields):
+        raise InputError("steps are planned on the host, which cannot read this batch: plan them outside of jit")
     here = Rows(*(np.asarray(getattr(batch, name)) for name in Rows._fields))
     N, parts = len(here.group), minibatches * micro_batches
     if N % parts:
@@ -69,7 +76,7 @@ def plan_steps(
     together = int(size[0]) if (size == size[0]).all() and len(size) % parts == 0 else 1
     units = order.reshape(-1, together)
     lengths = here.token_mask.sum(axis=1)[units].sum(axis=1)
-    random, devices = np.random.default_rng(seed), 1 if mesh is None else mesh.shape.get("data", 1)
+    random, devices = _generator(seed), 1 if mesh is None else mesh.shape.get("data", 1)
 
     def deal(chosen: np.ndarray) -> list[np.ndarray]:
         """Units of a minibatch to its micro-batches: the longest first, back and forth."""
@@ -90,11 +97,20 @@ def plan_steps(
         x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])
         return np.broadcast_to(x, (epochs, *x.shape[1:]))
 
-    steps = Steps(*jax.tree.map(arranged, (rows, packing)))
+    mark = np.uint32(mark_of(here.tokens, here.token_mask))
+    steps = Steps(*jax.tree.map(arranged, (rows, packing)), mark)
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
     whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, "data")))
-    return Steps(jax.device_put(steps.rows, whole), jax.device_put(steps.packing, spread))
+    on_all = jax.device_put((steps.rows, mark), whole)
+    return Steps(on_all[0], jax.device_put(steps.packing, spread), on_all[1])
+
+
+def _generator(seed: int | Sequence[int]) -> np.random.Generator:
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise InputError(f"seed is {shown(seed)}, but must be a whole number, or several, from 0 on") from None
 
 
 def filled(steps: Steps) -> float:

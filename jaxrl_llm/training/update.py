@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,24 @@ from jaxrl_llm.models.lora import join as join_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Layout, Packing
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.training.moments import in_place
+from jaxrl_llm.training.checks import (
+    check_alive,
+    check_count,
+    check_key,
+    check_learning,
+    check_moments,
+    check_only,
+    check_optimizer_kind,
+    check_rows,
+    check_steps,
+)
+from jaxrl_llm.training.moments import bounded, in_place, stays_finite
 from jaxrl_llm.training.provide import DURING_UPDATE, wanted_of
 from jaxrl_llm.training.steps import Steps, take
-from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
-from jaxrl_llm.transform import Metrics, Objective, Transform
+from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
+from jaxrl_llm.transform import Metrics, Objective, Transform, expect
+
+F = TypeVar("F")
 
 
 class TrainState(NamedTuple):
@@ -32,7 +45,16 @@ class TrainState(NamedTuple):
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """A state that has taken no step. It shares the parameters' buffers."""
+    """A state that has taken no step. It shares the parameters' buffers.
+
+    Raises InputError for parameters that are no floats or gone, and for what is no optimiser.
+    """
+    check_optimizer_kind(optimizer)
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(getattr(x, "dtype", None) or type(x), jnp.floating):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise InputError(f"the parameter {name} is {in_words(x)}, but must be an array of floats")
+    check_alive("a parameter", params, "Keep a copy of parameters that are needed after it")
     return TrainState(params, optimizer.init(params), jnp.int32(0))
 
 
@@ -55,8 +77,12 @@ def gradient(
 
     The result does not depend on `micro_batches`: each slice carries the totals of the whole batch. Sums are kept in
     float32, whatever the parameters are. Raises InputError where the number of rows (of groups, with a layout) is not a
-    multiple of `micro_batches`.
+    multiple of `micro_batches`, and for arguments that do not fit each other.
     """
+    check_rows(policy, batch)
+    expect("the objective", objective, Objective)
+    check_count("micro_batches", micro_batches)
+    check_learning(policy, params, frozen)
     packings = layout if isinstance(layout, Packing) else None
     if packings is not None:
         micro_batches = packings.row.shape[0]
@@ -141,6 +167,71 @@ def _diagnostics(outputs: Any, batch: Trajectories) -> Metrics:
     static_argnames=("policy", "objective", "optimizer", "epochs", "minibatches", "micro_batches", "layout", "only"),
     donate_argnames=("state",),
 )
+def _update(
+    policy: Policy,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    batch: Trajectories,
+    key: jax.Array | None = None,
+    *,
+    steps: Steps | None = None,
+    epochs: int = 1,
+    minibatches: int = 1,
+    micro_batches: int = 1,
+    layout: Layout | None = None,
+    only: str | None = None,
+    frozen: Params | None = None,
+) -> tuple[TrainState, Metrics]:
+    """`update` without its checks of values."""
+    check_learning(policy, state.params, frozen)
+    check_only(only, state.params)
+    check_moments(optimizer, state.optimizer, state.params)
+    if steps is None:
+        orders, packings = _shuffled(batch, key, epochs, minibatches, layout), None
+    else:
+        orders, packings = steps.in_order
+    whole = steps is None and minibatches == 1
+
+    def step(state: TrainState, each: tuple[jax.Array, Packing | None]) -> tuple[TrainState, Metrics]:
+        rows, packing = each
+        part, how = batch if whole else take(batch, rows), layout if packing is None else packing
+        grads, metrics = gradient(policy, objective, state.params, part, micro_batches, how, frozen)
+        norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+        if not bounded(optimizer, state.params):
+            made = stays_finite(optimizer, grads, state.optimizer, state.params, only)
+            finite &= jnp.all(jnp.stack(jax.tree.leaves(made)))
+
+        def advance(state: TrainState, one: jax.Array | float) -> TrainState:
+            changes, moments = optimizer.update(grads, state.optimizer, state.params)
+            if only is not None:
+                changes = {k: v if k == only else jax.tree.map(jnp.zeros_like, v) for k, v in changes.items()}
+            return TrainState(optax.apply_updates(state.params, changes), moments, state.step + 1)
+
+        state = in_place(advance, state, finite)
+        return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}
+
+    if orders.shape[0] == 1:
+        return step(state, jax.tree.map(lambda x: x[0], (orders, packings)))
+    state, metrics = jax.lax.scan(step, state, (orders, packings))
+    # Only before the first step are sampler and trainer the same policy.
+    return state, {name: x[0] if name == "mismatch" else jnp.mean(x) for name, x in metrics.items()}
+
+
+def _like(jitted: F) -> Callable[[Callable[..., Any]], F]:
+    """Give a function in front of a jitted one the other's methods, to be compiled ahead of time by."""
+
+    def decorate(function: Callable[..., Any]) -> F:
+        for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
+            setattr(function, name, getattr(jitted, name))
+        return function  # type: ignore[return-value]
+
+    return decorate
+
+
+@_like(_update)
 def update(
     policy: Policy,
     objective: Objective,
@@ -164,40 +255,32 @@ def update(
     with `key` and splits them into `minibatches`, each a gradient step, accumulated over `micro_batches`.
     Metrics are f32[] means over the gradient steps ("mismatch", the mean absolute difference between the trainer's and
     the sampler's log-probabilities: of the first), with "grad_norm" before clipping and "finite", which is 0 where
-    the loss or a gradient was not: such a step leaves parameters and optimiser as they were.
+    the loss, a gradient, or a parameter or moment that would come of them was not: such a step is not taken, and leaves
+    parameters, moments and counter as they were, bit for bit. See `diagnose.not_finite`.
     only: the one entry of the parameters that changes, e.g. "critic"; by default all do.
     frozen: the policy's parameters that never learn, where the state's are a part of them (see `gradient`): they have
     no gradient and no moments, and are not donated.
-    Raises InputError where the rows (with a layout: the groups) do not split evenly.
+    Raises InputError where the rows (with a layout: the groups) do not split evenly, for token ids beyond the
+    vocabulary, steps that were planned for another batch, parameters of another model, a state of another optimiser or
+    one that an earlier update took, an unknown entry in `only`, and counts below 1.
     """
-    if steps is None:
-        orders, packings = _shuffled(batch, key, epochs, minibatches, layout), None
-    else:
-        orders, packings = steps.in_order
-    whole = steps is None and minibatches == 1
-
-    def step(state: TrainState, each: tuple[jax.Array, Packing | None]) -> tuple[TrainState, Metrics]:
-        rows, packing = each
-        part, how = batch if whole else take(batch, rows), layout if packing is None else packing
-        grads, metrics = gradient(policy, objective, state.params, part, micro_batches, how, frozen)
-        norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
-
-        def advance(state: TrainState, one: jax.Array) -> TrainState:
-            changes, moments = optimizer.update(grads, state.optimizer, state.params)
-            if only is not None:
-                changes = {k: v if k == only else jax.tree.map(jnp.zeros_like, v) for k, v in changes.items()}
-            return TrainState(optax.apply_updates(state.params, changes), moments, state.step + 1)
-
-        state = in_place(advance, state, finite)
-        return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}
-
-    if orders.shape[0] == 1:
-        return step(state, jax.tree.map(lambda x: x[0], (orders, packings)))
-    state, metrics = jax.lax.scan(step, state, (orders, packings))
-    # Only before the first step are sampler and trainer the same policy.
-    return state, {name: x[0] if name == "mismatch" else jnp.mean(x) for name, x in metrics.items()}
+    check_rows(policy, batch)
+    expect("the objective", objective, Objective)
+    check_optimizer_kind(optimizer)
+    if not isinstance(state, TrainState):
+        raise InputError(f"the state is {in_words(state)}, but must be what init_state(params, optimizer) gives")
+    check_alive("the state", state, "Go on from the state that this update gave back")
+    check_alive("a frozen parameter", frozen, "Keep a copy of parameters that are needed after it")
+    counts = {"epochs": epochs, "minibatches": minibatches, "micro_batches": micro_batches}
+    for name, count in counts.items():
+        check_count(name, count)
+    if key is not None:
+        check_key(key)
+    if steps is not None:
+        check_steps(steps, batch, **counts)
+    return _update(
+        policy, objective, optimizer, state, batch, key, steps=steps, layout=layout, only=only, frozen=frozen, **counts
+    )
 
 
 def _shuffled(
@@ -216,6 +299,13 @@ def _shuffled(
 
 
 @partial(jax.jit, static_argnames=("transform",))
-def prepare(transform: Transform, memory: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
-    """Apply an algorithm's transform to a scored batch, compiled."""
+def _prepare(transform: Transform, memory: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
     return transform.apply(memory, batch)
+
+
+@_like(_prepare)
+def prepare(transform: Transform, memory: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
+    """Apply an algorithm's transform to a scored batch, compiled. InputError for what is no transform or no batch."""
+    expect("the transform", transform, Transform)
+    check_batch(batch)
+    return _prepare(transform, memory, batch)
