@@ -134,7 +134,7 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
         raise InputError(f"{where}: {family} needs num_local_experts or num_experts, at least 1")
     types = _layer_types(raw, family, layers, where)
     ropes, rope_of_layer = ropes_of(raw, family, types, where)
-    bias = family == "qwen2" or bool(raw.get("attention_bias", False))
+    bias = family == "qwen2" or (family != "mixtral" and bool(raw.get("attention_bias", False)))
     eos = raw.get("eos_token_id")
     window = _window(raw, family)
     # What Gemma 2 leaves out of its file is on, and what the others leave out is off.
@@ -156,7 +156,7 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
         window_of_layer=tuple(window if t == "sliding_attention" else 0 for t in types),
         attention_bias=bias,
         output_bias=bias and family != "qwen2",
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
         qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         post_norms=gemma,
         norm_offset=1.0 if gemma else 0.0,

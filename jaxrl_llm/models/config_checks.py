@@ -62,7 +62,9 @@ SETTINGS = {
     "rope_local_base_freq": or_null(number(above=1)),
     "rope_scaling": or_null(SECTION),
     "rope_parameters": or_null(SECTION),
-    "eos_token_id": or_null(either(_TOKEN, list_of(_TOKEN))),
+    "eos_token_id": or_null(either(_TOKEN, list_of(_TOKEN)))._replace(
+        words="a token's number, a list of them, or null"
+    ),
     "bos_token_id": or_null(_TOKEN),
 }
 REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "intermediate_size")

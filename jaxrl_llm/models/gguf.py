@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ARCHITECTURES
 from jaxrl_llm.models.gguf_file import GgufFile
+from jaxrl_llm.models.settings import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +84,9 @@ def read_gguf(path: str | Path) -> GgufModel:
     file = GgufFile(Path(path))
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in FAMILIES:
-        raise InputError(f"{file.name}: GGUF architecture {architecture!r} is not supported; use {', '.join(FAMILIES)}")
+        raise InputError(
+            f"{file.name}: GGUF architecture {shown(architecture)} is not supported; use {', '.join(FAMILIES)}"
+        )
     if file.metadata.get("split.count", 1) > 1:
         raise InputError(f"{file.name} is one of {file.metadata['split.count']} parts: merge them into one file first")
     experts = file.get("expert_count", 0)
@@ -155,7 +158,7 @@ def _rope(theta: float, file: GgufFile) -> dict[str, Any]:
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {"rope_type": "default", "rope_theta": theta}
     if kind not in ("linear", "yarn"):
-        raise InputError(f"{file.name}: rope scaling {kind!r} is not supported; supported are linear and yarn")
+        raise InputError(f"{file.name}: rope scaling {shown(kind)} is not supported; supported are linear and yarn")
     rope = {"rope_type": kind, "rope_theta": theta, "factor": factor}
     if kind == "yarn":
         rope["original_max_position_embeddings"] = file.get("rope.scaling.original_context_length")
@@ -184,7 +187,9 @@ def _tensors(file: GgufFile, config: dict[str, Any], experts: int) -> dict[str, 
                 turn = heads.get(match[2], 0) if family in ("llama", "mixtral") else 0
                 out[pattern.format((match[3] or ".")[1:])] = partial(file.read, stored, None, turn, offset)
         elif stored != "rope_freqs.weight" and not stored.endswith(".attn_rot_embd.weight"):
-            raise InputError(f"{file.name}: the tensor {stored!r} is not part of a {family} model as supported here")
+            raise InputError(
+                f"{file.name}: the tensor {shown(stored)} is not part of a {family} model as supported here"
+            )
     missing = list(islice((name for name in _wanted(config, experts) if name not in out), 1000))
     if missing:
         raise InputError(f"{file.name} lacks {len(missing)} tensors, first {missing[0]!r}; fetch or convert it again")

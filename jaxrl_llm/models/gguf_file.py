@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.errors import InputError, need
-from jaxrl_llm.models.settings import TEXT, check, number, reason, whole
+from jaxrl_llm.models.settings import TEXT, check, number, reason, shown, whole
 
 # Value types by code; the letters mean the same to struct and to numpy. 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -86,7 +86,7 @@ class GgufFile:
             name, axes = self._string(), self._number("I")
             if axes > 4 or name in self.shapes:
                 what = f"has {axes} axes" if axes > 4 else "stands there twice"
-                raise InputError(f"{self.name}: tensor {name!r} {what}; the file is damaged: fetch it again")
+                raise InputError(f"{self.name}: tensor {shown(name)} {what}; the file is damaged: fetch it again")
             # The file gives the innermost dimension first.
             self.shapes[name] = tuple([self._number("Q") for _ in range(axes)][::-1]) or (1,)
             self._places[name] = self._number("I"), self._number("Q")
@@ -138,17 +138,17 @@ class GgufFile:
         """The stored bytes uint8[..., bytes of a row] and their quantisation type."""
         shape, (code, offset) = self.shapes[name], self._places[name]
         if code not in set(self._gguf.GGMLQuantizationType):
-            raise InputError(f"{self.name}: tensor {name!r} has the unknown type {code}; update the package gguf")
+            raise InputError(f"{self.name}: tensor {shown(name)} has the unknown type {code}; update the package gguf")
         kind = self._gguf.GGMLQuantizationType(code)
         block, size = self._gguf.GGML_QUANT_SIZES[kind]
         if 0 in shape or shape[-1] % block:
             raise InputError(
-                f"{self.name}: tensor {name!r} has shape {shape}, which type {kind.name} cannot have; fetch it again"
+                f"{self.name}: tensor {shown(name)} has shape {shape}, impossible for type {kind.name}; fetch it again"
             )
         row = shape[-1] // block * size
         length, begin = math.prod(shape[:-1]) * row, self.start + offset
         if begin + length > len(self.view):
-            raise InputError(f"{self.name} is cut short: tensor {name!r} runs past its end; fetch it again")
+            raise InputError(f"{self.name} is cut short: tensor {shown(name)} runs past its end; fetch it again")
         return np.frombuffer(self.map, np.uint8, length, begin).reshape(*shape[:-1], row), kind
 
     def read(self, name: str, expert: int | None = None, heads: int = 0, offset: float = 0.0) -> np.ndarray:
@@ -159,7 +159,7 @@ class GgufFile:
             if heads:  # pairs (i, i + half) of a head lie next to each other
                 out = out.reshape(heads, out.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(out.shape)
         except NotImplementedError:
-            raise InputError(f"{self.name}: tensor {name!r} of type {kind.name} cannot be dequantised") from None
+            raise InputError(f"{self.name}: tensor {shown(name)} of type {kind.name} cannot be dequantised") from None
         except (ValueError, IndexError, TypeError):
-            raise InputError(f"{self.name}: tensor {name!r} cannot have the shape {self.shapes[name]}") from None
+            raise InputError(f"{self.name}: tensor {shown(name)} cannot have the shape {self.shapes[name]}") from None
         return out - np.float32(offset) if offset else out

@@ -134,7 +134,7 @@ def from_tensors(tensors: Tensors, config: ModelConfig, dtype: Any, where: str =
                 )
         (params["layers"] if path[0] == "layers" else params)[path[-1]] = jnp.asarray(out)
     if unread:
-        some = ", ".join(sorted(unread)[:3])
+        some = ", ".join(map(shown, sorted(unread)[:3]))
         raise InputError(
             f"{where}: {len(unread)} tensors are not part of a {config.family} model as configured, e.g. {some}"
         )
@@ -192,8 +192,8 @@ def open_folder(folder: Path) -> Tensors:
         for name, dtype in dtypes.items():
             if dtype not in FLOATS:
                 raise InputError(
-                    f"{path}: tensor {name!r} holds numbers of type {dtype}, which is not supported; supported are "
-                    + ", ".join(FLOATS)
+                    f"{path}: tensor {shown(name)} holds numbers of type {dtype}, which is not supported; "
+                    f"supported are {', '.join(FLOATS)}"
                 )
             out[name] = partial(_tensor, opened, path, name)
     return out
@@ -205,7 +205,7 @@ def _tensor(opened: Any, path: Path, name: str) -> np.ndarray:
     try:
         return np.asarray(opened.get_tensor(name))
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: tensor {name!r} cannot be read ({reason(error)}): download it again") from None
+        raise InputError(f"{path}: tensor {shown(name)} cannot be read ({reason(error)}): download it again") from None
 
 
 def _files(folder: Path) -> list[str]:
@@ -222,5 +222,7 @@ def _files(folder: Path) -> list[str]:
             or file != Path(file).name
             or not (file.isprintable() and file.endswith(".safetensors"))
         ):
-            raise InputError(f"{index}: weight_map places {name!r} in {shown(file)}, which is no file of the folder")
+            raise InputError(
+                f"{index}: weight_map places {shown(name)} in {shown(file)}, which is no file of the folder"
+            )
     return sorted(set(places.values()))

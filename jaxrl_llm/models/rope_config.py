@@ -26,19 +26,20 @@ def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int, wher
     attention = scaling.get("attention_factor") or 0.0
     if kind == "yarn" and not attention and scaling.get("mscale"):
         raise InputError(f"{where}: yarn scaling with mscale is not supported; give attention_factor instead")
-    return Rope(
-        theta=float(given(scaling, "rope_theta", theta)),
-        kind=kind,
-        factor=float(scaling.get("factor", 1.0)),
-        original_length=original if kind in ("llama3", "yarn") else 0,
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-        beta_fast=float(scaling.get("beta_fast") or 32.0),
-        beta_slow=float(scaling.get("beta_slow") or 1.0),
-        attention_factor=float(attention),
-        truncate=scaling.get("truncate", True),
-        factors=tuple(float(x) for x in scaling.get("factors", ())),
-    )
+    # Only what the kind uses, so that equal rotations are equal.
+    out: dict[str, Any] = {"theta": float(given(scaling, "rope_theta", theta)), "kind": kind}
+    if kind in ("linear", "llama3", "yarn"):
+        out["factor"] = float(scaling["factor"])
+    if kind in ("llama3", "yarn"):
+        out["original_length"] = original
+    if kind == "llama3":
+        out |= {name: float(scaling[name]) for name in ("low_freq_factor", "high_freq_factor") if name in scaling}
+    if kind == "yarn":
+        out |= {name: float(scaling[name]) for name in ("beta_fast", "beta_slow") if scaling.get(name) is not None}
+        out |= {"attention_factor": float(attention), "truncate": scaling.get("truncate", True)}
+    if kind == "factors":
+        out["factors"] = tuple(float(x) for x in scaling.get("factors", ()))
+    return Rope(**out)
 
 
 def ropes_of(

@@ -224,7 +224,7 @@ def test_what_cannot_be_adapted_is_refused(
 
 @pytest.mark.parametrize(("rank", "alpha"), [(0, 1.0), (4, 0.0), (4, -1.0), (4, float("nan")), (4, float("inf"))])
 def test_a_factor_that_is_none_is_refused(vectors: Callable[[str], Any], rank: int, alpha: float) -> None:
-    with pytest.raises(InputError, match="the LoRA rank is 0|alpha is .* must be a finite number above 0"):
+    with pytest.raises(InputError, match=r"the LoRA rank is 0|alpha is .* must be a finite number above 0"):
         lora.scaled(vectors("llama_tied").params, rank, alpha)
 
 
