@@ -9,8 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.writers import read_jsonl
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.reporting.lines import iterate_completions
+from jaxrl_llm.reporting.statistics import as_number
 from jaxrl_llm.trajectory import Trajectories
 
 
@@ -18,33 +19,37 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
     """The training completions of a step (default: the last written down) and the texts of their tokens.
 
     Only what is in completions.jsonl is known: actions, their log-probabilities (to four digits) and entropies, and
-    rewards; token ids are made up from the texts. InputError where there are none.
+    rewards; token ids are made up from the texts. Raises InputError where there are none, or a line is damaged.
     """
     path = Path(run_folder) / "completions.jsonl"
-    lines: list[dict[str, Any]] = read_jsonl(path) if path.exists() else []
-    lines = [line for line in lines if line.get("phase") == "train"]
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+        raise InputError(f"step is {shown(step)}, but must be the number of a step")
+    lines: list[dict[str, Any]] = [line for _, line in iterate_completions(path)] if path.exists() else []
+    lines = [line for line in lines if line["phase"] == "train"]
     steps = {line["step"] for line in lines}
     if not steps or (step is not None and step not in steps):
         found = f"has those of the steps {sorted(steps)}" if steps else "has none"
         raise InputError(f"no training completions to compare on: {path} {found}; see log_completions_every")
     step = max(steps) if step is None else step
     lines = [line for line in lines if line["step"] == step and line["tokens"]]
+    if not lines:
+        raise InputError(f"no training completions to compare on: those of step {step} in {path} have no tokens")
     texts = [line["tokens"] for line in lines]
     N, L = len(lines), max(map(len, texts))
     action = np.arange(L) < np.asarray([len(text) for text in texts])[:, None]
 
     def padded(name: str) -> np.ndarray:
         out = np.zeros((N, L), np.float32)
-        out[action] = [x for line in lines for x in line[name] or [0.0] * len(line["tokens"])]
+        out[action] = [as_number(x) for line in lines for x in line.get(name) or [0.0] * len(line["tokens"])]
         return out
 
     ids = np.zeros((N, L), np.int32)
     ids[action] = [zlib.crc32(token.encode("utf-8", "replace")) % 2**31 for text in texts for token in text]
     prompts = np.asarray([line["prompt_id"] for line in lines], np.int32)
-    names = sorted(set().union(*(line["rewards"] for line in lines)))
+    names = sorted(set().union(*(line.get("rewards") or {} for line in lines)))
 
     def rewards(values: list[float | None]) -> jnp.ndarray:
-        return jnp.asarray([np.nan if value is None else value for value in values], jnp.float32)
+        return jnp.asarray([as_number(value) for value in values], jnp.float32)
 
     batch = Trajectories(
         tokens=jnp.asarray(ids),
@@ -55,9 +60,9 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
         turn=jnp.asarray(np.where(action, 0, -1).astype(np.int32)),
         group=jnp.asarray(np.unique(prompts, return_inverse=True)[1].astype(np.int32)),
         prompt_id=jnp.asarray(prompts),
-        truncated=jnp.asarray([line["truncated"] for line in lines]),
-        rewards={name: rewards([line["rewards"].get(name) for line in lines]) for name in names},
-        reward=rewards([line["reward"] for line in lines]),
+        truncated=jnp.asarray([bool(line.get("truncated")) for line in lines]),
+        rewards={name: rewards([(line.get("rewards") or {}).get(name) for line in lines]) for name in names},
+        reward=rewards([line.get("reward") for line in lines]),
         entropy=jnp.asarray(padded("entropy")),
     )
     return batch, texts

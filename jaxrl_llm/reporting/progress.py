@@ -10,7 +10,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, TextIO
 
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.streams import Lasting
 
 # (what is shown, metric key, format)
 _SHOWN = (
@@ -27,7 +28,8 @@ class Progress:
 
     `total_steps` is the number of the run, `start_step` the first that is still to do (not 0 on resume).
     `plain=None` prints plain lines where `stream` (stdout by default) is no terminal, such as a log file.
-    The live bar needs the package rich.
+    The live bar needs the package rich. Where the stream's reader goes away, nothing more is printed, and the run goes
+    on. Raises InputError for steps that are no whole numbers, or a start beyond the end.
 
         with Progress(total_steps=100) as progress:
             for step in range(100):
@@ -37,10 +39,13 @@ class Progress:
     def __init__(
         self, total_steps: int, start_step: int = 0, *, plain: bool | None = None, stream: TextIO | None = None
     ) -> None:
-        if not 0 <= start_step <= total_steps:
-            raise InputError(f"start step {start_step} of {total_steps}: it must lie between 0 and the number of steps")
+        for name, value in (("total_steps", total_steps), ("start_step", start_step)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InputError(f"{name} is {shown(value)}, but must be a whole number, at least 0")
+        if start_step > total_steps:
+            raise InputError(f"{start_step} steps are done, more than the {total_steps} of the run: raise its steps")
         self._total, self._start, self._done = total_steps, start_step, start_step
-        self._stream = sys.stdout if stream is None else stream
+        self._stream: Any = Lasting(sys.stdout if stream is None else stream)
         self._plain = not self._stream.isatty() if plain is None else plain
         self._metrics: Mapping[str, Any] = {}
         self._began = time.monotonic()
@@ -126,7 +131,10 @@ class Progress:
 
 
 def _format(value: Any, how: str) -> str:
-    number = math.nan if value is None else float(value)
+    try:
+        number = math.nan if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):  # a metric of another kind must not end the run
+        number = math.nan
     return format(number, how) if math.isfinite(number) else "-"
 
 

@@ -6,6 +6,7 @@ import html
 import io
 import json
 import math
+import os
 import re
 import zlib
 from collections import defaultdict
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.reporting.lines import iterate_completions
 from jaxrl_llm.reporting.shading import KINDS, LEVELS, shaded_tokens, style_rules
 from jaxrl_llm.reporting.statistics import as_number, thin, typical_size
-from jaxrl_llm.reporting.writers import iterate_jsonl, read_json, read_jsonl
+from jaxrl_llm.reporting.writers import read_json, read_jsonl
 
 _POINTS = 300  # of a curve: a chart is about as many pixels wide
 _TOKENS = 25_000  # shown in all, about 2.5 MB of the page
@@ -45,7 +47,7 @@ def write_report(run_folder: Path, more: Mapping[str, str] | None = None) -> Pat
     Reads config.json, metrics.jsonl, summary.json and completions.jsonl; any of them may be missing or empty, not all.
     The page asks nothing of the network and stays below 5 MB: curves are thinned out (mean, and range as a band), and
     a few steps' completions are shown. more: sections at the end, HTML by heading. Needs jinja2 and matplotlib.
-    Raises InputError where there is no run, or a file is damaged before its last line.
+    Raises InputError where there is no run, or a file is damaged; a half-written last line does not count.
     """
     try:
         import jinja2
@@ -61,18 +63,19 @@ def write_report(run_folder: Path, more: Mapping[str, str] | None = None) -> Pat
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = _show
     source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    text = environment.from_string(source).render(
-        title=folder.resolve().name,
-        config=config,
-        summary=summary,
-        palette="".join(map(style_rules, KINDS)),
-        histograms=_histograms([row for row in index if row.phase == "train"]),
-        more=more or {},
-        **_curves(metrics),
-        **_completions(files[3], index),
-    )
-    path = folder / "report.html"
-    path.write_bytes(text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
+    parts: dict[str, Any] = _curves(metrics, files[2]) | _completions(files[3], index)
+    parts["histograms"] = _histograms([row for row in index if row.phase == "train"])
+    parts["palette"] = "".join(map(style_rules, KINDS))
+    try:
+        text = environment.from_string(source).render(
+            title=folder.resolve().name, config=config, summary=summary, more=more or {}, **parts
+        )
+    except (TypeError, ValueError, ArithmeticError, RecursionError, jinja2.TemplateError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{files[0]} or {files[1]} holds a value that no report can show: {reason}") from error
+    path, new = folder / "report.html", folder / "report.html.new"
+    new.write_bytes(text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
+    os.replace(new, path)
     return path
 
 
@@ -88,8 +91,7 @@ class _Row(NamedTuple):  # what is kept in memory of a line of completions.jsonl
 def _index(path: Path) -> list[_Row]:
     return [
         _Row(row["step"], row["phase"], row["prompt_id"], as_number(row.get("reward")), len(row["tokens"]), offset)
-        for offset, row in iterate_jsonl(path)
-        if {"step", "phase", "prompt_id", "tokens"} <= row.keys()
+        for offset, row in iterate_completions(path)
     ]
 
 
@@ -139,13 +141,17 @@ def _completions(path: Path, index: list[_Row]) -> dict[str, Any]:
     }
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
     """Charts (title, key, SVG, last value) of the known metrics and of the others, and the keys that got none.
 
     A curve has at most `_POINTS` points, each the mean of the steps around it; the band is their range, or min to max,
     or one standard deviation, where the metrics have those.
     """
-    rows = sorted({row["step"]: row for row in metrics if isinstance(row.get("step"), int)}.items())
+    for row in metrics:
+        at = row.get("step", 0)
+        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 2**53:
+            raise InputError(f"{path}: a step is {shown(at)}, but must be a whole number; repair or remove that line")
+    rows = sorted({row["step"]: row for row in metrics if "step" in row}.items())
     steps = np.array([step for step, _ in rows], dtype=np.float64)
     keys = sorted(set().union(*(row for _, row in rows)) - {"step"})
     columns = {key: np.array([as_number(row.get(key)) for _, row in rows]) for key in keys}
@@ -191,7 +197,11 @@ def _histograms(train: Sequence[_Row]) -> list[tuple[str, str, list[str]]]:
         parts = [[value for value in part if math.isfinite(value)] for part in parts]
         if not any(parts):
             continue
-        edges = np.histogram_bin_edges(list(chain.from_iterable(parts)), bins=20)
+        values = np.array(list(chain.from_iterable(parts)))
+        low, high = float(values.min()), float(values.max())
+        if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # too near to each other for twenty bins between them
+            low, high = low - max(abs(low), 1.0) / 2, high + max(abs(high), 1.0) / 2
+        edges = np.linspace(low, high, 21)
 
         def draw(axes: Any, parts: list[list[float]] = parts, edges: np.ndarray = edges) -> None:
             for part, colour in zip(parts, (_LINE, _LATE), strict=False):
@@ -230,4 +240,6 @@ def _svg(name: str, draw: Callable[[Any], None]) -> str:
 def _show(value: Any) -> str:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return "-" if value is None else str(value)
-    return (f"{value:,}" if isinstance(value, int) else f"{value:.4g}") if math.isfinite(value) else "-"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**30 else shown(value)
+    return f"{value:.4g}" if math.isfinite(value) else "-"

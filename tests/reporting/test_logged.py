@@ -66,3 +66,18 @@ def test_nothing_written_down_is_said(tmp_path: Path) -> None:
         logged_batch(tmp_path)
     with pytest.raises(InputError, match=r"has those of the steps \[1, 3\]"):
         logged_batch(write(tmp_path, LINES), step=2)
+
+
+def test_completions_without_tokens_or_values(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"those of step 3 in .* have no tokens"):
+        logged_batch(write(tmp_path, [line(7, 0, [], 0.0)]))
+    bare = {"step": 3, "phase": "train", "prompt_id": 7, "tokens": ["a", "b"]}
+    batch, _ = logged_batch(write(tmp_path, [bare, line(7, 1, ["a"], 1.0) | {"logp": [None]}]))
+    np.testing.assert_array_equal(batch.behaviour_logp, [[0, 0], [np.nan, 0]])
+    np.testing.assert_array_equal(batch.reward, [np.nan, 1])
+
+
+@pytest.mark.parametrize("step", ["3", 3.0, True])
+def test_a_step_of_another_kind_is_refused(tmp_path: Path, step: object) -> None:
+    with pytest.raises(InputError, match=r"step is .*, but must be the number of a step"):
+        logged_batch(write(tmp_path, LINES), step=step)  # type: ignore[arg-type]

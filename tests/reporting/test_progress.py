@@ -2,7 +2,9 @@
 
 import io
 import math
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -101,7 +103,75 @@ def test_a_terminal_without_rich_says_how_to_install_it(monkeypatch):
 
 
 def test_a_start_after_the_end_is_refused():
-    with pytest.raises(InputError, match="start step 5 of 4"):
+    with pytest.raises(InputError, match="5 steps are done, more than the 4 of the run"):
         Progress(4, start_step=5)
+    for steps in (1.5, -1, True, None, "3"):
+        with pytest.raises(InputError, match="total_steps is"):
+            Progress(steps)
     with Progress(4, start_step=4, stream=io.StringIO()) as progress:
         assert progress._left() == 0.0
+
+
+def test_metrics_of_other_kinds_show_nothing():
+    stream = io.StringIO()
+    with Progress(1, stream=stream) as progress:
+        progress.update(0, {"reward/mean": "high", "kl": [1], "entropy": 10**400, "completion/length": math.inf})
+    assert stream.getvalue().startswith("step 1/1  reward -  KL -  entropy -  length -  tokens/s -")
+
+
+RUN = """
+import sys
+from jaxrl_llm.reporting.progress import Progress
+sys.stdin.read()  # until the reader of standard output is gone
+with Progress(3, plain=sys.argv[1] == "plain") as progress:
+    for step in range(3):
+        progress.say("a line")
+        progress.update(step, {"reward/mean": 0.5})
+    progress.say("x" * 100_000)
+print("and more", flush=sys.argv[1] == "bar")
+print("done", file=sys.stderr)
+"""
+
+
+def run(how, stdout, after=lambda process: None):
+    command = [sys.executable, "-c", RUN, how]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    after(process)
+    _, errors = process.communicate("", timeout=120)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("how", ["plain", "bar"])
+def test_a_reader_that_goes_away_does_not_end_the_run(how):
+    pytest.importorskip("rich")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert run(how, writing) == (0, "done\n")
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_under_the_log_does_not_end_the_run():
+    with open("/dev/full", "w") as full:
+        assert run("plain", full) == (0, "done\n")
+
+
+def test_without_a_standard_output_there_is_nothing_to_print(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    for stdout in (None, closed):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with Progress(1) as progress:
+            progress.say("a line")
+            progress.update(0, {})
+
+
+def test_what_an_encoding_cannot_show_is_escaped():
+    raw = io.BytesIO()
+    with Progress(1, stream=io.TextIOWrapper(raw, encoding="ascii")) as progress:
+        progress.say("é \ud800")
+    assert raw.getvalue() == b"\\xe9 \\ud800\n"
+    progress.say("more")
+    assert raw.getvalue().endswith(b"more\n")

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting.logged import logged_batch
 from jaxrl_llm.reporting.report import write_report
 from jaxrl_llm.reporting.shading import shade
 
@@ -226,6 +227,101 @@ def test_a_folder_without_a_run_or_with_damage_is_an_error(tmp_path, monkeypatch
         write_report(tmp_path)
 
 
+LINE = sample(3, reward=0.5, advantage=[0.5, -0.5], logp=[-1.0, None], entropy=[0.0, math.nan])
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"step": "3"}, "its step is '3', but must be a whole number"),
+        ({"step": 1.5}, "its step is 1.5"),
+        ({"step": True}, "its step is True"),
+        ({"step": 10**400}, "its step is a number of over 80 digits"),
+        ({"phase": None}, "its phase is None, but must be text"),
+        ({"prompt_id": "a"}, "its prompt_id is 'a', but must be a whole number, at least 0"),
+        ({"prompt_id": 2**40}, "its prompt_id is"),
+        ({"prompt_id": {}}, "its prompt_id is {}"),
+        ({"tokens": "ab"}, "its tokens are 'ab', but must be a list of texts"),
+        ({"tokens": [1, 2]}, "its tokens are [1, 2]"),
+        ({"tokens": None}, "its tokens are None"),
+        ({"logp": 3}, "its logp is 3, but must be a list of numbers"),
+        ({"logp": ["a", "b"]}, "its logp is ['a', 'b']"),
+        ({"advantage": [1.0]}, "it has 1 values of advantage for 2 tokens"),
+        ({"reward": "high"}, "its reward is 'high', but must be a number or null"),
+        ({"rewards": [1]}, "its rewards are [1], but must be numbers by name"),
+        ({"rewards": {"correct": "yes"}}, "its rewards are {'correct': 'yes'}"),
+        ({"prompt": 3}, "its prompt is 3, but must be text"),
+    ],
+)
+def test_a_damaged_completion_is_one_line_with_its_place(tmp_path, change, reason):
+    lines(tmp_path / "completions.jsonl", [LINE, LINE | change, LINE])
+    for read in (write_report, logged_batch):
+        with pytest.raises(InputError) as caught:
+            read(tmp_path)
+        assert f"completions.jsonl, line 2: {reason}" in str(caught.value)
+        assert "repair or remove that line" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["step", "phase", "prompt_id", "tokens"])
+def test_a_completion_that_lacks_something_is_named(tmp_path, name):
+    lines(tmp_path / "completions.jsonl", [{key: value for key, value in LINE.items() if key != name}])
+    for read in (write_report, logged_batch):
+        with pytest.raises(InputError, match=rf"completions\.jsonl, line 1: it has no {name}"):
+            read(tmp_path)
+
+
+def test_a_completion_needs_no_more_than_that(tmp_path):
+    lines(tmp_path / "completions.jsonl", [{"step": 0, "phase": "train", "prompt_id": 0, "tokens": ["a"]}])
+    assert "Step 0" in report(tmp_path).visible
+
+
+@pytest.mark.parametrize("step", ["3", 1.5, True, None, -1, 10**400])
+def test_a_step_of_the_metrics_that_is_none_is_said(tmp_path, step):
+    lines(tmp_path / "metrics.jsonl", [{"step": 0, "kl": 1.0}, {"step": step, "kl": 1.0}])
+    with pytest.raises(InputError, match=r"metrics\.jsonl: a step is .*, but must be a whole number"):
+        write_report(tmp_path)
+
+
+def test_notes_and_odd_values_among_the_metrics_are_no_curves(tmp_path):
+    odd = {"text": "a", "list": [1], "huge": 10**400, "flag": True, "deep": {"a": 1}}
+    lines(tmp_path / "metrics.jsonl", [{"note": "no step"}, {"step": 0, "kl": 1.0, **odd}])
+    page = report(tmp_path)
+    assert "KL to the reference" in page.visible
+    assert "huge" in page.visible
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"eval_after": {"accuracy": 10**400}},
+        {"eval_after": {"prompts": math.inf}},
+        {"eval_before": {"low": 1e308, "high": 10**400}},
+    ],
+)
+def test_a_summary_that_no_report_can_show_is_one_line(tmp_path, summary):
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match=r"summary\.json holds a value that no report can show: "):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_deep_and_huge_values_of_a_configuration_are_shown(tmp_path):
+    deep = {"a": 1}
+    for _ in range(60):
+        deep = {"a": deep}
+    (tmp_path / "config.json").write_text(json.dumps({"deep": deep, "huge": 10**400, "more": 1e308}))
+    assert "a number of over 80 digits" in report(tmp_path).visible
+
+
+def test_rewards_that_differ_by_rounding_have_a_distribution(tmp_path):
+    rows = [sample(step, reward=0.1 + step * 1e-17 + (step % 2) * 2e-17) for step in range(8)]
+    rows += [sample(9, reward=0.30000000000000004), sample(10, reward=0.3)]
+    for some in (rows, rows[:8], rows[8:]):
+        lines(tmp_path / "completions.jsonl", some)
+        assert "Rewards" in report(tmp_path).visible
+
+
 @pytest.mark.parametrize("module", ["jinja2", "matplotlib"])
 def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch, module):
     lines(tmp_path / "metrics.jsonl", [{"step": 0, "reward/mean": 1.0}])
@@ -284,5 +380,5 @@ def test_shade_refuses_what_does_not_fit():
         shade(["a"], [1.0], "entropie")
     with pytest.raises(InputError, match="2 values of logp for 1 tokens"):
         shade(["a"], [1.0, 2.0], "logp")
-    with pytest.raises(InputError, match="limit 0"):
+    with pytest.raises(InputError, match=r"limit.* 0"):
         shade(["a"], [1.0], "logp", limit=0)
