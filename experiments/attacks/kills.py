@@ -1,0 +1,242 @@
+"""Kills: runs that are killed or interrupted at some moment and resumed must end as one that was not, bit by bit."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.attacks import Outcome
+from experiments.attacks.tiny import CONFIGURATIONS, STEPS, differences, write_inputs, write_settings
+from experiments.attacks.worker import ROOT, Worker, environment
+
+PATIENCE = 300.0  # seconds until a moment must have come, or a run have ended
+BOUND = 60.0  # seconds in which an interrupted run must have ended by itself
+START, REPORT, STEP = 9.0, 4.0, 0.06  # seconds that these take, on a machine with nothing else to do
+SOURCE = """import sys
+from jaxrl_llm.cli import main
+print("begun")
+sys.exit(main(sys.argv[1:]))"""
+
+
+class Moment(NamedTuple):
+    """When a process is stopped, and how."""
+
+    when: str  # start, step, checkpoint, final or report
+    place: float  # 0 to 1: which of the steps that are left
+    delay: float  # seconds after that
+    how: str  # KILL, INT, INT INT (twice) or TERM
+
+
+class Stopped(NamedTuple):
+    """A process that was stopped. status: None where it did not end by itself; ended: it had, before the moment."""
+
+    status: int | None
+    ended: bool
+    late: bool  # it was done, but for the end of its process
+    err: str
+
+
+def draw(rng: random.Random) -> Moment:
+    """A moment: one in two in a step, the others in a start, a checkpoint, the end or the report."""
+    when = rng.choices(("step", "checkpoint", "start", "final", "report"), (50, 20, 12, 10, 8))[0]
+    longest = {"start": START, "step": 2 * STEP, "checkpoint": STEP, "final": 6 * STEP, "report": REPORT}[when]
+    how = rng.choices(("KILL", "INT", "INT INT", "TERM"), (70, 16, 7, 7))[0]
+    return Moment(when, rng.random(), rng.uniform(0, longest), how)
+
+
+class _Lines:
+    """What a process has printed so far, read by a thread of its own, which may be waited for."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.lines: list[str] = []
+        self.closed = False
+        self._news = threading.Condition()
+        assert process.stdout is not None
+        self._stream = process.stdout
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._stream:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self.closed = True
+            self._news.notify_all()
+
+    def wait(self, pattern: str, deadline: float) -> str | None:
+        """The first line with the pattern; None where the process ended without one, or it is too late."""
+        with self._news:
+            while True:
+                if found := [line for line in self.lines if re.search(pattern, line)]:
+                    return found[0]
+                if self.closed or time.monotonic() > deadline:
+                    return None
+                self._news.wait(1.0)
+
+
+def _come(moment: Moment, lines: _Lines, run: Path, process: subprocess.Popen[str]) -> bool:
+    """Wait for the moment, without its delay; False where it does not come."""
+    deadline = time.monotonic() + PATIENCE
+    if moment.when == "start":
+        return moment.how == "KILL" or lines.wait("^begun", deadline) is not None
+    if moment.when == "report":
+        return lines.wait("^after training:", deadline) is not None
+    if lines.wait("^(before training|step)", deadline) is None:
+        return False
+    first = next((int(found[1]) for line in lines.lines if (found := re.search(r"from step (\d+)", line))), 0)
+    if first == STEPS:  # a run that is resumed after its last step has only the end before it
+        return True
+    chosen = STEPS if moment.when == "final" else first + 1 + int(moment.place * (STEPS - first))
+    if moment.when == "checkpoint":
+        while process.poll() is None and time.monotonic() < deadline:
+            tmp = [int(path.name.split(".")[0]) for path in (run / "checkpoints").glob("[0-9]*tmp*")]
+            if any(step >= chosen for step in tmp):
+                return True
+            time.sleep(0.0005)
+        return False
+    return lines.wait(f"^step ({'|'.join(str(n) for n in range(chosen, STEPS + 1))})/", deadline) is not None
+
+
+def stop(arguments: list[str], run: Path, moment: Moment) -> Stopped:
+    """Start `jaxrl ARGUMENTS`, which works in the folder `run`, and stop it at the moment."""
+    with tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SOURCE, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
+            text=True, env=environment(), cwd=ROOT,
+        )  # fmt: skip
+        lines, status = _Lines(process), None
+        came = _come(moment, lines, run, process)
+        if came:
+            time.sleep(moment.delay)
+        ended, late = process.poll() is not None, any(line.startswith("report:") for line in lines.lines)
+        try:
+            if came and not ended:
+                for number, name in enumerate(moment.how.split()):
+                    if number:
+                        time.sleep(moment.place)
+                    process.send_signal(signal.Signals[f"SIG{name}"])
+            status = process.wait(BOUND)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        err.seek(0)
+        return Stopped(status, ended or not came, late, err.read())
+
+
+def judge_stop(stopped: Stopped, how: str) -> tuple[str, str]:
+    """Whether the process ended as it should have; the verdict, and why it is not clear."""
+    said = [line for line in stopped.err.splitlines() if line.strip()]
+    if stopped.status is None:
+        return "hang", f"not ended {BOUND:.0f} s after SIG{how}"
+    if "Traceback" in stopped.err:
+        return "unclear", f"a traceback after SIG{how}: {said[-1]}"
+    if how.startswith("INT") and (stopped.status != 130 or len(said) != 1):
+        return (
+            "unclear" if stopped.status == 130 else "wrong",
+            f"status {stopped.status}: {' | '.join(said) or 'silent'}",
+        )
+    if how == "TERM" and stopped.status not in (-signal.SIGTERM, 128 + signal.SIGTERM, 130):
+        return "wrong", f"status {stopped.status} after SIGTERM"
+    return "clear", said[0] if said else ""
+
+
+class Runs:
+    """The runs of one configuration in a folder, with one that nobody stopped as the reference."""
+
+    def __init__(self, name: str, folder: Path, worker: Worker) -> None:
+        self.name, self.folder, self.worker = name, folder, worker
+        write_inputs(folder / "inputs")
+        self.settings = write_settings(name, folder / "inputs")
+        self.reference = folder / "reference"
+        reply = worker.ask(self.arguments(self.reference), 4 * PATIENCE)
+        if reply.status:
+            raise RuntimeError(f"the run {name} to compare with ended with status {reply.status}: {reply.err}")
+
+    def arguments(self, run: Path) -> list[str]:
+        """To go on with a run, or to begin it where it has no configuration yet."""
+        if (run / "config.json").exists():
+            return ["train", "--resume", str(run)]
+        return ["train", "--config", str(self.settings), "--output", str(run)]
+
+    def judge(self, run: Path) -> tuple[str, str]:
+        """Finish a copy of the run, as it was left, and compare it with the reference."""
+        copy = self.folder / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        if run.exists():
+            shutil.copytree(run, copy)
+        _next_second(copy)
+        reply = self.worker.ask(self.arguments(copy), PATIENCE)
+        if reply.status is None:
+            return "hang", "it did not end when it was resumed"
+        if "Traceback" in reply.err:
+            return "unclear", f"a traceback when it was resumed: {reply.err.strip().splitlines()[-1]}"
+        if reply.status:
+            return "wrong", f"resumed, status {reply.status}: {' '.join(reply.err.split())}"
+        found = differences(copy, self.reference)
+        return ("wrong", found) if found else ("clear", " ".join(reply.err.split()))
+
+    def attack(self, seed: str) -> Iterator[Outcome]:
+        """Stop one run after another, each up to three times, for ever."""
+        rng, number = random.Random(seed), 0
+        while True:
+            number += 1
+            run = self.folder / f"run-{number}"
+            for again in range(rng.randint(1, 3)):
+                moment = draw(rng)
+                name = f"{self.name} {number}.{again + 1}: SIG{moment.how} in {moment.when}"
+                begun = time.monotonic()
+                stopped = stop(self.arguments(run), run, moment)
+                if stopped.ended:
+                    if stopped.status != 0:
+                        said = f"ended by itself, status {stopped.status}: {' '.join(stopped.err.split())}"
+                        yield Outcome("kills", name, "wrong", time.monotonic() - begun, said[:400])
+                        break
+                    continue
+                verdict, said = ("clear", "") if stopped.late else judge_stop(stopped, moment.how)
+                if verdict == "clear":
+                    verdict, said = self.judge(run)
+                yield Outcome("kills", name, verdict, time.monotonic() - begun, said[:400])
+                if verdict != "clear":
+                    break
+            shutil.rmtree(run, ignore_errors=True)
+
+
+def _next_second(run: Path) -> None:
+    """Wait while event files of this very second are there: a new one would get the same name."""
+    while list(run.glob(f"tensorboard/*tfevents.{int(time.time())}.*")):
+        time.sleep(0.05)
+
+
+def run(
+    count: int = 100, seed: int = 0, workers: int = 2, names: Sequence[str] = tuple(CONFIGURATIONS)
+) -> list[Outcome]:
+    """Kill runs of these configurations `count` times in all, `workers` at once; one outcome for each kill.
+
+    Each kill is judged alone: a copy of what it left is resumed and compared with a run that nobody stopped.
+    """
+    shares = [(name, len(range(i, count, len(names)))) for i, name in enumerate(names)]
+
+    def attack(share: tuple[str, int]) -> list[Outcome]:
+        name, wanted = share
+        if not wanted:
+            return []
+        with tempfile.TemporaryDirectory(prefix="jaxrl-kills-") as folder, Worker() as worker:
+            outcomes = Runs(name, Path(folder), worker).attack(f"{seed} {name}")
+            return list(islice(outcomes, wanted))
+
+    with ThreadPoolExecutor(workers) as pool:
+        return [outcome for part in pool.map(attack, shares) for outcome in part]
