@@ -17,6 +17,7 @@ import os
 import re
 import stat
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,13 +46,18 @@ def checksum(tree: Any) -> dict[str, int]:
 
 
 def structure(tree: Any) -> dict[str, str]:
-    """Dtype and shape of every array, by its path.
+    """Dtype and shape of every array, by its path, and what is empty.
 
-    >>> structure({"a": np.zeros((2, 3), np.float32)})
-    {"['a']": 'float32[2, 3]'}
+    >>> structure({"a": np.zeros((2, 3), np.float32), "b": ()})
+    {"['a']": 'float32[2, 3]', "['b']": 'empty'}
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_empty)
+    kinds = {path: "empty" if _is_empty(leaf) else f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): kind for path, kind in kinds.items()}
+
+
+def _is_empty(node: Any) -> bool:
+    return node is None or (isinstance(node, tuple | list | dict) and not node)
 
 
 def _differences(meta: dict[str, Any], shapes: tuple[Any, Any]) -> str:
@@ -154,10 +160,13 @@ class Checkpoints:
         """Steps of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def latest(self, params: Any, state: Any = None) -> Restored | None:
+    def latest(
+        self, params: Any, state: Any = None, check: Callable[[dict[str, Any]], object] | None = None
+    ) -> Restored | None:
         """The newest checkpoint that is what was written; damaged ones are passed over with a warning.
 
         params, state: trees of arrays (or shapes) of the same structure; without a state only the parameters are read.
+        check: called with the JSON object of a checkpoint before its arrays are looked at; it may raise InputError.
         None where there are no checkpoints. Raises InputError where a checkpoint is of another structure (it says what
         differs), where the system cannot read it, and where all are damaged. Nothing is changed.
         """
@@ -168,6 +177,8 @@ class Checkpoints:
             _check_readable(self.folder / str(step))
             try:
                 meta = self._meta(step)
+                if check is not None:
+                    check(meta)
                 if differs := _differences(meta, shapes):
                     raise InputError(
                         f"checkpoint {self.folder}/{step} does not fit the run's settings: {differs}; set them back to "

@@ -37,12 +37,15 @@ def load_run(path_or_name: str, *, accept_changed_inputs: bool = False) -> tuple
     policy, params, tokenizer = load_model(config, algorithm)
     digests = model_digests(params, tokenizer)
     frozen, params = split_parameters(config, policy, params)
+
+    def changes(meta: dict[str, Any]) -> list[str]:
+        return check_changes(meta, config, os.getcwd(), digests, accept_changed_inputs, only=OF_PARAMETERS)
+
     with closing(Checkpoints(folder.checkpoints)) as checkpoints:
-        restored = checkpoints.latest(params)
+        restored = checkpoints.latest(params, check=changes)
     if restored is None:
         raise InputError(f"{path_or_name} has no checkpoints yet")
-    accept = accept_changed_inputs
-    for text in check_changes(restored.meta, config, os.getcwd(), digests, accept, only=OF_PARAMETERS):
+    for text in changes(restored.meta):
         logger.warning("%s", text)
     learned = {name: x for name, x in restored.params.items() if name != "critic"}
     return config, policy, join(frozen, learned), tokenizer

@@ -30,9 +30,11 @@ def locked(folder: Path) -> Iterator[None]:
             raise InputError(_in_use(folder, _owner(file)))
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-        yield
-        with suppress(OSError):
-            path.unlink()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
     finally:
         os.close(file)
 

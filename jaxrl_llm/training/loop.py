@@ -105,9 +105,14 @@ def _run(
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
     record = {"settings": settings_to_compare(config, os.getcwd()), "inputs": parts.digests}
     first, counts, feedback, remarks = 0, dict[str, int](), dict[str, float](), list[str]()
-    restored = checkpoints.latest(state.params, {"rest": state[1:], "memory": memory}) if resume else None
+
+    def changes(meta: dict[str, Any]) -> list[str]:
+        return check_changes(meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
+
+    now = {"rest": state[1:], "memory": memory}
+    restored = checkpoints.latest(state.params, now, check=changes) if resume else None
     if restored:
-        remarks = check_changes(restored.meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
+        remarks = changes(restored.meta)
         first, feedback = restored.step, restored.meta["feedback"]
         if first > config.steps:
             raise InputError(f"the checkpoint is of step {first}, but steps is {config.steps}: raise it to go on")

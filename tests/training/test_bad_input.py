@@ -63,6 +63,18 @@ CASES = {
     "a reward weight that is none": (["--rewards", "exact_match*much"], "'much' is not a weight"),
     "a reward for another data set": (["--rewards", "reasoning_gym"], "column that the reward 'reasoning_gym' needs"),
     "a reward twice": (["--rewards", "exact_match", "exact_match*2"], "two rewards are named 'exact_match'"),
+    "settings of a critic without one": (["--critic-steps", "2"], "grpo has no critic: leave out critic_steps"),
+    "an empty output": (["--output", ""], "output is ''"),
+    "an infinite time limit": (["--reward-time-limit", "inf"], "reward_time_limit is inf, but must be a finite number"),
+    "an infinite coefficient": (["--algorithm.kl-coefficient", "inf"], "kl_coefficient"),
+    "top_k beyond int32": (["--top-k", str(2**31)], "top_k is 2147483648, but must be at least 0"),
+    "top_p that is zero in float32": (["--top-p", "1e-45"], "top_p is 1e-45, but must be at least 1e-30"),
+    "a seed of many digits": (["--seed", str(2**70)], "seed is 1180591620717411303424, but must be at least 0"),
+    "too many prompts in flight": (["--oversample", "1e9"], "oversample is 1000000000.0, but must be at least 1"),
+    "a prompt of gigabytes": (["--prompt-template", "{prompt:>9999999999}"], "prompt_template"),
+    "epsilon of 0": (["--optimizer.epsilon", "0"], "optimizer.epsilon is 0.0, but must be at least 1e-30"),
+    "a package that is missing": (["--wandb", "project"], "needs the package 'wandb'"),
+    "a reward that ends Python": (["--rewards", "{folder}/leave.py:f"], "cannot load rewards from"),
     "an unknown judge": (["--eval-reward", "evn"], "unknown reward to judge by 'evn': did you mean 'even'?"),
     "too few prompts": (["--eval-size", "12"], "too few to set 12 aside"),
     "all prompts too long": (["--max-prompt-tokens", "9"], "all 8 prompts have more than 9 tokens"),
@@ -78,8 +90,42 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_line_says_what_is_wrong(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more, expected = CASES[case]
+    (tmp_path / "leave.py").write_text("import sys\nsys.exit(0)\n")
+    more = [text.replace("{folder}", str(tmp_path)) for text in more]
     assert expected in rejected(capsys, *options(tmp_path, *more))
     assert not (tmp_path / "run").exists(), "the next attempt must find the folder free"
+
+
+def test_all_that_needs_no_model_is_said_together_and_before_jax_is_loaded(tmp_path: Path) -> None:
+    """The run's folder, prompts and rewards."""
+    (tmp_path / "run").write_text("mine")
+    code = "import atexit; atexit.register(lambda: print('jax' in sys.modules))"
+    more = ("--prompts", "nowhere.jsonl", "--rewards", "exact_mach", "nowhere.py:f")
+    process = runs.start(*options(tmp_path, *more), code=code)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    lines = errors.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [True] * 4, errors
+    for said in ("no data at 'nowhere.jsonl'", "did you mean 'exact_match'", "nowhere.py", f"{tmp_path}/run is a file"):
+        assert len([line for line in lines if said in line]) == 1, errors
+    assert out == "False\n"
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_several_settings_are_said_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(options(tmp_path, "--steps", "0", "--top-p", "2", "--optimizer.epsilon", "0")) == 2
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["steps", "top_p", "optimizer.epsilon"]
+
+
+def test_a_broken_pipe_does_not_end_a_run(tmp_path: Path) -> None:
+    config = runs.small_config(tmp_path, steps=1, eval_size=0)
+    process = runs.start("train", *runs.as_arguments(config))
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=300) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert loop.read_json(tmp_path / "run" / "summary.json")["steps"] == 1
 
 
 def test_the_traceback_is_there_for_those_who_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

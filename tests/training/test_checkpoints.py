@@ -294,7 +294,12 @@ def test_where_all_are_damaged_that_is_said_and_nothing_is_lost(folder: Path, tm
         (
             params_of(0),
             {**state_of(0), "memory": jnp.zeros(3)},
-            "state memory is not there in the checkpoint, and float32[3]",
+            "state memory is empty in the checkpoint, and float32[3]",
+        ),
+        (
+            params_of(0),
+            {**state_of(0), "memory": ((),)},
+            "state memory/0 is not there in the checkpoint, and empty here",
         ),
     ],
 )

@@ -158,6 +158,20 @@ def test_a_constant_reward_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureF
     assert [line["groups/uniform"] for line in metrics_of(config)] == [1.0] * 4
 
 
+def test_one_sample_a_prompt_is_a_signal_where_the_method_takes_it_for_one(tmp_path: Path) -> None:
+    """Groups of one have equal rewards by themselves, but their gradient is not 0."""
+    config = runs.small_config(
+        tmp_path, algorithm="reinforce", group_size=1, prompts_per_step=8, steps=1, eval_size=0, minibatches=1
+    )
+    summary = runs.train(config)
+    assert summary["learned"]
+    assert summary["warnings"] == []
+    (line,) = metrics_of(config)
+    assert line["signal"] == 1.0
+    assert line["groups/uniform"] == 1.0
+    assert line["grad_norm"] > 0
+
+
 def test_completions_of_one_token_are_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model of which every token ends the completion, as where the chat template is the wrong one."""
     model = tmp_path / "model"

@@ -115,8 +115,8 @@ def test_the_stream_of_prompts_and_all_else_goes_on_from_each_checkpoint(
     for later in range(step + 2, STEPS + 1, 2):
         shutil.rmtree(run / "checkpoints" / str(later))
     for name in ("metrics.jsonl", "completions.jsonl"):
-        with (run / name).open("a") as file:
-            file.write('{"step": 5, "half')
+        lines = [line for line in runs.lines_of(run / name) if line["step"] < step + 4]  # no more without a checkpoint
+        (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5, "half')
     resumed(run)
     assert_same_run(run, Path(unbroken.output))
 
@@ -187,12 +187,15 @@ CANNOT: dict[str, tuple[Callable[[Path], None], str]] = {
     "all damaged": (damage_all, "none of the 3 checkpoints in .* can be used: all are damaged; nothing was changed"),
     "cannot be read": (unreadable, r"checkpoints/6 cannot be read \(Too many levels of symbolic links"),
     "no checkpoints": (without_checkpoints, "metrics.jsonl has 6 steps, but there are no checkpoints"),
-    "another dtype": (edit(param_dtype="bfloat16"), "embed is float32.* in the checkpoint, and bfloat16.* here"),
-    "LoRA": (edit(lora_rank=2), "does not fit the run's settings: the parameter layers/"),
-    "other moments": (edit(optimizer={"moments": "factored"}), "does not fit the run's settings: the state rest/"),
+    "another dtype": (edit(param_dtype="bfloat16"), "param_dtype was 'float32', and is now 'bfloat16'"),
+    "LoRA": (edit(lora_rank=2), "lora_rank was 0, and is now 2"),
+    "other moments": (
+        edit(optimizer={"moments": "factored"}),
+        "optimizer.moments was 'float32', and is now 'factored'",
+    ),
     "another method": (edit(algorithm="rloo"), "algorithm was 'grpo', and is now 'rloo'"),
-    "a method with memory": (edit(algorithm="epo"), "does not fit the run's settings: the state"),
-    "another model": (edit(model=str(MODELS / "llama")), "does not fit the run's settings: the parameter"),
+    "a method with memory": (edit(algorithm="epo"), "algorithm was 'grpo', and is now 'epo'"),
+    "another model": (edit(model=str(MODELS / "llama")), "model was .*, and is now .*; the model's weights changed"),
     "another learning rate": (
         edit(optimizer={"learning_rate": 0.5}),
         "learning_rate was 0.002, and is now 0.5",
@@ -214,6 +217,18 @@ def test_what_cannot_go_on_is_refused_and_loses_nothing(
     with pytest.raises(InputError, match=said) as caught:
         resumed(run)
     assert "\n" not in str(caught.value)
+    assert files_of(run) == before
+
+
+def test_another_structure_is_refused_though_it_is_accepted(
+    unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(unbroken.output, run)
+    edit(lora_rank=2)(run)
+    before = files_of(run)
+    with pytest.raises(InputError, match="checkpoints/6 does not fit the run's settings: the parameter layers/"):
+        loop.resume(str(run), accept_changed_inputs=True)
     assert files_of(run) == before
 
 
