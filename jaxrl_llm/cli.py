@@ -73,7 +73,7 @@ def eval_command(arguments: list[str]) -> int:
     gather(
         lambda: require("--samples", args.samples, least=1, most=2**20),
         lambda: require("--size", 1 if args.size is None else args.size, least=1, most=2**31 - 1),
-        lambda: require("--temperature", args.temperature or 0.0, least=0, most=1e6),
+        lambda: _check_temperature(args.temperature or 0.0),
         lambda: require("--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1),
         lambda: _check_file(args.output),
     )
@@ -145,7 +145,7 @@ def sample_command(arguments: list[str]) -> int:
     gather(
         lambda: require("--samples", args.samples, least=1, most=2**20),
         lambda: require("--max-new-tokens", args.max_new_tokens, least=1, most=2**24),
-        lambda: require("--temperature", args.temperature, least=0, most=1e6),
+        lambda: _check_temperature(args.temperature),
         lambda: require("--top-p", args.top_p, least=1e-30, most=1),
         lambda: require("--top-k", args.top_k, least=0, most=2**31 - 1),
         lambda: require("--min-p", args.min_p, least=0, most=1),
@@ -274,7 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
         if show:
             traceback.print_exc()
         for problem in error.problems if isinstance(error, InputErrors) else [_message(error)]:
-            print(f"error: {' '.join(problem.split())}", file=sys.stderr)
+            print(f"error: {_one_line(problem)}", file=sys.stderr)
         return 2
 
 
@@ -283,6 +283,12 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"no space left to write {error.filename or 'a file of the run'}: free some, then go on with --resume"
     return str(error)
+
+
+def _one_line(text: str, most: int = 1200) -> str:
+    """A message on one line; of one that repeats a name of thousands of letters, the beginning and the end."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 400]} ... {text[-395:]}"
 
 
 def _say(text: str) -> None:
@@ -302,6 +308,11 @@ def _discard_output() -> None:
 def _flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
     """Whether a flag is among the arguments, and the others."""
     return name in arguments, [argument for argument in arguments if argument != name]
+
+
+def _check_temperature(value: float) -> None:
+    """InputError unless it is 0, which is greedy, or in the range of TrainConfig."""
+    require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
 
 
 def _check_file(path: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -55,7 +56,9 @@ def shown(value: Any, most: int = 80) -> str:
     """
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of over {most} digits"
-    text = " ".join(repr(value).split())
+    brief = reprlib.Repr()  # a list of lists of lists, as YAML can write in a few letters, is never spelt out
+    brief.maxlevel, brief.maxstring, brief.maxother, brief.maxlong = 3, most, most, most
+    text = " ".join(brief.repr(value).split())
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -66,10 +69,21 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo, rloo"
     """
     names, name = sorted(known), str(name)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f": did you mean {near[0]!r}?" if near else "."
+    near = nearest(name, names)
+    hint = f": did you mean {near!r}?" if near else "."
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like this one, capital letters or not; None where none does.
+
+    >>> nearest("GRPO", ["dapo", "grpo"])
+    'grpo'
+    """
+    plain = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name[:200].lower(), plain, n=1, cutoff=0.6)
+    return plain[near[0]] if near else None
 
 
 def need(package: str, extra: str, why: str) -> InputError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import re
 import typing
@@ -12,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, need, shown, unknown
+from jaxrl_llm.errors import InputError, nearest, need, shown, unknown
 from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.optimizer_config import OptimizerConfig
@@ -25,12 +24,18 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     InputError, in one line, for whatever is wrong with them.
     """
     file, arguments = take(arguments, "--config")
+    if file is not None and take(arguments, "--config")[0] is not None:
+        raise InputError("--config is given twice: one file has all settings")
     values = _read_config(Path(file)) if file is not None else {}
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
     parameters = hyperparameters(chosen)
-    _check_names(values, chosen, [one.name for one in parameters])
     kinds = {**typing.get_type_hints(TrainConfig), "hyperparameters": {one.name: one.kind for one in parameters}}
-    _check_kinds(values, {**kinds, "optimizer": typing.get_type_hints(OptimizerConfig)})
+    kinds["optimizer"] = typing.get_type_hints(OptimizerConfig)
+    try:
+        _check_names(values, chosen, [one.name for one in parameters])
+        _check_kinds(values, kinds)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
     knobs = [(one.name, one.kind, dataclasses.field(default=one.default)) for one in parameters]
     options = dataclasses.make_dataclass(f"{chosen}_options", knobs, frozen=True)
     as_algorithm = _tyro().conf.arg(name="algorithm", help=f"Hyper-parameters of {chosen}.")
@@ -39,6 +44,7 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
         [("hyperparameters", typing.Annotated[options, as_algorithm], dataclasses.field(default_factory=options))],
         bases=(TrainConfig,),
         frozen=True,
+        namespace={"__post_init__": lambda self: None},  # ranges are checked below, all together
     )
     parsed = parse(command, _as_arguments(values) + arguments, "jaxrl train", description)
     settings = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(TrainConfig)}
@@ -57,7 +63,7 @@ def parse(kind: Any, arguments: list[str], program: str, description: str | None
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise InputError(_in_one_line(said.getvalue(), program)) from None
+        raise InputError(_in_one_line(said.getvalue(), program, _options_of(kind))) from None
 
 
 def positional() -> Any:
@@ -95,22 +101,37 @@ def _tyro() -> Any:
     return tyro
 
 
-def _in_one_line(box: str, program: str) -> str:
-    """What tyro's box of text says between its title and the first rule, and the nearest option that it names."""
+def _options_of(kind: Any, prefix: str = "--") -> list[str]:
+    """The options of a dataclass, those of dataclasses inside of it too."""
+    hints, found = typing.get_type_hints(kind, include_extras=True), list[str]()
+    for name, hint in hints.items():
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        shown_as = "algorithm" if name == "hyperparameters" else name.replace("_", "-")
+        if dataclasses.is_dataclass(inner):
+            found += _options_of(inner, f"{prefix}{shown_as}.")
+        else:
+            found.append(prefix + shown_as)
+    return found
+
+
+def _in_one_line(box: str, program: str, options: list[str]) -> str:
+    """What tyro's box of text says between its title and the first rule, and the option nearest to an unknown one."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     rows = [line.strip("│ ") for line in plain.splitlines()[1:] if not line.startswith("╰")]
-    parts: list[list[str]] = [[]]
-    for row in rows:
-        if row and set(row) <= {"─", "-"}:
-            parts.append([])
-        elif row:
-            parts[-1].append(row)
-    parts = [part for part in parts if part] or [["these arguments cannot be read"]]
-    said = re.sub(r"^Error parsing (\w+: )?", "", " ".join(parts[0]))
-    near = [row.split()[0].strip(",;:.'\"`") for part in parts[1:] for row in part if row.startswith("--")]
-    if near and (wrong := re.search(r"Unrecognized options: ([^\s,]+)", said)):
-        said += f"; did you mean {(difflib.get_close_matches(wrong[1], near, 1, 0.0) or near)[0]}?"
+    rule = next((i for i, row in enumerate(rows) if row and set(row) <= {"─", "-"}), len(rows))
+    said = " ".join(row for row in rows[:rule] if row) or "these arguments cannot be read"
+    said = re.sub(r"^Error parsing (\w+: )?", "", said)
+    if wrong := re.search(r"Unrecognized options: (--[^\s,=]+)", said):
+        near = _nearest_option(wrong[1].replace("_", "-"), options)
+        said += f"; did you mean {near}?" if near else ""
     return f"{said.rstrip('.')} ({program} --help lists the options)"
+
+
+def _nearest_option(wrong: str, options: list[str]) -> str | None:
+    """The option that looks like this one, or whose last part is its name."""
+    inside = [option for option in options if option.rpartition(".")[2] == wrong.lstrip("-")]
+    begins = [option for option in options if option.startswith(wrong)]
+    return next(iter([*inside, *begins]), None) or nearest(wrong, options)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -163,7 +184,7 @@ def _check_names(values: dict[str, Any], algorithm: str, parameters: Collection[
         "hyperparameters": (f"hyper-parameter of {algorithm}", parameters),
     }
     for section, (kind, known) in sections.items():
-        inner = values.get(section) or {}
+        inner = {} if values.get(section) is None else values[section]
         if not isinstance(inner, dict):
             raise InputError(f"{section} must hold settings by name, found {shown(inner)}")
         for name in inner:

@@ -180,8 +180,9 @@ class TrainConfig:
         """What settings say of each other."""
         if self.overlong_tokens > self.max_new_tokens:
             raise InputError(f"overlong_tokens is {self.overlong_tokens}, but must be at most max_new_tokens")
-        if self.lora_targets and not self.lora_rank:
-            raise InputError("lora_targets are given, but lora_rank is 0, which is off: set lora_rank to their rank")
+        if not self.lora_rank and (self.lora_targets or self.lora_alpha != TrainConfig.lora_alpha):
+            given = "lora_targets are" if self.lora_targets else "lora_alpha is"
+            raise InputError(f"{given} given, but lora_rank is 0, which is off: set lora_rank to a rank")
         if self.lora_rank and self.reference_memory == "host":
             raise InputError(
                 "reference_memory is host, but with lora_rank the reference is the model's own weights, of which there "

@@ -55,13 +55,19 @@ def read_inputs(config: TrainConfig, *, resume: bool = False) -> Iterator[Inputs
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
     checks: list[Any] = [lambda: split_prompts(config), lambda: make_rewards(config, seen_from)]
-    checks.append(lambda: check_writers(config.tensorboard, config.wandb))
+    checks += [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
     checks += [] if resume else [folder.check_free]
     with locked(folder.path) if resume else nullcontext():
         with _told_from(seen_from):
             prompts, rewards, *_ = gather(*checks)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
             yield Inputs(prompts, rewards)
+
+
+def _check_model(model: str) -> None:
+    """InputError where a run is given for a model."""
+    if RunFolder(model).is_run():
+        raise InputError(f"model is {model!r}, which is a run: write its model with jaxrl export first, and give that")
 
 
 @contextmanager
@@ -122,12 +128,14 @@ def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
 
 def split_prompts(config: TrainConfig) -> Prompts:
     """Rows to train on, and held-out rows. No held-out prompt is among the training prompts."""
-    held_out: list[dict[str, Any]] = []
     apart = _has_own_source(config)
-    loaded = rows = _load(config, config.prompts, config.num_prompts + (0 if apart else config.eval_size), config.seed)
+    number = config.num_prompts + (0 if apart else config.eval_size)
+    reads = [lambda: _load(config, config.prompts, number, config.seed)]
     if config.eval_size and apart:
-        held_out = _held_out(config, config.eval_prompts or config.prompts, config.eval_size)
-    elif config.eval_size:
+        reads.append(lambda: _held_out(config, config.eval_prompts or config.prompts, config.eval_size))
+    loaded, *other = gather(*reads)
+    rows, held_out = loaded, other[0] if other else []
+    if config.eval_size and not apart:
         rows = without(rows, [])
         if len(rows) <= config.eval_size:
             raise InputError(

@@ -48,8 +48,9 @@ class OptimizerConfig:
 def check_optimizer(config: OptimizerConfig) -> None:
     """InputError for a setting of another type, or out of range."""
     check_types(config, "optimizer.")
-    for name in ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"):
+    for name in ("learning_rate", "weight_decay", "max_grad_norm"):
         require(f"optimizer.{name}", getattr(config, name), least=0, most=LARGEST)
+    require("optimizer.warmup_steps", config.warmup_steps, least=0, most=2**31 - 1)
     require("optimizer.epsilon", config.epsilon, least=SMALLEST, most=LARGEST)
     require("optimizer.final_fraction", config.final_fraction, least=0, most=1)
     for name in ("beta1", "beta2"):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.data.chat import encode_prompt, is_conversation
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards import Reward, Scores
 from jaxrl_llm.rewards import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
@@ -34,8 +34,11 @@ def encode_rows(
 ) -> PromptSet:
     """Tokenise prompts once; those of more than `max_tokens` are skipped, truncated on the left, or an error."""
     kept, ids, skipped, shortened = [], [], 0, 0
-    for row in rows:
-        tokens = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt)
+    for number, row in enumerate(rows, start=1):
+        try:
+            tokens = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt)
+        except InputError as error:
+            raise InputError(f"prompt {number} of {len(rows)}, {shown(row['prompt'])}: {error}") from None
         if len(tokens) > max_tokens:
             if long_prompts == "error":
                 raise InputError(

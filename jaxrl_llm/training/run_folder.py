@@ -41,6 +41,9 @@ class RunFolder:
             raise InputError(
                 f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --output"
             )
+        around = next((folder for folder in self.path.absolute().parents if RunFolder(folder).is_run()), None)
+        if around is not None:
+            raise InputError(f"{self.path} is inside of the run {around}: choose another --output")
         if self.checkpoints.exists() or self.metrics.exists():
             raise InputError(f"{self.path} holds parts of a run without its config.json: choose another --output")
         if not there.is_dir():
@@ -82,7 +85,10 @@ class RunFolder:
 
     def is_run(self) -> bool:
         """Whether the folder's config.json is of a run; model folders have a file of that name too."""
-        return self.config.is_file() and "prompts_per_step" in read_json(self.config)
+        try:
+            return self.config.is_file() and "prompts_per_step" in read_json(self.config)
+        except OSError:  # e.g. a name that is too long
+            return False
 
     def check_logs(self, checkpoint_every: int) -> None:
         """InputError where the metrics tell of steps that must have left checkpoints, but there are none.
