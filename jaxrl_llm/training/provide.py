@@ -10,10 +10,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed.sharding import to_device
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import MEASURES, NOTHING, Wanted, affinity, policy_outputs
 from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.training.checks import check_alive, check_rows, check_steps
 from jaxrl_llm.training.steps import Slices, Steps, by_slices
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
@@ -84,7 +86,20 @@ def provide(
     params: the weights before the update. reference: those of the reference policy; InputError where they are needed
     and None. "greedy_reward" and "feedback" are the loop's to provide. With the update's `steps` the batch goes through
     a policy as it does in the update, slice by slice.
+
+    Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
+    planned for another batch.
     """
+    check_rows(policy, batch)
+    if isinstance(needs, str) or not all(isinstance(need, str) for need in needs):
+        raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as an algorithm's `needs`")
+    check_alive("a parameter", params, "Go on from the state that the update gave back")
+    check_params(policy, params)
+    if reference is not None:
+        check_alive("a parameter of the reference policy", reference, "Keep a copy that no update takes")
+        check_params(policy, reference)
+    if steps is not None:
+        check_steps(steps, batch)
     slices = None if steps is None else steps.slices
     asked = {value_of(need)[0] for need in needs}
     if asked & {"reference_logp", "reference_affinity"} and reference is None:

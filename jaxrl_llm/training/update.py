@@ -274,6 +274,7 @@ def update(
     counts = {"epochs": epochs, "minibatches": minibatches, "micro_batches": micro_batches}
     for name, count in counts.items():
         check_count(name, count)
+        counts[name] = int(count)  # of other types they would be other programs
     if key is not None:
         check_key(key)
     if steps is not None:
