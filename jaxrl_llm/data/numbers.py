@@ -16,7 +16,8 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise InputError(f"{name} is {shown(value)}, but must be a whole number")
-    if value < least or (most is not None and value > most):
+    number = int(value)
+    if number < least or (most is not None and number > most):
         upper = "" if most is None else f" and at most {most}"
-        raise InputError(f"{name} must be at least {least}{upper}, found {shown(int(value))}")
-    return int(value)
+        raise InputError(f"{name} must be at least {least}{upper}, found {shown(number)}")
+    return number

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from jaxrl_llm.errors import InputError, need, shown
 from jaxrl_llm.streams import Lasting
@@ -45,7 +45,7 @@ class Progress:
         if start_step > total_steps:
             raise InputError(f"{start_step} steps are done, more than the {total_steps} of the run: raise its steps")
         self._total, self._start, self._done = total_steps, start_step, start_step
-        self._stream: Any = Lasting(sys.stdout if stream is None else stream)
+        self._stream = Lasting(sys.stdout if stream is None else stream)
         self._plain = not self._stream.isatty() if plain is None else plain
         self._metrics: Mapping[str, Any] = {}
         self._began = time.monotonic()
@@ -57,7 +57,7 @@ class Progress:
                 from rich.console import Console
             except ImportError as error:
                 raise need("rich", "run", "the live progress bar") from error
-            self._console = Console(file=self._stream, force_terminal=True)
+            self._console = Console(file=cast(TextIO, self._stream), force_terminal=True)
 
     def __enter__(self) -> Progress:
         self._began = self._latest_update = time.monotonic()
