@@ -53,7 +53,7 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     check_key(key)
     if not isinstance(critic, Critic):
         raise InputError(f"the critic is {shown(critic)}, but must be a Critic")
-    check_params(policy, {name: x for name, x in params.items() if name != "critic"})
+    check_params(policy, {k: x for k, x in params.items() if k != "critic"} if isinstance(params, dict) else params)
     D = policy.config.hidden_size
     width = critic.hidden or D
     head: Params = {"weight": jnp.zeros((width, critic.heads)), "bias": jnp.zeros(critic.heads)}

@@ -132,7 +132,7 @@ def _from_hub(name: str) -> Path:
 
     if os.path.exists(name):
         raise InputError(f"{name} is a file, but not a .gguf file: give a model's folder, a .gguf file or a hub name")
-    place = f"{name!r} is no folder, .gguf file or {DEMO_MODEL!r}"
+    place = f"{shown(name)} is no folder, .gguf file or {DEMO_MODEL!r}"
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise InputError(f"{place}, nor a hub name of the form owner/model")
     try:

@@ -66,6 +66,9 @@ def init(
     targets: some of query, key, value, out, gate, up, down; by default all that the model can have: of a mixture of
     experts, those of attention. Raises InputError for another name, for a matrix of experts, and for a rank below 1.
     """
+    from jaxrl_llm.models.check import check_key  # which imports this module
+
+    check_key(key)
     targets, shapes, n = check(config, rank, targets), table(config), config.num_layers
     layers = {}
     for name, name_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
