@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import json
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, InputErrors, gather, require, unknown
-from jaxrl_llm.options import parse, parse_config, positional, take
+from jaxrl_llm.options import flag, parse, parse_config, positional, take
+from jaxrl_llm.streams import Lasting, let_go
 from jaxrl_llm.training.changes import ACCEPT
 
 
@@ -24,7 +24,7 @@ def train_command(arguments: list[str]) -> int:
     from jaxrl_llm.training.run_folder import RunFolder
 
     given, arguments = take(arguments, "--resume")
-    accept, arguments = _flag(arguments, ACCEPT)
+    accept, arguments = flag(arguments, ACCEPT)
     if given is not None:
         if arguments:
             raise InputError(f"--resume goes on with the run's own settings; remove {' '.join(arguments)}")
@@ -68,7 +68,7 @@ def eval_command(arguments: list[str]) -> int:
         output: str | None = None
         """JSON file for the figures."""
 
-    accept, arguments = _flag(arguments, ACCEPT)
+    accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__)
     gather(
         lambda: require("--samples", args.samples, least=1, most=2**20),
@@ -140,7 +140,7 @@ def sample_command(arguments: list[str]) -> int:
         stats: bool = False
         """Tokens per second, time to the first token and occupancy, on stderr."""
 
-    accept, arguments = _flag(arguments, ACCEPT)
+    accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
     gather(
         lambda: require("--samples", args.samples, least=1, most=2**20),
@@ -215,7 +215,7 @@ def export_command(arguments: list[str]) -> int:
         overwrite: bool = False
         """Replace the model that the folder holds. Runs and other files are never replaced."""
 
-    accept, arguments = _flag(arguments, ACCEPT)
+    accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl export", export_command.__doc__)
     from jaxrl_llm.models.folders import check_output
     from jaxrl_llm.training.run_folder import run_config
@@ -260,21 +260,22 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[0] not in COMMANDS:
             raise unknown("command", arguments[0], COMMANDS)
         status = COMMANDS[arguments[0]](arguments[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        print("interrupted; a training run goes on with jaxrl train --resume RUN", file=sys.stderr)
+        _complain("interrupted; a training run goes on with jaxrl train --resume RUN")
         return 130
     except BrokenPipeError:  # nobody reads the output any more
-        _discard_output()
+        let_go(sys.stdout)
         return 1
     except (InputError, OSError) as error:
         if show:
             traceback.print_exc()
         for problem in error.problems if isinstance(error, InputErrors) else [_message(error)]:
-            print(f"error: {_one_line(problem)}", file=sys.stderr)
+            _complain(f"error: {_one_line(problem)}")
         return 2
 
 
@@ -292,22 +293,12 @@ def _one_line(text: str, most: int = 1200) -> str:
 
 
 def _say(text: str) -> None:
-    """Print at the end of a run, which has been a good one even if nobody reads it."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        _discard_output()
+    """Print what a run found: it has been a good one even if nobody reads it."""
+    print(text, file=Lasting(sys.stdout), flush=True)
 
 
-def _discard_output() -> None:
-    """From here on what is printed goes nowhere: without this Python fails once more when it ends."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def _flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
-    """Whether a flag is among the arguments, and the others."""
-    return name in arguments, [argument for argument in arguments if argument != name]
+def _complain(text: str) -> None:
+    print(text, file=Lasting(sys.stderr), flush=True)
 
 
 def _check_temperature(value: float) -> None:

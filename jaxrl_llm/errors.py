@@ -58,7 +58,10 @@ def shown(value: Any, most: int = 80) -> str:
         return f"a number of over {most} digits"
     brief = reprlib.Repr()  # a list of lists of lists, as YAML can write in a few letters, is never spelt out
     brief.maxlevel, brief.maxstring, brief.maxother, brief.maxlong = 3, most, most, most
-    text = " ".join(brief.repr(value).split())
+    try:
+        text = " ".join(brief.repr(value).split())
+    except Exception:  # a __repr__ may raise anything; of a whole number of thousands of digits ValueError
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -83,6 +83,11 @@ def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
     return None, arguments
 
 
+def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
+    """Whether a flag is among the arguments, and the others."""
+    return name in arguments, [argument for argument in arguments if argument != name]
+
+
 def _last(arguments: list[str], option: str) -> str | None:
     value, rest = take(arguments, option)
     while value is not None:

@@ -13,7 +13,7 @@ def test_an_input_error_is_a_value_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "suggested"), [("gropo", "grpo"), ("grp", "grpo"), ("GRPO", None), ("rlo", "rloo"), ("zzz", None)]
+    ("name", "suggested"), [("gropo", "grpo"), ("grp", "grpo"), ("GRPO", "grpo"), ("rlo", "rloo"), ("zzz", None)]
 )
 def test_unknown_suggests_the_nearest_name_only_if_it_is_near(name: str, suggested: str | None) -> None:
     message = str(unknown("algorithm", name, ["rloo", "grpo"]))

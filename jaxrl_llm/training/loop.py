@@ -81,7 +81,7 @@ def train(
         summary = _run(config, parts, state, memory, folder, clock, interrupted, resume, accept_changed_inputs)
         try:
             write_report(folder.path)
-        except InputError as error:  # e.g. no matplotlib; the run itself is done and saved
+        except (InputError, OSError) as error:  # e.g. no matplotlib; the run itself is done and saved
             logger.warning("there is no report: %s", error)
         return summary
 
@@ -123,9 +123,10 @@ def _run(
         clock.seconds |= {"load": clock.seconds["load"] + restored.meta["seconds"].pop("load", 0.0)}
         clock.seconds |= restored.meta["seconds"]
         counts = restored.meta["counts"]
+        folder.check_logs(first, config.checkpoint_every)
         remarks += [f"a damaged checkpoint is now {path}" for path in checkpoints.set_aside_after(first)]
     elif resume:
-        folder.check_logs(config.checkpoint_every)
+        folder.check_logs(0, config.checkpoint_every)
     summary: dict[str, Any] = read_json(folder.summary) if resume else {}
     # Completions of the evaluation before training count as of step -1; they come again if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)

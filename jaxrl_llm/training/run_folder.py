@@ -90,16 +90,23 @@ class RunFolder:
         except OSError:  # e.g. a name that is too long
             return False
 
-    def check_logs(self, checkpoint_every: int) -> None:
-        """InputError where the metrics tell of steps that must have left checkpoints, but there are none.
+    def check_logs(self, first: int, checkpoint_every: int) -> None:
+        """InputError where the metrics are not those of a run that goes on at step `first`.
 
-        To begin again at step 0 would drop them. A checkpoint is complete before the one after the next is begun.
+        They lack one of the steps before it; or there is no checkpoint (`first` is 0), but they tell of steps that must
+        have left one, which to begin again would drop: a checkpoint is complete before the one after the next is begun.
         """
-        steps = len(read_jsonl(self.metrics)) if self.metrics.exists() else 0
-        if checkpoint_every and steps > 2 * checkpoint_every:
+        logged = [line.get("step") for line in read_jsonl(self.metrics)] if self.metrics.exists() else []
+        before = [step for step in logged if isinstance(step, int) and step < first]
+        if before != list(range(first)):
             raise InputError(
-                f"{self.metrics} has {steps} steps, but there are no checkpoints in {self.checkpoints}: put them back, "
-                "or begin a new run in another folder"
+                f"{self.metrics} has {len(before)} steps before step {first}, where the checkpoint is, and not each "
+                "once: put the whole file back; nothing was changed"
+            )
+        if not first and checkpoint_every and len(logged) > 2 * checkpoint_every:
+            raise InputError(
+                f"{self.metrics} has {len(logged)} steps, but there are no checkpoints in {self.checkpoints}: put them "
+                "back, or begin a new run in another folder"
             )
 
     def rewind(self, step: int) -> None:

@@ -85,12 +85,15 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, content: dict[str, Any
 def test_steps_without_their_checkpoints_are_not_dropped(tmp_path: Path) -> None:
     """A process that was killed can have logged two steps more than it has saved, at a checkpoint every step."""
     folder = RunFolder(tmp_path)
-    folder.check_logs(1)
+    folder.check_logs(0, 1)
     folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(3)))
-    folder.check_logs(2)
-    folder.check_logs(0)
+    folder.check_logs(0, 2)
+    folder.check_logs(0, 0)
+    folder.check_logs(3, 1)
     with pytest.raises(InputError, match="has 3 steps, but there are no checkpoints"):
-        folder.check_logs(1)
+        folder.check_logs(0, 1)
+    with pytest.raises(InputError, match="has 3 steps before step 4, where the checkpoint is"):
+        folder.check_logs(4, 1)
 
 
 def test_a_folder_with_other_things_in_it_will_do(tmp_path: Path) -> None:
