@@ -76,10 +76,9 @@ def check_only(only: Any, params: Params) -> None:
 def check_moments(optimizer: optax.GradientTransformation, state: Any, params: Params) -> None:
     """An optimiser's state is what it would make for these parameters, as far as shapes say."""
     expected = jax.eval_shape(optimizer.init, params)
-    same = jax.tree.structure(expected) == jax.tree.structure(state) and all(
-        jnp.shape(x) == jnp.shape(y) for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(state), strict=True)
-    )
-    if not same:
+    form: Any = jax.tree.structure(expected)
+    wanted, found = jax.tree.leaves(expected), jax.tree.leaves(state)
+    if form != jax.tree.structure(state) or [jnp.shape(x) for x in wanted] != [jnp.shape(x) for x in found]:
         raise InputError(
             "the state's moments are not of this optimiser and these parameters: make the state of both by "
             "init_state(params, optimizer)"
@@ -121,7 +120,7 @@ def check_steps(steps: Any, batch: Trajectories, **counts: int) -> None:
     for (name, count), planned in zip(counts.items(), shape, strict=False):
         if count not in (1, planned):
             raise InputError(f"{name} is {count}, but the steps were planned with {planned}: leave it out here")
-    if known(steps.mark) and known(batch.tokens) and known(batch.token_mask):
+    if steps.mark is not None and all(map(known, (steps.mark, batch.tokens, batch.token_mask))):
         found = mark_of(np.asarray(batch.tokens), np.asarray(batch.token_mask))
         if found != int(steps.mark):
             raise InputError("the steps were planned for a batch of other tokens: plan them for this batch")

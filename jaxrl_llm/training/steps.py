@@ -90,15 +90,15 @@ def plan_steps(
         shuffled = random.permutation(len(units)) if minibatches > 1 else np.arange(len(units))
         for chosen in shuffled.reshape(minibatches, -1):
             slices += deal(chosen)
-    rows = np.stack(slices).astype(np.int32)
+    rows: Any = np.stack(slices).astype(np.int32)
     packing = pack(here, slices, devices)
 
-    def arranged(x: np.ndarray) -> np.ndarray:
+    def arranged(x: np.ndarray) -> Any:
         x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])
         return np.broadcast_to(x, (epochs, *x.shape[1:]))
 
-    mark = np.uint32(mark_of(here.tokens, here.token_mask))
-    steps = Steps(*jax.tree.map(arranged, (rows, packing)), mark)
+    mark: Any = np.uint32(mark_of(here.tokens, here.token_mask))
+    steps = Steps(rows=arranged(rows), packing=jax.tree.map(arranged, packing), mark=mark)
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
     whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, "data")))
