@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -127,6 +132,23 @@ def test_verdicts_of_damages(refuse: str, reply: Reply, gone: str, differs: str,
 )
 def test_verdicts_of_stopped_processes(how: str, status: int | None, err: str, verdict: str) -> None:
     assert kills.judge_stop(kills.Stopped(status, False, False, err), how)[0] == verdict
+    assert kills.judge_stop(kills.Stopped(status, False, False, err, (77,)), how)[0] == "hang"
+
+
+def test_processes_that_outlive_a_killed_run_are_noticed() -> None:
+    source = (
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '60'], start_new_session=True); print('x'); p.wait()"
+    )
+    process = subprocess.Popen([sys.executable, "-uc", source], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "x\n"
+    children = kills._children(process.pid)
+    process.kill()
+    process.wait()
+    (left,) = kills._alive(children)
+    os.kill(left, signal.SIGKILL)
+    while kills._alive(children):
+        time.sleep(0.01)
 
 
 def test_the_same_seed_gives_the_same_attacks_and_all_kinds_come() -> None:

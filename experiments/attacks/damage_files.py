@@ -191,10 +191,7 @@ def edit(run: Path, rng: random.Random, changes: dict[str, Any]) -> str:
     path = run / "config.json"
     config = json.loads(path.read_text())
     for name, value in changes.items():
-        if isinstance(value, dict):
-            config[name].update(value)
-        else:
-            config[name] = value
+        config[name] = {**config[name], **value} if value and isinstance(value, dict) else value
     path.write_text(json.dumps(config, indent=2) + "\n")
     return f"config.json: {changes}"
 

@@ -71,7 +71,7 @@ def edits() -> list[Kind]:
             "temperature": 0.5}, "group_size": {"group_size": 2}, "epochs": {"epochs": 2}, "steps": {"steps": 8},
     }  # fmt: skip
     neither: dict[str, dict[str, Any]] = {
-        "log_completions_every": {"reward_time_limit": 20.0}, "checkpoint_every": {"checkpoint_every": 3},
+        "reward_time_limit": {"reward_time_limit": 20.0}, "checkpoint_every": {"checkpoint_every": 3},
     }  # fmt: skip
     found = []
     for name, changes in structure.items():
@@ -83,7 +83,7 @@ def edits() -> list[Kind]:
             Kind(f"edited {name} {changes}", partial(act.edit, changes=changes), "may", name, base="interrupted")
         )
     for name, changes in neither.items():
-        found.append(Kind(f"edited {name}", partial(act.edit, changes=changes), "may", base="interrupted"))
+        found.append(Kind(f"edited {name}", partial(act.edit, changes=changes), "may", name, base="interrupted"))
     found.append(Kind("edited prompts", act.other_prompts, "may", "prompts", base="interrupted"))
     return found
 

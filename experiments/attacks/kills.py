@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +24,7 @@ from experiments.attacks.tiny import CONFIGURATIONS, STEPS, differences, write_i
 from experiments.attacks.worker import ROOT, Worker, environment
 
 PATIENCE = 300.0  # seconds until a moment must have come, or a run have ended
-BOUND = 60.0  # seconds in which an interrupted run must have ended by itself
+BOUND = 60.0  # seconds in which an interrupted run must have ended by itself, and its own processes after it
 START, REPORT, STEP = 9.0, 4.0, 0.06  # seconds that these take, on a machine with nothing else to do
 SOURCE = """import sys
 from jaxrl_llm.cli import main
@@ -46,6 +48,7 @@ class Stopped(NamedTuple):
     ended: bool
     late: bool  # it was done, but for the end of its process
     err: str
+    left: tuple[int, ...] = ()  # processes that it had started and that did not end with it
 
 
 def draw(rng: random.Random) -> Moment:
@@ -111,30 +114,63 @@ def _come(moment: Moment, lines: _Lines, run: Path, process: subprocess.Popen[st
     return lines.wait(f"^step ({'|'.join(str(n) for n in range(chosen, STEPS + 1))})/", deadline) is not None
 
 
+def _children(process: int) -> dict[int, str]:
+    """The processes that a process started, and those that they did, with the moments at which they began."""
+    parents: dict[int, tuple[int, str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                parents[int(path.parent.name)] = int(fields[1]), fields[19]
+    found: dict[int, str] = {}
+    while new := {pid: at for pid, (up, at) in parents.items() if up in (process, *found) and pid not in found}:
+        found |= new
+    return found
+
+
+def _alive(processes: dict[int, str]) -> tuple[int, ...]:
+    """Which of these are still there, and are the same."""
+    there = []
+    for pid, begun in processes.items():
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            there += [pid] if fields[0] != "Z" and fields[19] == begun else []
+    return tuple(there)
+
+
 def stop(arguments: list[str], run: Path, moment: Moment) -> Stopped:
     """Start `jaxrl ARGUMENTS`, which works in the folder `run`, and stop it at the moment."""
     with tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             [sys.executable, "-c", SOURCE, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
-            text=True, env=environment(), cwd=ROOT,
+            text=True, env=environment(), cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         lines, status = _Lines(process), None
         came = _come(moment, lines, run, process)
         if came:
             time.sleep(moment.delay)
         ended, late = process.poll() is not None, any(line.startswith("report:") for line in lines.lines)
+        children = _children(process.pid)
         try:
             if came and not ended:
                 for number, name in enumerate(moment.how.split()):
                     if number:
                         time.sleep(moment.place)
-                    process.send_signal(signal.Signals[f"SIG{name}"])
+                    if name == "INT":  # as a terminal does, to all processes of the group
+                        os.killpg(process.pid, signal.SIGINT)
+                    else:
+                        process.send_signal(signal.Signals[f"SIG{name}"])
             status = process.wait(BOUND)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        deadline = time.monotonic() + BOUND
+        while (left := _alive(children)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
         err.seek(0)
-        return Stopped(status, ended or not came, late, err.read())
+        return Stopped(status, ended or not came, late, err.read(), left)
 
 
 def judge_stop(stopped: Stopped, how: str) -> tuple[str, str]:
@@ -142,6 +178,8 @@ def judge_stop(stopped: Stopped, how: str) -> tuple[str, str]:
     said = [line for line in stopped.err.splitlines() if line.strip()]
     if stopped.status is None:
         return "hang", f"not ended {BOUND:.0f} s after SIG{how}"
+    if stopped.left:
+        return "hang", f"{len(stopped.left)} processes of the run did not end with it after SIG{how}"
     if "Traceback" in stopped.err:
         return "unclear", f"a traceback after SIG{how}: {said[-1]}"
     if how.startswith("INT") and (stopped.status != 130 or len(said) != 1):

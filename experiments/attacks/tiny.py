@@ -15,8 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tests" / "vectors" / "llama_tied"
 OTHER_MODEL = ROOT / "tests" / "vectors" / "qwen2"
 STEPS = 6
-TIMED = ("seconds/", "tokens_per_second", "compiles", "rollout/tokens_per_second", "rollout/first_token_seconds")
-TIMED += ("rollout/compiles", "rollout/moved_seconds")
+TIMED = (
+    "seconds/", "tokens_per_second", "compiles", "rollout/tokens_per_second", "rollout/first_token_seconds",
+    "rollout/compiles", "rollout/moved_seconds",
+)  # fmt: skip
 
 # They look at token ids, so that a policy that writes noise scores between 0 and 1, and seldom alike in a group.
 REWARDS = """
