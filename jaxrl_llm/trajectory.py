@@ -5,6 +5,7 @@ N sequences, L token positions, right-padded; prompt and completion share a row.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -115,6 +116,25 @@ def row_means(values: Array, batch: Trajectories) -> Array:
 
 
 SHARED = ("totals", "controls", "feedback")  # what has no row axis
+_KINDS: dict[str, tuple[Any, str]] = {  # by the letter in _FORMS: dtypes, and what to call them
+    "b": (jnp.bool_, "bool"),
+    "i": (jnp.integer, "integers"),
+    "f": (jnp.floating, "floating point"),
+    "n": (None, "numbers"),  # of any dtype: rewards of 0 and 1 may be integers
+}
+_FORMS = {  # of each array: its kind and its axes, N rows, L positions, others of any length
+    **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
+    **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
+    **dict.fromkeys(("behaviour_logp", "support_floor", "whole_logp", "old_logp", "reference_logp"), "f NL"),
+    **dict.fromkeys(("entropy", "advantages", "returns"), "f NL"),
+    **dict.fromkeys(("token_rewards", "weights"), "n NL"),
+    **dict.fromkeys(("group", "prompt_id"), "i N"),
+    "truncated": "b N",
+    "temperature": "f N",
+    "reward": "n N",
+    "turn_rewards": "n NK",
+    "state_key": "i NK",
+}
 
 
 def totals_of(batch: Trajectories) -> dict[str, Array]:
@@ -143,3 +163,66 @@ def map_rows(f: Any, batch: Trajectories) -> Trajectories:
     """Apply `f` to every array that has a leading row axis."""
     shared = {name: getattr(batch, name) for name in SHARED}
     return jax.tree.map(f, batch.replace(**dict.fromkeys(SHARED))).replace(**shared)
+
+
+def check_batch(batch: Any) -> None:
+    """InputError, naming the field, where shapes and dtypes of a batch do not fit its tokens [N, L].
+
+    Nothing is computed and no value is looked at, so it works on tracers too and adds nothing to a compiled program.
+    It is called where batches come in (transforms, objectives, `compare`, the update), not by each function within.
+    """
+    if not isinstance(batch, Trajectories):
+        raise InputError(f"the batch is {in_words(batch)}, but must be Trajectories, such as `sample` gives")
+    shape = getattr(batch.tokens, "shape", None)
+    if shape is None or len(shape) != 2:
+        raise InputError(f"batch.tokens is {in_words(batch.tokens)}, but must be integers [rows, positions]")
+    for field, form in _FORMS.items():
+        if (value := getattr(batch, field)) is not None:
+            _check_array(f"batch.{field}", value, form, shape)
+        elif field in _REQUIRED:
+            raise InputError(
+                f"batch.{field} is None, but every batch has one: {_KINDS[form[0]][1]} {_axes(form, shape)}"
+            )
+    if batch.values is not None:
+        heads = "f NLH" if getattr(batch.values, "ndim", 2) == 3 else "f NL"
+        _check_array("batch.values", batch.values, heads, shape)
+    for field, form in {"rewards": "n N", "info": "", **dict.fromkeys(SHARED, "")}.items():
+        entries = getattr(batch, field)
+        if entries is None:
+            continue
+        if not isinstance(entries, Mapping):
+            raise InputError(f"batch.{field} is {in_words(entries)}, but must be a dict of arrays by name")
+        for name, value in entries.items():
+            if form:
+                _check_array(f"batch.{field}[{name!r}]", value, form, shape)
+            elif field == "info" and getattr(value, "shape", ())[:1] != shape[:1]:
+                raise InputError(
+                    f"batch.info[{name!r}] is {in_words(value)}, but needs a first axis of {shape[0]} rows"
+                )
+
+
+_REQUIRED = [name for name, field in Trajectories.__dataclass_fields__.items() if field.default is not None]
+
+
+def _check_array(name: str, value: Any, form: str, shape: tuple[int, ...]) -> None:
+    """InputError unless the value is an array of that form, of which N and L are the first axes of `shape`."""
+    (dtype, kind), axes = _KINDS[form[0]], form[2:]
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise InputError(f"{name} is {in_words(value)}, but must be an array, {kind} {_axes(form, shape)}")
+    known = shape[: sum(axis in "NL" for axis in axes)]
+    if len(value.shape) != len(axes) or tuple(value.shape[: len(known)]) != tuple(known):
+        wanted = f"{_axes(form, shape)}, since tokens are {list(shape)}"
+        raise InputError(f"{name} has the shape {list(value.shape)}, but must be {wanted}")
+    if not jnp.issubdtype(value.dtype, jnp.number if dtype is None else dtype) and (dtype or value.dtype != bool):
+        raise InputError(f"{name} has the dtype {value.dtype}, but must be {kind}")
+
+
+def _axes(form: str, shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(str(shape['NL'.index(axis)]) if axis in 'NL' else axis for axis in form[2:])}]"
+
+
+def in_words(value: Any) -> str:
+    """A value in few words: an array by dtype and shape, anything else by its type."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    return "None" if value is None else f"of the type {type(value).__name__}"

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError, is_off
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, is_off, shown
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
 
 State = Any
 Metrics = dict[str, jax.Array]
@@ -31,28 +32,77 @@ class Transform(NamedTuple):
 
 def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform that applies `f` and remembers nothing."""
-    return Transform(init=lambda: (), apply=lambda state, batch: (state, f(batch)), needs=frozenset(needs))
+    require_function("what makes a transform", f)
+    return Transform(lambda: (), guarded(lambda state, batch: (state, f(batch))), names_of(needs))
+
+
+def guarded(apply: Callable[[State, Trajectories], Any]) -> Callable[[State, Trajectories], Any]:
+    """`apply` of a transform, behind a check of shapes and dtypes that costs nothing once it is compiled."""
+
+    def checked(state: State, batch: Trajectories) -> Any:
+        if isinstance(state, Trajectories):
+            raise InputError("a transform was applied to (batch, state), but takes (state, batch): swap them")
+        check_batch(batch)
+        return apply(state, batch)
+
+    return checked
 
 
 def chain(*transforms: Transform) -> Transform:
-    """Apply transforms from left to right; itself a Transform whose state is the tuple of theirs."""
+    """Apply transforms from left to right; itself a Transform whose state is the tuple of theirs.
+
+    Raises InputError for a part that is no transform; when applied, for a state of other transforms.
+    """
+    for number, part in enumerate(transforms, start=1):
+        expect(f"part {number} of a chain", part, Transform)
 
     def init() -> State:
         return tuple(t.init() for t in transforms)
 
     def apply(state: State, batch: Trajectories) -> tuple[State, Trajectories]:
+        if not isinstance(state, tuple | list) or len(state) != len(transforms):
+            found = f"of {len(state)}" if isinstance(state, tuple | list) else in_words(state)
+            raise InputError(f"the state of a chain of {len(transforms)} is {found}: start from its own init()")
         after = []
         for transform, before in zip(transforms, state, strict=True):
             new, batch = transform.apply(before, batch)
             after.append(new)
         return tuple(after), batch
 
-    return Transform(init, apply, frozenset().union(*(t.needs for t in transforms)))
+    return Transform(init, guarded(apply), frozenset().union(*(t.needs for t in transforms)))
+
+
+def names_of(needs: Iterable[str]) -> frozenset[str]:
+    """The names as a set; InputError for a single text, whose letters would be names."""
+    if isinstance(needs, str):
+        raise InputError(f"needs is {needs!r}, but must be a set of names: {{{needs!r}}}")
+    return frozenset(needs)
+
+
+def require_function(name: str, value: Any) -> None:
+    """InputError unless the value is a function of a batch: what makes a transform or an objective is none."""
+    if not callable(value):
+        raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
+    made = getattr(value, "__annotations__", {}).get("return")
+    if made in ("Transform", "Objective"):
+        raise InputError(
+            f"{name} is {value.__name__}, which makes a value of the type {made}: give a function of a batch"
+        )
+
+
+def expect(name: str, value: Any, kind: type) -> None:
+    """InputError unless the value is of that kind; what would make one is told to be called."""
+    if isinstance(value, kind):
+        return
+    found, hint = in_words(value), ""
+    if callable(value) and getattr(value, "__annotations__", {}).get("return") in (kind, kind.__name__):
+        found, hint = "the function " + value.__name__, f", which makes one: call it, {value.__name__}(...)"
+    raise InputError(f"{name} must be of the type {kind.__name__}, but is {found}{hint}")
 
 
 def counted(apply: Callable[[jax.Array, Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform whose only memory is how often it was applied: `apply(step int32[], batch) -> batch`."""
-    return Transform(lambda: jnp.int32(0), lambda step, batch: (step + 1, apply(step, batch)), frozenset(needs))
+    return Transform(lambda: jnp.int32(0), guarded(lambda step, batch: (step + 1, apply(step, batch))), names_of(needs))
 
 
 def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], jax.Array]) -> Transform:
@@ -66,7 +116,7 @@ def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], j
             value = jnp.where(batch.feedback["updates"] > 0, update(value, batch.feedback), value)
         return value, batch.with_controls(**{name: value})
 
-    return Transform(lambda: jnp.float32(start), apply, frozenset({"feedback"}))
+    return Transform(lambda: jnp.float32(start), guarded(apply), frozenset({"feedback"}))
 
 
 Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
@@ -89,6 +139,7 @@ class Objective:
     refresh: Refresh | None = None
 
     def __call__(self, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        check_outputs(outputs, batch)
         return self.function(outputs, self.refreshed(outputs, batch))
 
     def refreshed(self, outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
@@ -96,6 +147,8 @@ class Objective:
         return batch if self.refresh is None else self.refresh(jax.lax.stop_gradient(outputs), batch)
 
     def __add__(self, other: Objective) -> Objective:
+        expect("what is added to an objective", other, Objective)
+
         def total(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss_a, metrics_a = self.function(outputs, batch)
             loss_b, metrics_b = other.function(outputs, batch)
@@ -108,6 +161,8 @@ class Objective:
 
     def __mul__(self, scale: float | jax.Array | str) -> Objective:
         """Scale the loss, by a number or by the control of that name. What is known to be scaled by 0 is left out."""
+        if not isinstance(scale, str):
+            check_number("the scale of an objective", scale)
         if is_off(scale):
             return Objective(lambda outputs, batch: (jnp.float32(0), {}))
 
@@ -120,7 +175,21 @@ class Objective:
     __rmul__ = __mul__
 
     def __sub__(self, other: Objective) -> Objective:
+        expect("what is subtracted from an objective", other, Objective)
         return self + (-1.0) * other
+
+
+def check_outputs(outputs: Any, batch: Any) -> None:
+    """InputError where an objective's arguments are swapped, or where outputs do not fit the batch; shapes only."""
+    if isinstance(outputs, Trajectories) and isinstance(batch, PolicyOutputs):
+        raise InputError("an objective was called with (batch, outputs), but takes (outputs, batch): swap them")
+    expect("the outputs of an objective", outputs, PolicyOutputs)
+    check_batch(batch)
+    for name in ("logp", "entropy"):
+        value = getattr(outputs, name)
+        shape, wanted = getattr(value, "shape", None), batch.tokens.shape
+        if shape is None or tuple(shape) != tuple(wanted) or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise InputError(f"outputs.{name} is {in_words(value)}, but must be floating point {list(wanted)}")
 
 
 def control(batch: Trajectories, name: str) -> jax.Array:

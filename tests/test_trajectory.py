@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows, totals_of, with_totals
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, map_rows, totals_of, with_totals
 
 
 def batch_of(action_mask: Any, **fields: Any) -> Trajectories:
@@ -73,3 +75,63 @@ def test_both_are_pytrees_that_pass_through_jit_and_vmap() -> None:
     assert jax.vmap(lambda b: totals_of(b)["tokens"])(stacked).tolist() == [3.0, 3.0]
     outputs = PolicyOutputs(logp=jnp.zeros((2, 2)), entropy=jnp.zeros((2, 2)), extras={"values": jnp.ones(2)})
     assert len(jax.tree.leaves(outputs)) == 3
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"tokens": jnp.zeros((2, 3))}, r"batch\.tokens has the dtype float32, but must be integers"),
+        ({"tokens": jnp.zeros(3, int)}, r"batch\.tokens is int32\[3\], but must be integers \[rows, positions\]"),
+        ({"action_mask": jnp.ones((2, 3), int)}, r"batch\.action_mask has the dtype int32, but must be bool"),
+        ({"token_mask": jnp.ones((3, 2), bool)}, r"batch\.token_mask has the shape \[3, 2\], but must be \[2, 3\]"),
+        ({"group": jnp.zeros(2)}, r"batch\.group has the dtype float32, but must be integers"),
+        ({"behaviour_logp": None}, r"batch\.behaviour_logp is None, but every batch has one"),
+        ({"reward": jnp.ones(1)}, r"batch\.reward has the shape \[1\], but must be \[2\], since tokens are \[2, 3\]"),
+        ({"reward": jnp.float32(1)}, r"batch\.reward has the shape \[\], but must be \[2\]"),
+        ({"reward": 1.0}, r"batch\.reward is of the type float, but must be an array"),
+        ({"reward": [1.0, 0.0]}, r"batch\.reward is of the type list, but must be an array"),
+        ({"values": jnp.zeros(2)}, r"batch\.values has the shape \[2\], but must be \[2, 3\]"),
+        ({"advantages": jnp.ones((2, 3), int)}, r"batch\.advantages has the dtype int32, but must be floating point"),
+        ({"rewards": {"right": jnp.ones(3)}}, r"batch\.rewards\['right'\] has the shape \[3\], but must be \[2\]"),
+        ({"rewards": jnp.ones(2)}, r"batch\.rewards is float32\[2\], but must be a dict"),
+        (
+            {"info": {"flawed": jnp.ones(3)}},
+            r"batch\.info\['flawed'\] is float32\[3\], but needs .* of 2 rows",
+        ),
+        ({"turn_rewards": jnp.ones(2)}, r"batch\.turn_rewards has the shape \[2\], but must be \[2, K\]"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(fields: dict[str, Any], message: str) -> None:
+    batch = batch_of([[0, 1, 1], [1, 0, 0]])
+    check_batch(batch)
+    with pytest.raises(InputError, match=message) as caught:
+        check_batch(batch.replace(**fields))
+    assert "\n" not in str(caught.value)
+
+
+def test_only_batches_are_batches() -> None:
+    for value, words in ((None, "None"), ({}, "of the type dict"), (jnp.ones(2), r"float32\[2\]")):
+        with pytest.raises(InputError, match=f"the batch is {words}, but must be Trajectories"):
+            check_batch(value)
+
+
+def test_rewards_may_be_any_numbers_and_values_have_heads() -> None:
+    batch = batch_of(np.ones((2, 3), bool))
+    for reward in (jnp.array([1, 0]), jnp.array([True, False]), np.array([1.0, 0.0])):
+        check_batch(batch.replace(reward=reward))
+    check_batch(batch.replace(values=jnp.zeros((2, 3, 4)), weights=jnp.ones((2, 3), bool)))
+    check_batch(jax.tree.map(np.asarray, batch))
+
+
+def test_the_check_is_static() -> None:
+    """It adds no operation to a program, looks at no value, and does not stand in the way of other pytrees."""
+    batch = batch_of([[0, 1, 1]])
+
+    def checked(batch: Trajectories) -> jax.Array:
+        check_batch(batch)
+        return batch.lengths
+
+    assert str(jax.make_jaxpr(checked)(batch)) == str(jax.make_jaxpr(lambda batch: batch.lengths)(batch))
+    with pytest.raises(InputError, match="reward"):
+        jax.eval_shape(checked, batch.replace(reward=jnp.ones(2)))
+    assert jax.tree.map(lambda x: x.shape, batch).tokens == (1, 3)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Objective, Transform, chain, stateless
+from jaxrl_llm.transform import Objective, Transform, chain, counted, stateless
 
 OUTPUTS = PolicyOutputs(logp=jnp.array([[-1.0, -2.0]]), entropy=jnp.array([[0.5, 0.25]]))
 
@@ -164,8 +165,51 @@ def test_what_is_scaled_by_a_known_zero_is_left_out_with_its_needs() -> None:
     term = Objective(lambda outputs, batch: (jnp.float32(3), {"term": jnp.float32(3)}), frozenset({"reference_logp"}))
     base = Objective(lambda outputs, batch: (jnp.float32(2), {"base": jnp.float32(2)}))
     for off in (base + 0.0 * term, base - 0 * term, base - (-0.0) * term):
-        loss, metrics = off(None, None)  # type: ignore[arg-type]
+        loss, metrics = off(OUTPUTS, batch_of([1]))
         assert (float(loss), set(metrics), off.needs) == (2, {"base"}, set())
     assert (base + 0.5 * term).needs == {"reference_logp"}
-    traced = jax.jit(lambda c: (base + c * term)(None, None))(0.0)  # type: ignore[arg-type]
+    traced = jax.jit(lambda c: (base + c * term)(OUTPUTS, batch_of([1])))(0.0)
     assert (float(traced[0]), set(traced[1])) == (2, {"base", "term"})
+
+
+def test_what_makes_a_part_is_told_to_be_called() -> None:
+    with pytest.raises(InputError, match=r"part 2 of a chain must be of the type Transform.*running_sum.*call it"):
+        chain(scale(2), running_sum)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="part 1 of a chain must be of the type Transform, but is of the type list"):
+        chain([scale(2)])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="added to an objective must be of the type Objective, but is of"):
+        Objective(lambda outputs, batch: (jnp.float32(0), {})) + 0.1  # type: ignore[operator]
+    with pytest.raises(InputError, match="needs is 'old_logp', but must be a set of names"):
+        stateless(lambda batch: batch, "old_logp")
+    with pytest.raises(InputError, match="what makes a transform is 3, but must be a function"):
+        stateless(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), None, [0.1]])
+def test_an_objective_is_scaled_by_a_finite_number(factor: Any) -> None:
+    with pytest.raises(InputError, match="the scale of an objective is"):
+        Objective(lambda outputs, batch: (jnp.float32(1), {})) * factor
+
+
+def test_batches_are_checked_where_they_come_in() -> None:
+    bad, whole = batch_of([1, 2]).replace(reward=jnp.ones(1)), chain(scale(2), scale(3))
+    for transform in (whole, scale(2), counted(lambda step, batch: batch)):
+        with pytest.raises(InputError, match=r"batch\.reward has the shape \[1\]"):
+            transform.apply(transform.init(), bad)
+    with pytest.raises(InputError, match=r"\(batch, state\), but takes \(state, batch\): swap them"):
+        whole.apply(batch_of([1, 2]), whole.init())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the state of a chain of 2 is of 1: start from its own init"):
+        whole.apply(((),), batch_of([1, 2]))
+
+
+def test_outputs_are_checked_where_they_come_in() -> None:
+    objective, batch = Objective(lambda outputs, batch: (jnp.float32(1), {})), batch_of([1])
+    assert float(objective(OUTPUTS, batch)[0]) == 1
+    with pytest.raises(InputError, match=r"\(batch, outputs\), but takes \(outputs, batch\): swap them"):
+        objective(batch, OUTPUTS)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"outputs\.logp is float32\[2\], but must be floating point \[1, 2\]"):
+        objective(OUTPUTS.replace(logp=jnp.zeros(2)), batch)
+    with pytest.raises(InputError, match=r"outputs\.entropy is None"):
+        objective(OUTPUTS.replace(entropy=None), batch)
+    with pytest.raises(InputError, match="outputs of an objective must be of the type PolicyOutputs, but is None"):
+        objective(None, batch)  # type: ignore[arg-type]

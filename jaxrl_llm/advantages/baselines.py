@@ -8,7 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.selection.rows import ranks_within
 
@@ -75,7 +76,7 @@ def masked_quantile(values: jax.Array, mask: jax.Array, level: jax.Array | float
     >>> print(masked_quantile(jnp.array([3.0, 1.0, 9.0]), jnp.array([True, True, False]), 0.25))
     1.5
     """
-    require("level", level, least=0, most=1)
+    check_number("level", level, least=0, most=1)
     count = jnp.sum(mask, axis=-1, keepdims=True)
     in_order = jnp.sort(jnp.where(mask, values, jnp.inf), axis=-1)
     place = level * jnp.maximum(count - 1, 0).astype(jnp.float32)

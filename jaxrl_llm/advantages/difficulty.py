@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.transform import Transform, require_function, stateless
 
 EDGES = ("strict", "lenient")
 RULES = ("length", "difficulty", "or", "and")
@@ -19,6 +19,7 @@ RULES = ("length", "difficulty", "or", "and")
 
 def weigh_advantages(weight: Callable[[Trajectories], jax.Array]) -> Transform:
     """Multiply the advantages of each row by `weight(batch)` f32[N]."""
+    require_function("the weight of advantages", weight)
     return stateless(lambda b: b.replace(advantages=b.need("advantages") * weight(b)[:, None]))
 
 

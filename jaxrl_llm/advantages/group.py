@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import BASELINES, above_baseline
-from jaxrl_llm.errors import InputError, require, require_choice
+from jaxrl_llm.coefficients import check_moments, check_number
+from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.transform import Transform, require_function, stateless
 
 SCALES = ("std", "none", "batch", "sum", "mean")
 TOLERANCE = 1e-7  # rewards that differ by rounding alone are equal; a small epsilon would blow the difference up
@@ -65,7 +66,10 @@ def group_relative(
     Raises InputError for a scale that is not one of SCALES, and for a baseline that is not one of BASELINES.
     """
     _check_scale(scale)
+    check_moments(ddof, epsilon)
     require_choice("baseline", baseline, BASELINES)
+    if weights is not None:
+        require_function("weights", weights)
 
     def advantage(batch: Trajectories) -> jax.Array:
         w = None if weights is None else weights(batch)
@@ -88,6 +92,7 @@ def _check_scale(scale: str) -> None:
 
 def on_actions(advantage: Callable[[Trajectories], jax.Array]) -> Transform:
     """The transform that gives every action token its sample's advantage f32[N]."""
+    require_function("what gives advantages", advantage)
     return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask))
 
 
@@ -102,6 +107,7 @@ def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
 
     Where every row is dropped the weights are all 0 and so is the loss.
     """
+    require_function("what drops rows", dropped)
 
     def drop(batch: Trajectories) -> Trajectories:
         kept = jnp.where(dropped(batch), 0.0, 1.0)[:, None]
@@ -118,5 +124,5 @@ def drop_uniform_groups() -> Transform:
 
 def drop_small_advantages(least: float) -> Transform:
     """Drop the rows whose advantages are all smaller than `least` in size (2502.01600)."""
-    require("least", least, least=0)
+    check_number("least", least, least=0)
     return drop_rows(lambda b: jnp.max(jnp.abs(b.need("advantages")) * b.action_mask, axis=1) < least)

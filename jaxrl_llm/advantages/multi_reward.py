@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
-from jaxrl_llm.errors import InputError, require, require_choice, unknown
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, require_choice, unknown
 from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
@@ -175,9 +176,9 @@ def check_credit(
 
     R: `check_rewards`. S_i = gamma^(turns of row i) where its last attempt passed every check (`passes_all`), else 0.
     """
-    require("difficulty", difficulty, least=0)
-    require("width", width, above=0)
-    require("gamma", gamma, least=0, most=1)
+    check_number("difficulty", difficulty, least=0)
+    check_number("width", width, above=0)
+    check_number("gamma", gamma, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         passed, attempted = checks_of(batch)

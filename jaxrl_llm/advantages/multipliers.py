@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.transform import Transform, require_function, stateless
 
 Number = jax.Array | float
 COMPOSITIONS = ("additive", "multiplicative")
@@ -23,6 +23,7 @@ COMPOSITIONS = ("additive", "multiplicative")
 
 def revised(advantages: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """The transform that replaces the advantages of action tokens by `advantages(batch)` f32[N, L]."""
+    require_function("what revises advantages", advantages)
     return stateless(lambda b: b.replace(advantages=jnp.where(b.action_mask, advantages(b), 0.0)), needs)
 
 

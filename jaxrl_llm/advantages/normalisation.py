@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform
+from jaxrl_llm.transform import State, Transform, guarded
 
 
 def moments(values: jax.Array, mask: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array]:
@@ -81,7 +81,7 @@ def running_reward_scaling(shift: bool = False, clip: jax.Array | float | None =
 
     clip: bound on the size of what comes out (PPO-max, 2307.04964). Changes `reward`, not its components.
     """
-    require("reward clip", clip, above=0)
+    check_number("reward clip", clip, above=0, or_none=True)
 
     def apply(running: Running, batch: Trajectories) -> tuple[State, Trajectories]:
         r = batch.scores
@@ -89,7 +89,7 @@ def running_reward_scaling(shift: bool = False, clip: jax.Array | float | None =
         out = (r - running.mean if shift else r) / deviation(running, ddof)
         return running, batch.replace(reward=out if clip is None else jnp.clip(out, -clip, clip))
 
-    return Transform(nothing_yet, apply)
+    return Transform(nothing_yet, guarded(apply))
 
 
 def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
@@ -110,4 +110,4 @@ def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
         after = after.replace(values=values, returns=jnp.where(mask, (R - running.mean) / scale, 0.0))
         return (merged(running, R, mask), memory), after
 
-    return Transform(lambda: (nothing_yet(), inner.init()), apply, inner.needs)
+    return Transform(lambda: (nothing_yet(), inner.init()), guarded(apply), inner.needs)

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.errors import require, require_choice, unknown
+from jaxrl_llm.coefficients import check_moments, check_number
+from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.trajectory import Trajectories, row_means
-from jaxrl_llm.transform import State, Transform, control, stateless
+from jaxrl_llm.transform import State, Transform, control, guarded, stateless
 
 __all__ = [
     "adaptive_kl",
@@ -44,7 +45,7 @@ PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
 
 def needed_values(heads: int = 1) -> frozenset[str]:
     """What the loop must provide: a critic with this many heads."""
-    require("heads", heads, least=1)
+    check_number("heads", heads, least=1, whole=True)
     return frozenset({"values" if heads == 1 else f"values:{heads}"})
 
 
@@ -134,7 +135,7 @@ def reward_to_go(token_rewards: jax.Array, mask: jax.Array, gamma: Number = 1.0)
 def length_adaptive(alpha: Number) -> PerRow:
     """lam = 1 - 1 / (alpha l) of each row, l its actions, within [0, 1] (VAPO, 2504.05118), as `lam` of
     `generalised_advantages`: the sum of the coefficients, 1 / (1 - lam) = alpha l, grows with the length."""
-    require("alpha", alpha, above=0)
+    check_number("alpha", alpha, above=0)
     return lambda batch: jnp.clip(1 - 1 / (alpha * jnp.maximum(batch.lengths, 1)), 0.0, 1.0)
 
 
@@ -145,6 +146,7 @@ def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8
     mean of its actions.
     """
     require_choice("over", over, ("tokens", "sequences"))
+    check_moments(ddof, epsilon)
 
     def apply(batch: Trajectories) -> Trajectories:
         A, mask = batch.need("advantages"), scored_actions(batch)
@@ -159,13 +161,13 @@ def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8
 
 def clip_advantages(limit: Number) -> Transform:
     """Advantages within [-limit, limit]."""
-    require("limit of advantages", limit, above=0)
+    check_number("limit of advantages", limit, above=0)
     return stateless(lambda b: b.replace(advantages=jnp.clip(b.need("advantages"), -limit, limit)))
 
 
 def discounted_returns(gamma: Number = 1.0) -> Transform:
     """Advantages are the reward-to-go of `terminal_rewards`: no baseline. Writes `returns` too."""
-    require("gamma", gamma, least=0, most=1)
+    check_number("gamma", gamma, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         found = reward_to_go(terminal_rewards(batch), scored_actions(batch), gamma)
@@ -202,8 +204,8 @@ def generalised_advantages(
     value at its last action, taken to be that of the state after it (T-PPO, 2506.15050); else it ends in 0, as any row
     does. The control "explained_variance" is that of the returns by the values.
     """
-    for name, number in {"gamma": gamma, "lam": lam, "lam_critic": lam_critic}.items():
-        require(name, number, least=0, most=1)
+    for name, number in {"gamma": gamma, "lam": 1.0 if callable(lam) else lam, "lam_critic": lam_critic}.items():
+        check_number(name, number, least=0, most=1, or_none=name == "lam_critic")
 
     def apply(batch: Trajectories) -> Trajectories:
         values, mask, rewards = combine(batch.need("values")), scored_actions(batch), terminal_rewards(batch)
@@ -254,6 +256,8 @@ def kl_reward(
     log-probabilities as there. Whatever turns token rewards into advantages must come after this.
     """
     needs = _divergence_needs(estimator, of, to)
+    if not isinstance(coefficient, str):
+        check_number("KL coefficient", coefficient)
 
     def apply(batch: Trajectories) -> Trajectories:
         beta = control(batch, coefficient) if isinstance(coefficient, str) else coefficient
@@ -280,8 +284,9 @@ def adaptive_kl(
     before it is counted. start: the first coefficient. horizon: sequences over which it can change by a fifth or so.
     """
     needs = _divergence_needs(estimator, of, to)
-    require("KL target", target, above=0)
-    require("KL horizon", horizon, above=0)
+    check_number("first KL coefficient", start, least=0)
+    check_number("KL target", target, above=0)
+    check_number("KL horizon", horizon, above=0)
 
     def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
         rows = jnp.sum(batch.lengths > 0).astype(jnp.float32)
@@ -289,4 +294,4 @@ def adaptive_kl(
         error = jnp.clip(jnp.sum(per_row) / jnp.maximum(rows, 1) / target - 1, -0.2, 0.2)
         return beta * (1 + error * rows / horizon), batch.with_controls(**{name: beta})
 
-    return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)
+    return Transform(lambda: jnp.asarray(start, jnp.float32), guarded(apply), needs)

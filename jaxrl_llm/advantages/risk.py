@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import masked_quantile
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform
+from jaxrl_llm.transform import State, Transform, guarded
 
 Number = jax.Array | float
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -172,9 +173,9 @@ def bundled_risk(
     require_choice("quantiles", quantiles, MODES)
     require_choice("credit", credit, CREDITS)
     require_choice("ragged", ragged, ("repeat", "smallest"))
-    require("bundle_size", bundle_size, least=1)
-    require("alpha", alpha, above=0, below=1)
-    require("beta", beta, above=0, below=1)
+    check_number("bundle_size", bundle_size, least=1, whole=True)
+    check_number("alpha", alpha, above=0, below=1)
+    check_number("beta", beta, above=0, below=1)
     levels = jnp.asarray(LEVELS)
 
     def apply(state: tuple[jax.Array, jax.Array], batch: Trajectories) -> tuple[State, Trajectories]:
@@ -193,4 +194,4 @@ def bundled_risk(
         q = jnp.where(step == 0, q, track_quantiles(q, X, mask, rate))
         return (step + jnp.any(mask), q), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda: (jnp.int32(0), jnp.zeros(len(LEVELS))), apply)
+    return Transform(lambda: (jnp.int32(0), jnp.zeros(len(LEVELS))), guarded(apply))

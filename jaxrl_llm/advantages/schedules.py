@@ -8,7 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 
 Number = jax.Array | float
 SHAPES = ("linear", "power", "sigmoid")
@@ -32,7 +33,7 @@ def fade(
     [1.     0.5625 0.    ]
     """
     require_choice("shape", shape, SHAPES)
-    require("magnitude", magnitude, least=0)
+    check_number("magnitude", magnitude, least=0)
     left = magnitude * (1.0 - jnp.asarray(done))
     if shape == "linear":
         return left

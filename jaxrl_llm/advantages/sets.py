@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import above_baseline, bucket_best
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.selection.rows import ranks_within
 
@@ -70,7 +71,7 @@ def best_of_sets_advantage(
     whose average over the group times grad log pi is the gradient of E[max of k]; k = 1 is leave-one-out (2505.15201).
     """
     require_choice("scale", scale, SET_SCALES)
-    require("k", k, least=1)
+    check_number("k", k, least=1, whole=True)
     member, deviation = best_of_sets(values, keys, k)
     difference = above_baseline(jnp.where(jnp.isnan(values), jnp.nan, member), keys)
     if scale == "std":
@@ -115,7 +116,7 @@ def diverse_sets_advantage(
     values: jax.Array, answers: jax.Array, keys: jax.Array, k: int = 4, diversity: str = "share"
 ) -> jax.Array:
     """E_i - E of `diverse_sets`, f32[N]: 0 in a group of one, and where all sets earn the same."""
-    require("k", k, least=1)
+    check_number("k", k, least=1, whole=True)
     member = diverse_sets(values, answers, keys, k, diversity)
     return above_baseline(jnp.where(jnp.isnan(values), jnp.nan, member), keys)
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import standardised
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform
+from jaxrl_llm.transform import State, Transform, guarded
 
 
 class Tracker(NamedTuple):
@@ -79,10 +79,11 @@ def tracked_baseline(
     some share one. How far the policy moved since it last answered the prompt is info["drift"] f32[N], where given (a
     prompt's first answer keeps the most); without it the memory kept is `least`, the shortest.
     """
-    require("prompts", prompts, least=1)
-    require("half_life", half_life, above=0)
+    check_number("prompts", prompts, least=1, most=2**31 - 1, whole=True)
+    check_number("epsilon", epsilon, least=0)
+    check_number("half_life", half_life, above=0)
     for name, number in {"least": least, "most": most}.items():
-        require(name, number, least=0, most=1)
+        check_number(name, number, least=0, most=1)
 
     def apply(tracker: Tracker, batch: Trajectories) -> tuple[State, Trajectories]:
         place, r = jnp.mod(batch.prompt_id, prompts), batch.scores
@@ -94,4 +95,4 @@ def tracked_baseline(
             kept = retention(jnp.where(tracker.seen[place], drift, 0.0), half_life, least, most)
         return track(tracker, place, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda: start_tracker(prompts), apply)
+    return Transform(lambda: start_tracker(prompts), guarded(apply))

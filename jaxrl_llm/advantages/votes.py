@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
@@ -68,7 +69,7 @@ def vote(keep: float | None = None, ties: str = "content") -> Transform:
     vote. Writes info["majority"] f32[N], the share of the winner.
     """
     require_choice("ties", ties, TIES)
-    require("keep", keep, least=1)
+    check_number("keep", keep, least=1, or_none=True)
 
     def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
         keys = answer_keys(batch)

@@ -21,7 +21,7 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.trajectory import Trajectories, totals_of
 from jaxrl_llm.transform import Transform, stateless
 
@@ -77,8 +77,8 @@ def windowed_advantages(
     have advantages 0. The reward of an unfinished row is not looked at. combine: from values of several heads to one;
     heads: how many to ask for. The control "explained_variance" is that of the returns by the values.
     """
-    require("gamma", gamma, least=0, most=1)
-    require("lam", lam, least=0, most=1)
+    check_number("gamma", gamma, least=0, most=1)
+    check_number("lam", lam, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         values, window, unfinished = combine(batch.need("values")), newest_window(batch), unfinished_rows(batch)

@@ -28,8 +28,8 @@ from jaxrl_llm.algorithms import (
     weighted,
 )
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
-from jaxrl_llm.algorithms.ranges import check
-from jaxrl_llm.errors import unknown
+from jaxrl_llm.algorithms.ranges import checked
+from jaxrl_llm.errors import InputError, shown, unknown
 
 FAMILIES = (
     actor_critic,
@@ -53,7 +53,7 @@ FAMILIES = (
     weighted,
 )
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {
-    name: getattr(family, name) for family in FAMILIES for name in family.__all__
+    name: checked(getattr(family, name)) for family in FAMILIES for name in family.__all__
 }
 
 
@@ -64,6 +64,8 @@ def names() -> list[str]:
 
 def constructor(name: str) -> Callable[..., Algorithm]:
     """The function that builds a method; InputError, with the nearest name, where there is none of that name."""
+    if not isinstance(name, str):
+        raise InputError(f"an algorithm is given by its name, but found {shown(name)}: see algorithms.names()")
     if name not in CATALOGUE:
         raise unknown("algorithm", name, CATALOGUE)
     return CATALOGUE[name]
@@ -71,13 +73,7 @@ def constructor(name: str) -> Callable[..., Algorithm]:
 
 def get(name: str, **hyperparameters: Any) -> Algorithm:
     """A method by its name. InputError for an unknown name or hyper-parameter, and for a value out of range."""
-    build = constructor(name)
-    known = inspect.signature(build).parameters
-    for given, value in hyperparameters.items():
-        if given not in known:
-            raise unknown(f"hyper-parameter of {name}", given, known)
-        check(name, given, value)
-    return build(**hyperparameters)
+    return constructor(name)(**hyperparameters)
 
 
 def with_facts(build: Callable[..., Algorithm], given: Mapping[str, Any], **facts: Any) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from jaxrl_llm.advantages.returns import (
 )
 from jaxrl_llm.advantages.windows import windowed_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation, right_answers
 from jaxrl_llm.objectives.subset import count_tokens, mean_by
@@ -220,7 +221,7 @@ def t_ppo(
     in the paper. segments 1: every completion is finished in its step, as always without a rollout in windows. Where
     the critic knows nothing yet a window that is not the last has no signal: train it first (the run's `critic_steps`).
     """
-    require("segments", segments, least=1)
+    check_number("segments", segments, least=1)
     window = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     objective = _clipped(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
     strategy = Partial(segment_tokens=window, train_unfinished=True)

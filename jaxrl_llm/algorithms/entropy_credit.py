@@ -21,7 +21,8 @@ from jaxrl_llm.advantages.multipliers import (
 )
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
-from jaxrl_llm.errors import InputError, require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, level_bounds, redistributed, token_clip
@@ -64,7 +65,7 @@ def dcpo_distribution_centric(
     log-probabilities under "tempered_logp:1.2" and ":0.8" is an error. The default of dual_clip is a common choice;
     the source does not print it.
     """
-    require("gap_cap", gap_cap, least=0)
+    check_number("gap_cap", gap_cap, least=0)
     hot_name, cold_name = (f"tempered_logp:{plain(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
 
     def mixed(batch: Trajectories) -> jax.Array:
@@ -86,7 +87,7 @@ def plain(name: str, value: float) -> float:
     """A number that is known now; InputError for a traced one."""
     if not isinstance(value, int | float):
         raise InputError(f"{name} must be a plain number, because it is part of the name of an input")
-    require(name, value, above=0)
+    check_number(name, value, above=0)
     return value
 
 
@@ -113,7 +114,7 @@ def aepo_arbitrary_entropy(
 
     Special rollout: a second set of samples at controls["temperature"]; without it this is GRPO.
     """
-    require("most", most, least=0)
+    check_number("most", most, least=0)
 
     def temperature(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
         return jnp.where(feedback["entropy"] <= target_entropy, hot, cold)
@@ -197,8 +198,8 @@ def erpo_entropy_regulated(
     logp is that of the policy that drew the tokens. Groups of equal rewards are dropped. The average is not printed:
     a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ but for epsilon.
     """
-    require("gamma", gamma, least=0)
-    require("buckets", buckets, least=1)
+    check_number("gamma", gamma, least=0)
+    check_number("buckets", buckets, least=1)
     require_choice("compose", compose, COMPOSITIONS)
 
     def progressed(batch: Trajectories) -> jax.Array:
@@ -239,7 +240,7 @@ def hapo_heterogeneous(
     the sampling policy (the code: of the current one, per mini-batch). Groups of equal rewards are sampled again, as in
     DAPO. Special rollout: temperature `multipliers.level_temperature(h)` at each token; any rollout will do.
     """
-    require("pivot", pivot, least=0, most=1)
+    check_number("pivot", pivot, least=0, most=1)
 
     def levels(batch: Trajectories) -> Trajectories:
         entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)

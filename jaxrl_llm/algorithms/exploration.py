@@ -9,7 +9,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus, novelty, relative_confidence, revised, row_mean
 from jaxrl_llm.advantages.votes import vote
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
@@ -61,7 +62,7 @@ def ettrl(
     Special rollout: trees that fork at the tokens of greatest entropy, 12 per prompt with 5 leaves each; any will do.
     """
     require_choice("rule", rule, ("confidence", "clip"))
-    require("limit", limit, above=0)
+    check_number("limit", limit, above=0)
 
     def credit(batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")
@@ -94,7 +95,7 @@ def xrpo(
     Special rollout: the budget goes in rounds to the prompts of greatest `selection.budgets.exploration_priority`, and
     prompts without a right response get solved examples put before them; any rollout will do.
     """
-    require("kappa", kappa, least=0)
+    check_number("kappa", kappa, least=0)
 
     def lifted(batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")

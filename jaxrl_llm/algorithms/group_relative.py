@@ -9,7 +9,8 @@ from jaxrl_llm.advantages.baselines import bucket_quantile
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.advantages.multi_reward import component
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.objectives.averages import average_by_name, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
@@ -138,7 +139,7 @@ def dapo(
     code, and all others, by those of the whole batch ("token"), followed here. dual_clip: 10 in the authors' recipe,
     not in the paper. A = (r - mean) / (std + epsilon) with ddof. The paper's rewards are -1 and 1.
     """
-    require("rounds", rounds, least=1)
+    check_number("rounds", rounds, least=1)
     uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
     steps = [drop_rows(uniform)] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None:

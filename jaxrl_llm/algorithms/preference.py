@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives.pairs import discriminative, preference
 from jaxrl_llm.objectives.penalties import hinged, kl
 from jaxrl_llm.trajectory import Trajectories
@@ -26,7 +27,7 @@ def trpa(beta: float = 0.1, anisotropy: float = 2.5, trust: float = 0.001, best:
     term is the mean over samples of -log sigmoid(h_i) where r_i >= best and -log sigmoid(-h_i) elsewhere. trust is
     lambda_tr: the token mean of k3 to the policy that sampled is the trust region. Pairs are those of a gradient step.
     """
-    require("beta", beta, above=0)
+    check_number("beta", beta, above=0)
     objective = preference(beta, best, anisotropy)
     objective += trust * kl("behaviour", "k3")
     return Algorithm(stateless(lambda batch: batch), objective)
@@ -53,8 +54,8 @@ def drpo_decoupled_reward(
     delta = kl_limit; kl is the token mean of log pi_behaviour - log pi (kl_estimator "kl") or of rho - 1 - log rho
     ("low_var_kl"), over the whole batch. The released code's loss value is a surrogate; this one is the formula's.
     """
-    require("length_temperature", length_temperature, above=0)
-    require("temperature", temperature, above=0)
+    check_number("length_temperature", length_temperature, above=0)
+    check_number("temperature", temperature, above=0)
     require_choice("kl_estimator", kl_estimator, ("kl", "low_var_kl"))
     longest = 8192 if max_length is None else max_length
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, shown, unknown
 
 AT_LEAST_0 = (
     "advantage_strength", "alpha", "anisotropy", "beta", "bonus", "clip_high", "clip_low", "clip_strength",
@@ -20,7 +24,7 @@ FRACTIONS = (
     "tokens_first", "tokens_last",
 )  # fmt: skip
 COUNTS = ("every", "k", "max_length", "prompts", "rounds", "set_size", "total_steps")
-RANGES: dict[str, dict[str, float]] = {
+RANGES: dict[str, dict[str, Any]] = {
     **{name: {"least": 0} for name in AT_LEAST_0},
     **{name: {"least": 0, "most": 1} for name in FRACTIONS},
     **{name: {"least": 1} for name in COUNTS},
@@ -29,7 +33,39 @@ RANGES: dict[str, dict[str, float]] = {
 }
 
 
-def check(method: str, name: str, value: Any) -> None:
-    """InputError, naming method and hyper-parameter, for a number that is out of its range or not a number."""
-    if value is not None:
-        require(f"{method}: {name}", value, **(RANGES.get(name) or {"most": math.inf}))
+WORDS = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
+
+
+def check(method: str, name: str, value: Any, kind: str = "float") -> None:
+    """InputError, naming method and hyper-parameter, for a value of another type, not finite, or out of its range.
+
+    kind: the annotation of the parameter, "float | None" and the like. Arrays of one number pass, traced ones too.
+    """
+    label, (kind, _, rest) = f"{method}: {name}", kind.partition(" | ")
+    if (value is None and rest == "None") or kind not in WORDS:
+        return
+    if kind in ("bool", "str"):
+        if not isinstance(value, bool if kind == "bool" else str):
+            raise InputError(f"{label} is {shown(value)}, but must be {WORDS[kind]}")
+        return
+    if getattr(value, "shape", ()) != ():
+        raise InputError(f"{label} is an array of the shape {list(value.shape)}, but must be {WORDS[kind]}")
+    check_number(label, value, whole=kind == "int", **RANGES.get(name, {}))
+
+
+def checked(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """The function that builds a method, behind a check of its hyper-parameters' names, types and ranges."""
+    parameters = inspect.signature(build).parameters
+
+    @functools.wraps(build)
+    def method(*args: Any, **hyperparameters: Any) -> Algorithm:
+        if len(args) > len(parameters):
+            raise InputError(f"{build.__name__} has {len(parameters)} hyper-parameters, but was given {len(args)}")
+        given = {**dict(zip(parameters, args, strict=False)), **hyperparameters}
+        for name, value in given.items():
+            if name not in parameters:
+                raise unknown(f"hyper-parameter of {build.__name__}", name, parameters)
+            check(build.__name__, name, value, str(parameters[name].annotation))
+        return build(**given)
+
+    return method

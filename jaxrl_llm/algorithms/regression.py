@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.balance import balanced_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation, right_answers
 from jaxrl_llm.objectives.regression import masked_score, one_token, random_policy_regression
@@ -86,7 +87,7 @@ def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none"
     group's standard deviation plus epsilon (the mathematics script). No clip, no KL. Groups of equal rewards still
     train. On policy the first gradient is that of REINFORCE with the group's mean, times 2.
     """
-    require("ratio_scale", ratio_scale, above=0)
+    check_number("ratio_scale", ratio_scale, above=0)
     return Algorithm(group_relative(scale, 1, epsilon), random_policy_regression(ratio_scale, next_scale))
 
 
@@ -104,7 +105,7 @@ def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
     The paper draws at a higher temperature, about 1.3, where wrong tokens count beyond that: see
     `objectives.regression.one_token_loss` and `expected_one_token_loss` for what full distributions would allow.
     """
-    require("penalty", penalty, most=0)
+    check_number("penalty", penalty, most=0)
 
     def label(batch: Trajectories) -> Trajectories:
         rows = right_answers(threshold)(batch)[:, None] * batch.action_mask

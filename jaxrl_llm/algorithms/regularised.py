@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
 from jaxrl_llm.objectives.penalties import likelihood_preserving, right_answers
@@ -67,7 +68,7 @@ def llds(
     final: factor of it for the last turn, the answer (the paper's variant MA has less than 1). clip_low, clip_high and
     kl_coefficient are GRPO's. It acts only with several updates per batch, or stale rollouts.
     """
-    require("coefficient", coefficient, least=0)
+    check_number("coefficient", coefficient, least=0)
     base = grpo(clip_low, clip_high, kl_coefficient)
     return Algorithm(base.transform, base.objective + coefficient * likelihood_preserving(gate, final=final))
 
@@ -105,8 +106,8 @@ def ulorl(
     Its rollout decodes an answer in segments, one per iteration, and trains on it when its group is complete: the
     run's `segment_tokens`, or the longest completion, max_length (the run's), divided by `segments` (1: no segments).
     """
-    require("segments", segments, least=1)
-    require("tau", tau, least=0, most=1)
+    check_number("segments", segments, least=1)
+    check_number("tau", tau, least=0, most=1)
     require_choice("sampling", sampling, ("POIS", "SAIS"))
 
     def spare(batch: Trajectories) -> Trajectories:

@@ -10,7 +10,8 @@ from jaxrl_llm.advantages.group import SCALES, group_advantage, group_relative, 
 from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal_rewards
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import (
     clip,
     log_probability,
@@ -48,7 +49,7 @@ def reinforce(
     on-policy; None: do not.
     """
     require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
-    require("importance_cap", importance_cap, above=0)
+    check_number("importance_cap", importance_cap, above=0, or_none=True)
     cap = None if importance_cap is None else lambda ratio, _: jnp.minimum(ratio, importance_cap)
     objective = averaged_gradient(log_probability(cap), average)
 
@@ -114,8 +115,8 @@ def remax(
     gamma 0.99, one more power of it, and the mean over tokens: average "token", for "sum" of the paper.
     Rollout: one greedy completion for each prompt, with the weights that sampled.
     """
-    require("gamma", gamma, least=0, most=1)
-    require("reward_clip", reward_clip, above=0)
+    check_number("gamma", gamma, least=0, most=1)
+    check_number("reward_clip", reward_clip, above=0, or_none=True)
 
     def advantage(batch: Trajectories) -> Trajectories:
         r = jnp.nan_to_num(batch.scores - batch.need("greedy_reward"))

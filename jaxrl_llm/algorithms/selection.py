@@ -9,7 +9,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise
@@ -54,7 +55,7 @@ def d3s(
     sources print none of these values. Ties are broken at random (the paper: not stated; summaries: by index).
     """
     for name, share in (("rows_first", rows_first), ("rows_last", rows_last)):
-        require(name, share, above=0, most=1)
+        check_number(name, share, above=0, most=1)
     steps = 100 if total_steps is None else total_steps
 
     def rows(step: jax.Array, batch: Trajectories) -> jax.Array:
@@ -89,7 +90,7 @@ def brpo(
 
     The judge here compares scores, of which a tie does not beat. A pairwise judge is a reward that scores a group.
     """
-    require("outlier", outlier, least=0)
+    check_number("outlier", outlier, least=0)
 
     def judged(step: jax.Array, batch: Trajectories) -> Trajectories:
         scored = ~jnp.isnan(batch.scores)
@@ -127,7 +128,7 @@ def pf_ppo(
     untouched; clip_low, clip_high and kl_coefficient are its. The critic learns from the same samples.
     """
     require_choice("scheme", scheme, (*RANK_SCHEMES, *SCORE_SCHEMES))
-    require("draws", draws, least=1)
+    check_number("draws", draws, least=1, or_none=True)
 
     def drawn(step: jax.Array, batch: Trajectories) -> jax.Array:
         scored, noise = ~jnp.isnan(batch.scores), row_noise(batch, step)

@@ -19,7 +19,8 @@ from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.errors import is_off, require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.shaping import overlong_penalty
@@ -50,11 +51,11 @@ def fapo(
     Flawed rows are info "flawed" bool[N], or those whose component "sound" is at most 0.5 (give it the weight 0 in the
     sum); where there is neither, none. The paper has a small judge model find the first wrong step while it samples.
     """
-    require("penalty", penalty, least=0, most=2)
+    check_number("penalty", penalty, least=0, most=2)
     longest: Any = 8192.0 if max_length is None else max_length
     parts = [rewards.rescore(lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty))]
     if not is_off(overlong_share):
-        require("overlong_share", overlong_share, above=0, most=1)
+        check_number("overlong_share", overlong_share, above=0, most=1)
         buffer: Any = jnp.maximum(overlong_share * longest, 1e-6)
         parts.append(rewards.rescore(lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
@@ -129,7 +130,7 @@ def unlikeliness_reward(
     clip_high) and kl_coefficient times k3. The paper ranks by the probability of the sample, the code by the mean
     log-probability of its tokens, which is what is done here. It gains from two epochs on each batch.
     """
-    require("coefficient", coefficient, least=0, most=1)
+    check_number("coefficient", coefficient, least=0, most=1)
     require_choice("ranks", ranks, ("paper", "code"))
     offset = 1.0 if ranks == "code" else 0.0
 
@@ -165,7 +166,7 @@ def dgrpo_vital(
     instead; scale "none" lets the weighted reward act.
     """
     require_choice("weigh", weigh, ("reward", "advantage"))
-    require("high - low", high - low, above=0)
+    check_number("high - low", high - low, above=0)
 
     def stretched(b: Trajectories) -> Array:
         part = component_of(b, component)
@@ -204,7 +205,7 @@ def adora(
     sample, "strict" as the released code for text, "lenient" as that for images (`difficulty.length_gain`). The rest
     (clip_low, clip_high, kl_coefficient) is GRPO. success is 1.01 for rewards of the code's kind.
     """
-    require("other_weight", other_weight, least=0)
+    check_number("other_weight", other_weight, least=0)
     require_choice("rule", rule, RULES)
     require_choice("edges", edges, EDGES)
     longest = 4054.0 if max_length is None else max_length

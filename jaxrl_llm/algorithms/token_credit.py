@@ -10,7 +10,8 @@ from jaxrl_llm.advantages.multipliers import capped_bonus, hellinger, revised, s
 from jaxrl_llm.advantages.rank import rank_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import Ratio, clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.selection.noise import token_noise
@@ -43,8 +44,8 @@ def dgpo_distribution_guided(
     10.4 and 12.5 for 32 to 256 thousand, so the default is near for most; None: h = H. squared=False: the Hellinger
     distance itself, sqrt(d).
     """
-    require("tau", tau, above=0)
-    require("vocabulary_size", vocabulary_size, above=1)
+    check_number("tau", tau, above=0)
+    check_number("vocabulary_size", vocabulary_size, above=1, or_none=True)
     scale = 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
 
     def guided(batch: Trajectories) -> jax.Array:
@@ -87,7 +88,7 @@ def rlvr_temporal_schedule(
     """
     require_choice("rule", rule, ("percentile", "forking", "bonus"))
     require_choice("shape", shape, SHAPES)
-    require("magnitude", magnitude, least=0, most=1)
+    check_number("magnitude", magnitude, least=0, most=1)
     steps = 100 if total_steps is None else total_steps
 
     def x(step: jax.Array) -> jax.Array:
@@ -160,7 +161,7 @@ def bupo(
     average="token" and dual_clip=10. The paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B: the last one
     whose feed-forward block raises the entropy of what it unembeds to.
     """
-    require("layer", layer, least=1)
+    check_number("layer", layer, least=1)
     require_choice("average", average, ("sequence", "token"))
 
     def phase(step: jax.Array, batch: Trajectories) -> Trajectories:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import (
     clip,
     constant,
@@ -133,7 +134,7 @@ def gbpo(
     pushed, unless a group is split evenly; the others, at the median, are pulled back to 1. A group of one has A = 0.
     Meant for several epochs per batch.
     """
-    require("temperature", temperature, above=0)
+    check_number("temperature", temperature, above=0)
     objective = policy_gradient(token_ratio(), toward_ratio("ratio_target"), token_mean())
     transform = chain(group_relative("std", ddof, epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
     return Algorithm(transform, objective)
@@ -157,8 +158,8 @@ def r2vpo(
     paper's were not available. A is GRPO's, with ddof and epsilon. For replayed rollouts, log pi_behaviour is that
     of the policy that drew them.
     """
-    require("variance_limit", variance_limit, least=0)
-    require("multiplier", multiplier, least=0)
+    check_number("variance_limit", variance_limit, least=0)
+    check_number("multiplier", multiplier, least=0)
 
     def rise(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
         return jnp.maximum(0.0, value + multiplier_rate * feedback["ratio/excess"])

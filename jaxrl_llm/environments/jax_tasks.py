@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError, require, unknown
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, unknown
 
 Array = jax.Array
 
@@ -49,8 +50,8 @@ def addition(digits: int = 2, base: int = 10) -> Task:
     Written that way round a carry is known before it is needed. Rewards in [0, 1]: "digits", the share of the answer's
     digits that are right in their place, "exact", 1 for the whole answer with its end, and their mean.
     """
-    require("digits", digits, least=1, most=4)
-    require("base", base, least=2, most=10)
+    check_number("digits", digits, least=1, most=4, whole=True)
+    check_number("base", base, least=2, most=10, whole=True)
     plus, equals, end = base, base + 1, base + 2
 
     def terms(prompt: Array) -> tuple[Array, Array]:
@@ -83,8 +84,8 @@ def sequence_lock(length: int = 4, symbols: int = 6) -> Task:
 
     The reward is sparse: "open" is 1 for the whole right sequence and 0 for all others.
     """
-    require("length", length, least=1, most=8)
-    require("symbols", symbols, least=2, most=10)
+    check_number("length", length, least=1, most=8, whole=True)
+    check_number("symbols", symbols, least=2, most=10, whole=True)
     separator, end = symbols, symbols + 1
 
     def sample(key: Array) -> Array:
@@ -108,7 +109,7 @@ TASKS: dict[str, Callable[..., Task]] = {"addition": addition, "sequence_lock": 
 
 def get_task(name: str, **options: int) -> Task:
     """A task by its name. InputError for an unknown name or option."""
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise unknown("task", name, TASKS)
     try:
         return TASKS[name](**options)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -114,7 +115,7 @@ def find_bounds(
 
 def controlled_clip(dual: float | None = None) -> Surrogate:
     """`clip` with the ratio bounds of the controls "clip_low" and "clip_high"."""
-    require("dual clip", dual, above=1)
+    check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         low, high = control(batch, "clip_low"), control(batch, "clip_high")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.log_ratios import log_ratio, source
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import kl
@@ -22,8 +22,8 @@ def centred_clip(low: Number = 0.2, high: Number = 0.2, of: str = "old", over: s
     rho is against `over`, the policy that drew the token; the trust region is around `of`. c = 1 where these are one.
     The objective's `needs` must name `of`'s field.
     """
-    require("clip low", low, least=0, most=1)
-    require("clip high", high, least=0)
+    check_number("clip low", low, least=0, most=1)
+    check_number("clip high", high, least=0)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         c = jnp.exp(log_ratio(source(batch, of), source(batch, over), batch.loss_weights != 0))
@@ -63,6 +63,6 @@ def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Arr
 
 def mirror_step(total: Number | None, first: Number = 1.0) -> Transform:
     """1 / `linear_step` as the control "proximity": how much a divergence from the last policy weighs."""
-    require("total_steps", total, least=1)
-    require("step_size", first, above=0)
+    check_number("total_steps", total, least=1, or_none=True)
+    check_number("step_size", first, above=0)
     return counted(lambda k, batch: batch.with_controls(proximity=1 / linear_step(k.astype(jnp.float32), total, first)))

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.transform import Refresh, control
@@ -40,7 +41,8 @@ def constant(length: float | jax.Array | str) -> Average:
     Every sequence with an action counts, also one whose tokens were dropped. length > 0, or InputError; or the name of
     a control, e.g. that of `find_longest`.
     """
-    require("length", length, above=0)
+    if not isinstance(length, str):
+        check_number("length", length, above=0)
 
     def average(values: jax.Array, batch: Trajectories) -> jax.Array:
         number = control(batch, length) if isinstance(length, str) else length

@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
@@ -96,8 +97,8 @@ def importance_correction(
     normalise: "token" or "sequence" divides by the mean weight over all tokens, or over sequences of their means.
     leave_count: rejected tokens leave the count of the averages (verl), rather than be 0 in it (TRL, AReaL).
     """
-    require("lower bound", low)
-    require("upper bound", high, above=0)
+    check_number("lower bound", low)
+    check_number("upper bound", high, above=0)
     require_choice("level", level, LEVELS)
     require_choice("mode", mode, MODES)
     require_choice("normalise", normalise, ("none", "token", "sequence"))
@@ -116,7 +117,7 @@ def divergence_rejection(
     bound: Number, estimator: str = "k3", summary: str = "mean", *, leave_count: bool = True
 ) -> Transform:
     """Multiply the advantages by `divergence_weight`, as `importance_correction`. bound >= 0. Needs old_logp."""
-    require("bound", bound, least=0)
+    check_number("bound", bound, least=0)
     require_choice("estimator", estimator, DIVERGENCES)
     require_choice("summary", summary, SUMMARIES)
 

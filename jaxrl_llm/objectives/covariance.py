@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.log_ratios import absolute
 from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
@@ -48,7 +48,7 @@ def draw_covariant(
 
     Written: info "detached" bool[N, L]. Chance is salted by the control of `count_batches`.
     """
-    require("covariance share", share, least=0, most=1)
+    check_number("covariance share", share, least=0, most=1)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts, A, rho = batch.loss_weights != 0, batch.need("advantages"), ratio(outputs, batch)
@@ -80,7 +80,7 @@ def mark_covariant(share: Number) -> Refresh:
 
     Written: info "covariant" bool[N, L].
     """
-    require("covariance share", share, least=0, most=1)
+    check_number("covariance share", share, least=0, most=1)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts = batch.loss_weights != 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import is_off, require
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import is_off
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 
@@ -72,9 +73,9 @@ def keep_small_steps(
 
     symmetric: |m_H| < change_limit, else 0 <= m_H < change_limit.
     """
-    require("learning_rate", learning_rate, above=0)
-    require("change_limit", change_limit, least=0)
-    require("kl_limit", kl_limit, least=0)
+    check_number("learning_rate", learning_rate, above=0)
+    check_number("change_limit", change_limit, least=0)
+    check_number("kl_limit", kl_limit, least=0)
     inputs = ("squared_probability", "cubed_probability", "hidden_square")
 
     def drop(batch: Trajectories) -> Trajectories:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.trajectory import Trajectories, totals_of, weighted
-from jaxrl_llm.transform import Objective, State, Transform
+from jaxrl_llm.transform import Objective, State, Transform, guarded
 
 Number = float | jax.Array
 
@@ -58,9 +58,9 @@ def corridor_of_history(low: Number, high: Number, strength: Number, total: Numb
     "entropy_low" = low H, "entropy_high" = high H, and "corridor" = strength `phase_weight`, 0 while there is no
     history.
     """
-    require("corridor_low", low, least=0)
-    require("corridor_high", high, least=0)
-    require("total_steps", total, least=1)
+    check_number("corridor_low", low, least=0)
+    check_number("corridor_high", high, least=0)
+    check_number("total_steps", total, least=1)
 
     def apply(history: History, batch: Trajectories) -> tuple[State, Trajectories]:
         history = with_last(history, batch, "entropy")
@@ -68,7 +68,7 @@ def corridor_of_history(low: Number, high: Number, strength: Number, total: Numb
         weight = jnp.where(history.updates > 0, strength * phase_weight(history.updates, total, decay), 0.0)
         return history, batch.with_controls(entropy_low=low * mean, entropy_high=high * mean, corridor=weight)
 
-    return Transform(lambda: History(jnp.float32(0), jnp.float32(0)), apply, frozenset({"feedback"}))
+    return Transform(lambda: History(jnp.float32(0), jnp.float32(0)), guarded(apply), frozenset({"feedback"}))
 
 
 def smoothed_entropy() -> Objective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.log_ratios import LARGEST
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.surrogates import Surrogate
@@ -41,7 +41,7 @@ def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
 
     Without guided tokens it is `sampled`. Statistics: those of `sampled`, 0 on guided tokens, and "guided/share".
     """
-    require("constant", constant, above=0)
+    check_number("constant", constant, above=0)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         here = guided_tokens(batch)
@@ -56,5 +56,5 @@ def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
 
 def summed(length: float) -> Average:
     """Sum over all tokens of the batch / length: it grows with the batch. length > 0, or InputError."""
-    require("length", length, above=0)
+    check_number("length", length, above=0)
     return lambda values, batch: jnp.sum(weighted(values, batch)) / length

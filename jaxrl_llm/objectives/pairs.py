@@ -11,11 +11,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.log_ratios import needed
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, row_means
-from jaxrl_llm.transform import Metrics, Objective
+from jaxrl_llm.transform import Metrics, Objective, require_function
 
 Number = float | jax.Array
 RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
@@ -85,6 +86,9 @@ def preference(
     beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: str = "reference"
 ) -> Objective:
     """`preference_shares` of the rows' mean log-ratios: DPO on all pairs of a group that differ in reward."""
+    check_number("beta", beta, above=0)
+    check_number("best", best)
+    check_number("best_scale", best_scale, least=0)
 
     def shares(h: jax.Array, batch: Trajectories) -> jax.Array:
         return preference_shares(h, batch.scores, batch.group, beta, best, best_scale)
@@ -134,6 +138,10 @@ def discriminative(
 
     Every prompt with an action counts in the denominator.
     """
+    require_function("merit", merit)
+    check_number("threshold", threshold)
+    for name, number in {"merit_temperature": merit_temperature, "temperature": temperature}.items():
+        check_number(name, number, above=0)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         score, acts = batch.scores, jnp.any(batch.action_mask, axis=1).astype(jnp.float32)

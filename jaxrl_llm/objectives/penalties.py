@@ -7,7 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice, unknown
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span
@@ -108,6 +109,9 @@ def entropy_corridor(
 
     low, high: numbers, or names of controls.
     """
+    for name, limit in {"low": low, "high": high}.items():
+        if not isinstance(limit, str):
+            check_number(f"entropy {name}", limit)
     mean = average or token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -155,7 +159,7 @@ def likelihood_preserving(
     gate: "turn", "sequence" or "token". final: weight of the last turn's tokens. Metric: "likelihood/fallen".
     """
     require_choice("gate", gate, GATES)
-    require("final", final, least=0)
+    check_number("final", final, least=0)
     mean, needs = average or token_mean(), needed(against)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -198,6 +202,7 @@ def ratio_variance(limit: Number = 0.0, against: str = "behaviour", average: Ave
 
     Metrics: "ratio/variance" without the limit, "ratio/excess" with it.
     """
+    check_number("limit of the ratio's variance", limit)
     mean = average or token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

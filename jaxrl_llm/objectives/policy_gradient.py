@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -17,8 +18,8 @@ from jaxrl_llm.objectives.averages import Average, token_mean
 from jaxrl_llm.objectives.penalties import entropy, kl
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
-from jaxrl_llm.transform import Metrics, Objective, Refresh
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, in_words, totals_of
+from jaxrl_llm.transform import Metrics, Objective, Refresh, expect, names_of
 
 Kernel = Callable[..., Any]  # as `jaxrl_kernels.ratio_clip`
 OnePass = Callable[[PolicyOutputs, Trajectories, jax.Array], tuple[jax.Array, Metrics]]
@@ -39,8 +40,12 @@ def policy_gradient(
     kernel: what finds ratio, clip, derivative and statistics in one pass where they are those it knows (`in_one_pass`);
     None composes all of them. On a mesh `outputs.mesh` must be it, which `policy_outputs` sees to.
     Metrics are token means over the batch: "ratio/mean", and those of the surrogate.
+    Raises InputError for parts that are not what their places take: in another order, or functions that make a part and
+    were not called.
     """
-
+    expect("the ratio of policy_gradient", ratio, Ratio)
+    _expect_function("surrogate", surrogate, "Surrogate", 3)
+    _expect_function("average", average, "Average", 2)
     fused = None if kernel is None else in_one_pass(kernel, ratio, surrogate)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -57,7 +62,25 @@ def policy_gradient(
         metrics = {name: per_token(x, batch) for name, x in {"ratio/mean": value, **statistics}.items()}
         return -average(gain, batch), metrics
 
-    return Objective(objective, ratio.needs | frozenset(needs), refresh)
+    return Objective(objective, ratio.needs | names_of(needs), refresh)
+
+
+def _expect_function(place: str, part: Any, made: str, count: int) -> None:
+    """InputError unless the part is a function of `count` arguments, and not one that makes the part (`made`)."""
+    name = getattr(part, "__name__", in_words(part))
+    if getattr(part, "__annotations__", {}).get("return") == made:
+        raise InputError(
+            f"the {place} of policy_gradient is the function {name}, which makes one: call it, {name}(...)"
+        )
+    try:
+        inspect.signature(part).bind(*range(count))
+    except TypeError:
+        raise InputError(
+            f"the {place} of policy_gradient is {name}, but must be a function of {count} arguments: the order is "
+            "policy_gradient(ratio, surrogate, average)"
+        ) from None
+    except ValueError:  # of a function whose signature Python cannot tell
+        return
 
 
 def in_one_pass(kernel: Kernel, ratio: Ratio, surrogate: Surrogate) -> OnePass | None:

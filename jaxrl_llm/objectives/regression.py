@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.baselines import above_baseline
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.log_ratios import absolute, log_ratio, needed
 from jaxrl_llm.objectives.averages import Average, token_mean
@@ -64,8 +65,8 @@ def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
 
 def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6) -> Transform:
     """Write `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature as info "ratio_target" f32[N]."""
-    require("low", low, least=0, most=1)
-    require("high", high, least=0)
+    check_number("low", low, least=0, most=1)
+    check_number("high", high, least=0)
 
     def aim(batch: Trajectories) -> Trajectories:
         deviation = bucket_moments(batch.group, batch.scores, ddof)[2]
@@ -167,11 +168,11 @@ def masked_score(
     """The weight M W of `log_probability`: `clip_mask` times `score_weight`."""
     require_choice("clip", clip, CLIPS)
     require_choice("weight", weight, WEIGHTS)
-    require("clip_low", clip_low, least=0, most=1)
-    require("clip_high", clip_high, least=0)
-    require("far_low", far_low, least=0)
-    require("far_high", far_high, least=0)
-    require("temperature", temperature, above=0)
+    check_number("clip_low", clip_low, least=0, most=1)
+    check_number("clip_high", clip_high, least=0)
+    check_number("far_low", far_low, least=0)
+    check_number("far_high", far_high, least=0)
+    check_number("temperature", temperature, above=0)
 
     def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")

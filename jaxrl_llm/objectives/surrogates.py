@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics
@@ -61,9 +61,9 @@ def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Surr
 
     dual > 1 bounds the loss of bad actions that became likely: max(value, dual * A) where A < 0 (1912.09729).
     """
-    require("clip low", low, least=0, most=1)
-    require("clip high", high, least=0)
-    require("dual clip", dual, above=1)
+    check_number("clip low", low, least=0, most=1)
+    check_number("clip high", high, least=0)
+    check_number("dual clip", dual, above=1, or_none=True)
     return Clip(low, high, dual)
 
 
@@ -81,8 +81,8 @@ def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, 
 
 def soft_gate(positive: Number = 1.0, negative: Number = 1.05) -> Surrogate:
     """`soft_gated_value`: no clip, but a smooth gate with a temperature for each sign. Both above 0."""
-    require("positive temperature", positive, above=0)
-    require("negative temperature", negative, above=0)
+    check_number("positive temperature", positive, above=0)
+    check_number("negative temperature", negative, above=0)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A = batch.need("advantages")
@@ -106,8 +106,8 @@ def geometric_clip(low: Number = 0.4, high: Number = 0.4) -> Surrogate:
 
     The bounds are of log-ratios: ratios stay in (exp(-low), exp(high)). Wants token ratios.
     """
-    require("clip low", low, least=0)
-    require("clip high", high, least=0)
+    check_number("clip low", low, least=0)
+    check_number("clip high", high, least=0)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A, d = batch.need("advantages"), jnp.log(ratio)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.objectives.averages import Average, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Objective, State, Transform, control
+from jaxrl_llm.transform import Metrics, Objective, State, Transform, control, guarded
 
 Number = jax.Array | float
 PHASES = {"warm-up": 1.5, "climbing": 1.2, "converged": 1.0, "plateau": 0.8}  # factors of the threshold
@@ -90,7 +90,7 @@ def kl_threshold(
     `entropy`, as sampled. A batch without a score leaves the reward where it was. gains: of the error, its sum and its
     change. window: batches that a phase is told by.
     """
-    require("window", window, least=1)
+    check_number("window", window, least=1, whole=True)
 
     def apply(memory: Memory, batch: Trajectories) -> tuple[State, Trajectories]:
         mask, scores = batch.action_mask, batch.scores
@@ -106,7 +106,7 @@ def kl_threshold(
         zero = jnp.float32(0)
         return Memory(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
 
-    return Transform(init, apply, needed("reference"))
+    return Transform(init, guarded(apply), needed("reference"))
 
 
 def threshold_penalty(gradient: bool = True, average: Average | None = None) -> Objective:

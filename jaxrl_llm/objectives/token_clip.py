@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.objectives.surrogates import Surrogate, clip_fractions, clipped_value
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics
@@ -39,9 +39,9 @@ def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Numb
 
 def gradient_preserving_clip(low: float = 0.2, high: float = 0.28, dual: float | None = None) -> Surrogate:
     """`gradient_preserving_value`, with the dual clip where one is given. low in [0, 1], high >= 0, dual > 1."""
-    require("clip low", low, least=0, most=1)
-    require("clip high", high, least=0)
-    require("dual clip", dual, above=1)
+    check_number("clip low", low, least=0, most=1)
+    check_number("clip high", high, least=0)
+    check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A = batch.need("advantages")
@@ -75,7 +75,7 @@ def token_clip(bounds: Bounds, dual: float | None = None, revise: Callable[..., 
 
     revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on how far a token has moved.
     """
-    require("dual clip", dual, above=1)
+    check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A, (low, high) = batch.need("advantages"), bounds(batch)

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.errors import InputError, require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.objectives.averages import Average, token_mean
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.transform import Metrics, Objective
@@ -27,7 +28,7 @@ def half_square(x: jax.Array) -> jax.Array:
 
 def huber(width: Number = 1.0) -> Error:
     """x^2 / 2 where |x| <= width, else width (|x| - width / 2): outliers pull no harder than that (Huber, 1964)."""
-    require("huber width", width, above=0)
+    check_number("huber width", width, above=0)
 
     def error(x: jax.Array) -> jax.Array:
         near = jnp.clip(x, -width, width)
@@ -38,7 +39,7 @@ def huber(width: Number = 1.0) -> Error:
 
 def pinball(quantile: Number = 0.5) -> Error:
     """q (R - V) where R > V, else (1 - q) (V - R): the quantile q of the returns is learnt, at 1/2 their median."""
-    require("quantile", quantile, above=0, below=1)
+    check_number("quantile", quantile, above=0, below=1)
     return lambda x: jnp.where(x < 0, -quantile * x, (1 - quantile) * x)
 
 
@@ -47,7 +48,7 @@ def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
 
     Values of one head, [N, L], are left as they are.
     """
-    require("soft minimum temperature", temperature, above=0)
+    check_number("soft minimum temperature", temperature, above=0)
 
     def combine(values: jax.Array) -> jax.Array:
         if values.ndim == 2:
@@ -109,7 +110,8 @@ def value_loss(
     Metrics: "value/loss", "value/mean", "value/error" (the mean |V - R|), with a clip "value/clip" (how many moved
     farther than it), and "value/explained_variance" before the update, where the transform found it.
     """
-    require("value clip", clip, above=0)
+    check_number("value clip", clip, above=0, or_none=True)
+    require_choice("of", of, ("max", "mean"))
     plain = token_mean()
     errors: list[Error] | None = None if callable(error) else list(error)
     same: Error = error if callable(error) else half_square

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require, require_choice
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.trajectory import Trajectories
 
 Number = jax.Array | float
@@ -22,21 +23,21 @@ LEAST = 1e-8  # of a sequence's ratio, as in the code of VESPO
 
 def clipped(low: Number, high: Number) -> Weight:
     """clip(rho, 1 - low, 1 + high): no token loses its gradient (CISPO, 2506.13585). low >= 1 does not bind."""
-    require("clip low", low, least=0)
-    require("clip high", high, least=0)
+    check_number("clip low", low, least=0)
+    check_number("clip high", high, least=0)
     return lambda ratio, batch: jnp.clip(ratio, 1 - low, 1 + high)
 
 
 def capped(cap: Number) -> Weight:
     """min(rho, cap): truncated importance sampling. cap > 0."""
-    require("cap", cap, above=0)
+    check_number("cap", cap, above=0)
     return lambda ratio, batch: jnp.minimum(ratio, cap)
 
 
 def within(low: Number, high: Number) -> Weight:
     """0 where PPO's clip cuts the gradient: A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low; else 1."""
-    require("clip low", low, least=0)
-    require("clip high", high, least=0)
+    check_number("clip low", low, least=0)
+    check_number("clip high", high, least=0)
 
     def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")
@@ -59,8 +60,8 @@ def gamma_weight(ratio: jax.Array, power: Number, decay: Number) -> jax.Array:
 
 def gamma(power: Number, decay: Number) -> Weight:
     """`gamma_weight` of the ratio. power >= 0, decay > 0."""
-    require("power", power, least=0)
-    require("decay", decay, above=0)
+    check_number("power", power, least=0)
+    check_number("decay", decay, above=0)
     return lambda ratio, batch: gamma_weight(ratio, power, decay)
 
 
@@ -87,8 +88,8 @@ def small_moves(
 
 def within_divergence(low: Number, high: Number, divergence: str = "tv") -> Weight:
     """1 where `small_moves`, else 0. The ratio must be that to the behaviour policy. Both bounds at least 0."""
-    require("threshold low", low, least=0)
-    require("threshold high", high, least=0)
+    check_number("threshold low", low, least=0)
+    check_number("threshold high", high, least=0)
     require_choice("divergence", divergence, DIVERGENCES)
 
     def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:

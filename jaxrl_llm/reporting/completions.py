@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import prompt_text
-from jaxrl_llm.errors import InputError, require, unknown
+from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.sampling.arguments import check_not_negative, check_tokenizer
+from jaxrl_llm.trajectory import Trajectories, check_batch
 
 MOST_TOKENS = 1000  # of a row that get an element each; a notebook keeps what it shows
 
@@ -120,27 +122,33 @@ def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) 
     tokenizer: None shows token ids. rows: the first so many rows are shown.
     Raises InputError for a field that the batch does not have, and rows below 1.
     """
-    require("rows", rows, least=1)
+    check_batch(batch)
+    check_number("rows", rows, least=1, whole=True)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
+    if not isinstance(by, str):
+        raise InputError(f"by is {shown(by)}, but must be the name of a field")
     columns = _columns(batch)
     if by not in columns:
         if by in batch.__dataclass_fields__:
             raise InputError(f"the batch has no {by} of each token: show it by one of {', '.join(sorted(columns))}")
         raise unknown("field", by, columns)
-    shown = min(rows, batch.tokens.shape[0])
+    count = min(rows, batch.tokens.shape[0])
     tokens, real, action, step = (
-        np.asarray(x[:shown]) for x in (batch.tokens, batch.token_mask, batch.action_mask, batch.policy_step)
+        np.asarray(x[:count]) for x in (batch.tokens, batch.token_mask, batch.action_mask, batch.policy_step)
     )
     named = [name for name in dict.fromkeys(("logp", "entropy", by)) if name in columns]
-    numbers = {name: np.asarray(columns[name][:shown]) for name in named}
+    numbers = {name: np.asarray(columns[name][:count]) for name in named}
     numbers["policy_step"] = step
+    check_not_negative(tokens, real)
     out: list[Row] = []
-    for n in range(shown):
+    for n in range(count):
         own = {name: x[n][real[n]] for name, x in numbers.items()}
         row = Row(_about(batch, n), tokens[n][real[n]], action[n][real[n]], own, 0)
         given = _leading(row)
         same = bool(out) and _leading(out[-1]) == given and np.array_equal(out[-1].ids[:given], row.ids[:given])
         out.append(row._replace(known_prompt=given) if same else row)
-    return Completions(tuple(out), tokenizer, by, batch.tokens.shape[0] - shown)
+    return Completions(tuple(out), tokenizer, by, batch.tokens.shape[0] - count)
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:

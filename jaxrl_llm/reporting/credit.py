@@ -18,7 +18,8 @@ from jaxrl_llm.errors import InputError, require_choice, unknown
 from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
+from jaxrl_llm.transform import check_outputs, expect
 
 SHADES = ("push", "advantage")
 Which = str | Algorithm | Sequence[str | Algorithm] | Mapping[str, str | Algorithm]
@@ -131,7 +132,8 @@ class Comparison:
         N, L = self.tokens.shape
         if tokens is None:
             tokens = [[f"{t} " if real else None for t, real in zip(*row, strict=True)] for row in self._ids()]
-        if len(tokens) != N or any(len(row) > L for row in tokens):
+        lists = isinstance(tokens, Sequence) and all(isinstance(row, list | tuple) for row in tokens)
+        if not lists or len(tokens) != N or any(len(row) > L for row in tokens):
             raise InputError(f"the texts do not fit the batch: pass {N} lists of at most {L} tokens")
         return [[(t, text) for t, text in enumerate(row) if text is not None] for row in tokens]
 
@@ -167,6 +169,9 @@ def compare(
     lacks is filled in as if the policy were still the one that sampled, and named in `Comparison.filled`.
     Transforms start from their initial state. Nothing is compiled: for a few hundred sequences at most.
     """
+    check_batch(batch)
+    if outputs is not None:
+        check_outputs(outputs, batch)
     chosen = _chosen(algorithms, hyperparameters)
     advantages, gradients, losses, filled = {}, {}, {}, {}
     for name, algorithm in chosen.items():
@@ -191,6 +196,8 @@ def _chosen(algorithms: Which, hyperparameters: Mapping[str, Any]) -> dict[str, 
     """Algorithms by label; InputError for none, for a label twice, and for a hyper-parameter that no method has."""
     if isinstance(algorithms, str | Algorithm):
         algorithms = [algorithms]
+    if not isinstance(algorithms, Mapping | Sequence):
+        raise InputError(f"compare takes names of algorithms or Algorithms, but found {in_words(algorithms)}")
     if not isinstance(algorithms, Mapping):
         labels = [x if isinstance(x, str) else f"algorithm {i + 1}" for i, x in enumerate(algorithms)]
         if len(set(labels)) < len(labels):
@@ -198,6 +205,9 @@ def _chosen(algorithms: Which, hyperparameters: Mapping[str, Any]) -> dict[str, 
         algorithms = dict(zip(labels, algorithms, strict=True))
     if not algorithms:
         raise InputError("nothing to compare: pass the name of an algorithm")
+    for label, x in algorithms.items():
+        if not isinstance(x, str):
+            expect(f"what is compared as {label!r}", x, Algorithm)
     known = {x: inspect.signature(constructor(x)).parameters for x in algorithms.values() if isinstance(x, str)}
     for given in hyperparameters:
         if not any(given in parameters for parameters in known.values()):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import html
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from numbers import Real
+from types import NoneType
 from typing import Any
 
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.reporting.statistics import as_number, typical_size
 
 KINDS = {  # what tokens are shaded by: the colour (red, green, blue) below zero, and above
@@ -30,12 +33,22 @@ def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limi
     """
     if kind not in KINDS:
         raise unknown("kind of shade", kind, KINDS)
-    if limit is not None and not limit > 0:
-        raise InputError(f"limit {limit}: the value with the full shade must be above 0")
+    check_number("limit, the value with the full shade,", limit, above=0, or_none=True)
+    _check_list("tokens", tokens, str, "text")
+    _check_list("values", values, Real | NoneType, "numbers")
     body = shaded_tokens(tokens, {kind: values}, {kind: limit or typical_size(values)})
     block = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
     style = f"<style>{style_rules(kind)}.jaxrl-tokens i{{font-style:normal}}</style>"
     return f'<div class="jaxrl-tokens show-{kind}" style="{block}">{style}{body}</div>'
+
+
+def _check_list(name: str, values: Any, kind: Any, words: str) -> None:
+    """InputError unless it is a list (or array) whose entries are of that kind."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{name} is {shown(values)}, but must be a list of {words}")
+    for entry in values:
+        if not isinstance(entry, kind) and getattr(entry, "shape", None) != ():  # scalars of JAX are numbers too
+            raise InputError(f"{name} holds {shown(entry)}, but must be a list of {words}")
 
 
 def style_rules(kind: str) -> str:

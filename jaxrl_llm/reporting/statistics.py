@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, shown
 
 # Beyond this many values the bias-corrected bootstrap agrees with the percentile one, but its jackknife is quadratic.
 _JACKKNIFE_MOST = 5_000
@@ -25,13 +27,15 @@ def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[f
     >>> round(low, 4), round(high, 4)
     (0.4902, 0.9433)
     """
-    from scipy import stats
-
     _check_level(level)
+    check_number("successes", successes, whole=True)
+    check_number("trials", trials, least=0, whole=True)
     if not 0 <= successes <= trials:
         raise InputError(f"{successes} successes of {trials} trials: the successes must lie between 0 and the trials")
     if trials == 0:
         return 0.0, 1.0
+    from scipy import stats  # takes seconds
+
     interval = stats.binomtest(int(successes), int(trials)).proportion_ci(confidence_level=level, method="wilson")
     return float(interval.low), float(interval.high)
 
@@ -50,13 +54,17 @@ def pass_at_k(correct: npt.ArrayLike, samples: int, k: int) -> npt.NDArray[np.fl
     >>> pass_at_k([0, 1, 4], samples=4, k=2).tolist()
     [0.0, 0.5, 1.0]
     """
-    counts = np.asarray(correct)
+    check_number("k", k, whole=True)
+    check_number("samples", samples, least=1, whole=True)
+    counts = _numbers("correct", correct)
     if not 1 <= k <= samples:
         raise InputError(f"pass@{k} of {samples} samples: k must lie between 1 and the number of samples")
     if counts.ndim != 1:
         raise InputError(f"correct has shape {counts.shape}: pass one count for each prompt")
+    if not np.all(counts == np.floor(counts)):
+        raise InputError(f"correct holds {counts[counts != np.floor(counts)][0]}: counts are whole numbers")
     if counts.size and (counts.min() < 0 or counts.max() > samples):
-        raise InputError(f"correct has counts {counts.min()} to {counts.max()}: they must lie in 0 to {samples}")
+        raise InputError(f"correct has counts {counts.min():g} to {counts.max():g}: they must lie in 0 to {samples}")
     drawn = np.arange(k)
     wrong_left = np.maximum(samples - counts[:, None].astype(np.float64) - drawn, 0.0)
     return 1.0 - np.prod(wrong_left / (samples - drawn), axis=1)
@@ -69,14 +77,15 @@ def bootstrap_interval(values: npt.ArrayLike, level: float = 0.95, seed: int = 0
     `seed` gives the same interval. Equal values v, or a single one, give (v, v). Raises InputError for no values, or
     values that are not finite. Source: Efron 1987, Journal of the American Statistical Association 82:171.
     """
-    from scipy import stats
-
     _check_level(level)
-    data = np.asarray(values, dtype=np.float64)
+    check_number("seed", seed, least=0, whole=True)
+    data = _numbers("values", values)
     if data.ndim != 1 or data.size == 0 or not np.isfinite(data).all():
         raise InputError(f"values of shape {data.shape}: pass at least one value, all finite, in one dimension")
     if np.all(data == data[0]):
         return float(data[0]), float(data[0])
+    from scipy import stats
+
     result: Any = stats.bootstrap(
         (data,),
         np.mean,
@@ -89,8 +98,19 @@ def bootstrap_interval(values: npt.ArrayLike, level: float = 0.95, seed: int = 0
 
 
 def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise InputError(f"confidence level {level}: it must lie between 0 and 1, such as 0.95")
+    number = isinstance(level, Real) and not isinstance(level, bool)
+    if not number or not 0 < level < 1:
+        raise InputError(f"confidence level {shown(level)}: it must lie between 0 and 1, such as 0.95")
+
+
+def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
+    """The values as an array; InputError for what is no list of numbers."""
+    if values is not None:
+        try:
+            return np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            pass
+    raise InputError(f"{name} is {shown(values)}, but must be a list of numbers")
 
 
 def thin(
@@ -98,12 +118,15 @@ def thin(
 ) -> npt.NDArray[np.float64]:
     """A series f[n] in at most `points` numbers: `how` (mean, minimum ...) of each run of neighbours.
 
-    Values that are not finite do not count; a run without any other gives NaN.
+    Values that are not finite do not count; a run without any other gives NaN. Raises InputError for points below 1.
 
     >>> thin([1.0, 3.0, float("nan"), 5.0], points=2).tolist()
     [2.0, 5.0]
     """
-    series = np.asarray(values, dtype=np.float64)
+    check_number("points", points, least=1, whole=True)
+    series = _numbers("values", values)
+    if series.ndim != 1:
+        raise InputError(f"values of shape {series.shape}: pass a series in one dimension")
     parts = [part[np.isfinite(part)] for part in np.array_split(series, max(1, min(series.size, points)))]
     return np.array([how(part) if part.size else np.nan for part in parts], dtype=np.float64)
 
@@ -116,6 +139,9 @@ def typical_size(values: Iterable[Any], percentile: float = 98.0) -> float:
     >>> typical_size([0.0, -3.0, None, 1.0], percentile=50)
     2.0
     """
+    check_number("percentile", percentile, least=0, most=100)
+    if not isinstance(values, Iterable):
+        raise InputError(f"values is {shown(values)}, but must be a list of numbers")
     sizes = [size for value in values if (size := abs(as_number(value))) > 0]
     return float(np.percentile(sizes, percentile)) if sizes else 1.0
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
 
@@ -68,10 +69,8 @@ class Partial:
     train_unfinished: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.oversample < math.inf:
-            raise InputError(f"oversample is {self.oversample}, but must be at least 1 and finite")
-        if self.segment_tokens < 0:
-            raise InputError(f"segment_tokens is {self.segment_tokens}, but must be at least 0 (no bound)")
+        check_number("oversample", self.oversample, least=1, most=1024)
+        check_number("segment_tokens", self.segment_tokens, least=0, most=2**31 - 1, whole=True)
         if self.train_unfinished and self.oversample > 1:
             raise InputError(
                 f"oversample is {self.oversample}, but each step trains on all that is in flight, finished or not: "

@@ -14,15 +14,26 @@ import numpy as np
 
 from jaxrl_llm.buckets import bucket, pad_rows
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.check import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.arguments import (
+    allowed_tokens,
+    check_ids,
+    check_not_negative,
+    check_numbers,
+    check_prompts,
+    check_running,
+    check_tokenizer,
+    ends_of,
+    names_of,
+)
 from jaxrl_llm.sampling.draw import Settings, seed_of
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut, stream
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Completion, Request, Stats
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, check_batch
 
 logger = logging.getLogger("jaxrl_llm.sampling")
 
@@ -71,7 +82,7 @@ def sample(
     top_k, top_p, min_p: applied in this order. `behaviour_logp` is of the truncated distribution, and
     `support_floor` lets the trainer compute the same one.
     stop: strings that end a completion at the token which completes them. stop_token_ids: by default the model's
-    end-of-sequence tokens. The ending token is part of the completion, and an action.
+    end-of-sequence tokens; [] for none. The ending token is part of the completion, and an action.
     prompt_ids: int per prompt, naming its randomness and its place in the data set; by default 0, 1, 2 ...
     slots: decode at most this many samples at a time (0: all); one that ends makes room for the next. Only memory and
     speed depend on it.
@@ -85,8 +96,8 @@ def sample(
     rows that are finished; with none, KeyboardInterrupt.
     Raises InputError for settings out of range, empty prompts, and prompts that leave no room in the context.
     """
-    if slots < 0:
-        raise InputError(f"slots is {slots}, but must be 0 (all) or more")
+    check_params(policy, params)
+    check_running(slots, policy_step, cache_dtype, mesh, stats, on_completion)
     asked = requests_of(
         policy, prompts, key, group_size=group_size, max_new_tokens=max_new_tokens, temperature=temperature,
         top_p=top_p, top_k=top_k, min_p=min_p, stop=stop, stop_token_ids=stop_token_ids, system_prompt=system_prompt,
@@ -134,29 +145,21 @@ def requests_of(
     allowed: Sequence[int] | np.ndarray | None = None,
 ) -> Asked:
     """What `sample` asks of the engine for these arguments, which are its own, and raises InputError for."""
-    _check(group_size, max_new_tokens, temperature, top_p, top_k, min_p)
-    if isinstance(prompts, str) or not len(prompts):
-        raise InputError("prompts must be a list with at least one prompt")
-    if isinstance(stop, str) or not all(stop):
-        raise InputError("stop must be a list of strings, none of them empty")
-    if policy.tokenizer is None and not all(_is_ids(prompt) for prompt in prompts):
-        raise InputError("prompts of text need a tokenizer: take the policy from load_policy, or give token ids")
+    check_policy(policy)
+    check_key(key)
+    check_numbers(group_size, max_new_tokens, temperature, top_p, top_k, min_p)
+    check_prompts(policy, prompts, stop)
     ids = [encode_prompt(policy.tokenizer, prompt, system_prompt=system_prompt) for prompt in prompts]
-    _check_ids(policy, ids, max_new_tokens)
-    if stop and policy.tokenizer is None:
-        raise InputError("stop strings need a tokenizer: take the policy from load_policy")
-    names = list(range(len(ids))) if prompt_ids is None else [int(i) for i in prompt_ids]
-    if len(names) != len(ids):
-        raise InputError(f"{len(names)} prompt_ids for {len(ids)} prompts: give one for each")
-    ends = policy.config.eos_token_ids if stop_token_ids is None else stop_token_ids
+    check_ids(policy, ids, max_new_tokens)
+    names, ends = names_of(prompt_ids, len(ids)), ends_of(stop_token_ids, policy)
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
-    mask = None if allowed is None else _allowed(allowed, policy.config.vocab_size)
+    mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
     settings = Settings(
         seed=seed_of(key),
         temperature=jnp.float32(temperature),
         filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
         allowed=mask,
-        stop_tokens=jnp.asarray(list(ends), jnp.int32),
+        stop_tokens=jnp.asarray(ends, jnp.int32),
     )
     # A prompt that comes twice is sampled anew, not repeated.
     seen: Counter[int] = Counter()
@@ -183,20 +186,6 @@ def _cut(tokenizer: Any, stop: Sequence[str]) -> Cut:
         return low
 
     return cut
-
-
-def _allowed(allowed: Sequence[int] | np.ndarray, vocabulary: int) -> jax.Array:
-    """bool[V] from token ids, or from such a mask."""
-    mask = np.asarray(allowed)
-    if mask.dtype != bool:
-        if mask.size and not (mask.min() >= 0 and mask.max() < vocabulary):
-            raise InputError(f"allowed holds token id {mask.max()}, but the model's vocabulary has {vocabulary}")
-        mask = np.isin(np.arange(vocabulary), mask)
-    if mask.shape != (vocabulary,):
-        raise InputError(f"allowed must be token ids or bool[{vocabulary}], found bool{list(mask.shape)}")
-    if not mask.any():
-        raise InputError("allowed allows no token: name at least one")
-    return jnp.asarray(mask)
 
 
 def assemble(
@@ -242,46 +231,14 @@ def assemble(
 
 
 def completion_ids(trajectories: Trajectories) -> list[list[int]]:
-    """The sampled token ids of each row, the ending token included."""
+    """The sampled token ids of each row, the ending token included. InputError for what is no batch of token ids."""
+    check_batch(trajectories)
     tokens, action = np.asarray(trajectories.tokens), np.asarray(trajectories.action_mask)
+    check_not_negative(tokens, action)
     return [row[chosen].tolist() for row, chosen in zip(tokens, action, strict=True)]
 
 
 def completion_texts(tokenizer: Any, trajectories: Trajectories) -> list[str]:
     """The completions as text, without special tokens."""
+    check_tokenizer(tokenizer)
     return [tokenizer.decode(ids, skip_special_tokens=True) for ids in completion_ids(trajectories)]
-
-
-def _is_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list | tuple) and not any(isinstance(entry, str | dict) for entry in prompt)
-
-
-def _check(group_size: int, new: int, temperature: float, top_p: float, top_k: int, min_p: float) -> None:
-    ranges = [
-        ("group_size", group_size, group_size >= 1, "at least 1"),
-        ("max_new_tokens", new, new >= 1, "at least 1"),
-        ("temperature", temperature, temperature >= 0, "0 (greedy) or more"),
-        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
-        ("top_k", top_k, top_k >= 0, "0 (off) or more"),
-        ("min_p", min_p, 0 <= min_p <= 1, "between 0 and 1"),
-    ]
-    for name, value, good, wanted in ranges:
-        if not good:
-            raise InputError(f"{name} is {value}, but must be {wanted}")
-
-
-def _check_ids(policy: Policy, ids: list[list[int]], max_new_tokens: int) -> None:
-    vocabulary = policy.config.vocab_size
-    for number, prompt in enumerate(ids):
-        if max(prompt) >= vocabulary:
-            raise InputError(
-                f"prompt {number} holds token id {max(prompt)}, but the model's vocabulary has {vocabulary}: "
-                "was it encoded with another tokenizer?"
-            )
-    room = policy.config.max_positions
-    longest = max(map(len, ids))
-    if room and longest + max_new_tokens > room:
-        raise InputError(
-            f"prompt {ids.index(max(ids, key=len))} has {longest} tokens and max_new_tokens is {max_new_tokens}, but "
-            f"the model's context is {room}: shorten the prompt or lower max_new_tokens"
-        )

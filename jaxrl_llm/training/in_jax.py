@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,17 +23,20 @@ import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.environments.jax_rollout import greedy_reward, sample_batch
 from jaxrl_llm.environments.jax_tasks import Task
-from jaxrl_llm.errors import require, unknown
+from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.check import check_key, check_params
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy, init_params, positions_of
 from jaxrl_llm.training.provide import provide
 from jaxrl_llm.training.update import TrainState, init_state, update
-from jaxrl_llm.transform import Metrics
+from jaxrl_llm.trajectory import in_words
+from jaxrl_llm.transform import Metrics, expect
 
 Array = jax.Array
 # A run is many small operations: what the compiler's costly passes save is less than the time that they take.
@@ -127,6 +130,21 @@ def build(make: Callable[..., Algorithm], settings: Settings, task: Task, given:
     )  # fmt: skip
 
 
+def _check_settings(settings: Settings) -> None:
+    """InputError for a number that is not whole, out of its range, or does not fit another."""
+    if not isinstance(settings, Settings):
+        raise InputError(f"settings must be training.in_jax.Settings, but is {in_words(settings)}")
+    for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
+        check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
+    check_number("learning_rate", settings.learning_rate, least=0)
+    check_number("max_grad_norm", settings.max_grad_norm, above=0)
+    if settings.prompts % settings.minibatches:
+        raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")
+    if settings.hidden % (2 * settings.heads):
+        wanted = f"a multiple of twice the {settings.heads} heads"
+        raise InputError(f"hidden is {settings.hidden}, but must be {wanted}, each of an even width")
+
+
 def make_train(
     task: Task, algorithm: str | Callable[..., Algorithm], settings: Settings = Settings()
 ) -> Callable[..., Run]:
@@ -135,10 +153,13 @@ def make_train(
     algorithm: a method's name, or a function from hyper-parameters to an `Algorithm`. hyperparameters: numbers by name,
     "learning_rate" among them; they may be traced. start: parameters to start from, also the reference policy; fresh
     ones without. Groups without a learning signal are kept: there is no resampling (`Algorithm.curriculum`) here.
+    Raises InputError for another task, method or setting, and `train` for another key, number or start.
     """
-    require("prompts", settings.prompts, least=1)
-    require("group_size", settings.group_size, least=1)
-    require("iterations", settings.iterations, least=1)
+    expect("task", task, Task)
+    _check_settings(settings)
+    if not callable(algorithm) and not isinstance(algorithm, str):
+        found = in_words(algorithm)
+        raise InputError(f"algorithm must be a method's name, or a function that makes an Algorithm, but is {found}")
     make = constructor(algorithm) if isinstance(algorithm, str) else algorithm
     # Rows stay with their group where there are minibatches; else sharing prompts costs more to compile than it saves.
     shared = Layout(settings.group_size, task.prompt_length, task.completion_length)
@@ -191,7 +212,14 @@ def make_train(
         return Run(carry.train.params, metrics)
 
     def train(key: Array, hyperparameters: dict[str, Any] | None = None, start: Params | None = None) -> Run:
-        given = hyperparameters or {}
+        check_key(key)
+        given = {} if hyperparameters is None else hyperparameters
+        if not isinstance(given, Mapping):
+            raise InputError(f"hyperparameters are {in_words(given)}, but must be numbers by name")
+        if "learning_rate" in given:
+            check_number("learning_rate", given["learning_rate"], least=0)
+        if start is not None:
+            check_params(make_policy(task, settings), start)
         # Plain numbers and strings stay what they are: a method may leave out a term whose coefficient is 0.
         traced = {name: value for name, value in given.items() if isinstance(value, Array)}
         fixed = {name: value for name, value in given.items() if name not in traced}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import json
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -148,3 +151,54 @@ def test_an_unknown_hyperparameter_is_refused_with_the_nearest() -> None:
         InputError, match="unknown hyper-parameter of grpo 'kl_coeficient': did you mean 'kl_coefficient'"
     ):
         algorithms.get("grpo", kl_coeficient=0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"clip_low": "0.2"}, "clip_low is '0.2', but must be a number"),
+        ({"clip_low": None}, "clip_low is None, but must be a number"),
+        ({"clip_low": [0.2]}, r"clip_low is \[0.2\], but must be a number"),
+        ({"clip_low": True}, "clip_low is True, but must be a number"),
+        ({"clip_high": math.inf}, "clip_high is inf, but must be a finite number"),
+        ({"clip_high": np.float32("inf")}, "clip_high is .*inf.*, but must be a finite number"),
+        ({"clip_high": 1e300}, "clip_high is 1e.300, but must be a finite number"),
+        ({"clip_high": np.ones(2)}, r"clip_high is an array of the shape \[2\], but must be a number"),
+        ({"ddof": 0.5}, "ddof is 0.5, but must be a whole number"),
+        ({"scale": 1}, "scale is 1, but must be text"),
+    ],
+)
+def test_a_hyperparameter_of_another_type_is_named(wrong: dict[str, Any], words: str) -> None:
+    for build in (functools.partial(algorithms.get, "grpo"), algorithms.grpo):
+        with pytest.raises(InputError, match=f"grpo: {words}"):
+            build(**wrong)
+
+
+def test_flags_are_true_or_false() -> None:
+    with pytest.raises(InputError, match="ppo: whiten is 'yes', but must be true or false"):
+        algorithms.get("ppo", whiten="yes")
+
+
+def test_hyperparameters_may_be_traced_or_of_numpy() -> None:
+    def loss(clip: jax.Array) -> jax.Array:
+        algorithms.get("grpo", clip_low=clip)
+        return clip
+
+    assert float(jax.jit(loss)(0.1)) == pytest.approx(0.1)
+    assert algorithms.grpo(np.float32(0.1), kl_coefficient=np.int64(0)).needs == frozenset()
+
+
+@pytest.mark.parametrize("name", [None, 3, ["grpo"]])
+def test_a_method_is_given_by_its_name(name: Any) -> None:
+    with pytest.raises(InputError, match="an algorithm is given by its name, but found"):
+        algorithms.get(name)
+
+
+def test_the_parts_of_an_algorithm_are_of_their_types() -> None:
+    parts = algorithms.get("gspo")
+    with pytest.raises(InputError, match=r"an algorithm's transform must be of the type Transform, but is .*Objective"):
+        algorithms.Algorithm(parts.objective, parts.transform)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="an algorithm's strategy must be of the type Partial"):
+        dataclasses.replace(parts, strategy="partial")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="Resample: rounds is 0"):
+        algorithms.Resample(lambda batch: batch.truncated, rounds=0)

@@ -165,4 +165,24 @@ def test_it_needs_what_its_ratio_is_against(against: str) -> None:
     whole = policy_gradient(token_ratio(against), clip(), token_mean())
     assert whole.needs == {f"{against}_logp"} - {"behaviour_logp"}
     with pytest.raises(InputError, match=f"{against}_logp"):
-        whole(outputs_of(LOGP), batch_of(old_logp=None, reference_logp=None, behaviour_logp=None))
+        whole(outputs_of(LOGP), batch_of().replace(**{f"{against}_logp": None}))
+
+
+def test_parts_in_another_order_or_not_called_are_refused() -> None:
+    ratio, surrogate, average = token_ratio(), clip(), token_mean()
+    for wrong, message in (
+        ((token_ratio, surrogate, average), "the ratio of policy_gradient must be.*token_ratio.*call it"),
+        ((ratio, clip, average), "the surrogate of policy_gradient is the function clip, which makes one: call it"),
+        (
+            (ratio, surrogate, token_mean),
+            "the average of policy_gradient is the function token_mean, which makes",
+        ),
+        (
+            (surrogate, ratio, average),
+            "the ratio of policy_gradient must be of the type Ratio, but is of .*Clip",
+        ),
+        ((ratio, average, surrogate), "the surrogate of policy_gradient.*the order is"),
+        ((ratio, surrogate, "token"), "the average of policy_gradient is of the type str"),
+    ):
+        with pytest.raises(InputError, match=message):
+            policy_gradient(*wrong)  # type: ignore[arg-type]

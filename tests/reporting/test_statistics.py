@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
@@ -115,3 +116,25 @@ def test_as_number():
     assert as_number(3) == 3.0
     for value in (None, "3", math.inf, -1e31, math.nan, [1]):
         assert math.isnan(as_number(value))
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda: wilson_interval(1.5, 3), "successes is 1.5, but must be a whole number"),  # type: ignore[arg-type]
+        (lambda: wilson_interval("2", 3), "successes is '2'"),  # type: ignore[arg-type]
+        (lambda: wilson_interval(1, 3, level="0.95"), "confidence level '0.95'"),  # type: ignore[arg-type]
+        (lambda: pass_at_k([1], 4, 1.5), "k is 1.5"),  # type: ignore[arg-type]
+        (lambda: pass_at_k([0.5], 4, 2), "correct holds 0.5: counts are whole numbers"),
+        (lambda: pass_at_k(["a"], 4, 2), "correct is .*'a'.*, but must be a list of numbers"),
+        (lambda: bootstrap_interval(["a"]), "values is .*'a'.*, but must be a list of numbers"),
+        (lambda: bootstrap_interval([1.0, 2.0], seed=-1), "seed is -1"),
+        (lambda: thin([1.0, 2.0], 0), "points is 0"),
+        (lambda: thin([[1.0]], 1), "in one dimension"),
+        (lambda: typical_size([1.0], percentile=200), "percentile is 200"),
+        (lambda: typical_size(3.0), "values is 3.0, but must be a list"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_number_is_named(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        wrong()

@@ -1,0 +1,201 @@
+"""What the rows of `misuses` are made of: a tiny model, a scored batch that fits it, and the library's functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+VECTORS = Path(__file__).resolve().parents[2] / "tests" / "vectors"
+
+
+@dataclasses.dataclass
+class Tools:
+    """The names that rows use; made when a row first needs them, so that few rows take little time."""
+
+    folder: Path
+
+    @functools.cached_property
+    def library(self) -> dict[str, Any]:
+        """Modules and functions of the public API."""
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+        import optax
+
+        import jaxrl_llm
+        from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
+        from jaxrl_llm.environments import jax_tasks
+        from jaxrl_llm.reporting import shading, statistics
+        from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+        from jaxrl_llm.sampling.partial import Partial
+        from jaxrl_llm.training import config, in_jax, optimizer, provide, steps, update
+
+        return {
+            **{name: getattr(jaxrl_llm, name) for name in jaxrl_llm.__all__},
+            **{name: getattr(objectives, name) for name in objectives.__all__},
+            **{name: getattr(advantages, name) for name in advantages.__all__},
+            **{name: getattr(data, name) for name in data.__all__},
+            **{name: getattr(update, name) for name in ("TrainState", "init_state", "prepare", "update")},
+            **{name: getattr(jax_tasks, name) for name in ("addition", "get_task")},
+            "Algorithm": algorithms.Algorithm,
+            "Lab": in_jax.Settings,
+            "OptimizerConfig": optimizer.OptimizerConfig,
+            "Partial": Partial,
+            "Path": Path,
+            "Resample": algorithms.Resample,
+            "TrainConfig": config.TrainConfig,
+            "algorithms": algorithms,
+            "completion_texts": sampling.completion_texts,
+            "from_dict": config.from_dict,
+            "inf": math.inf,
+            "jax": jax,
+            "jnp": jnp,
+            "key": jax.random.key(0),
+            "make_optimizer": optimizer.make_optimizer,
+            "make_train": in_jax.make_train,
+            "math": math,
+            "nan": math.nan,
+            "np": np,
+            "optax": optax,
+            "plan_steps": steps.plan_steps,
+            "provide": provide.provide,
+            "replace": dataclasses.replace,
+            "rewards": rewards,
+            "shade": shading.shade,
+            "soft_overlong_penalty": soft_overlong_penalty,
+            "statistics": statistics,
+        }
+
+    @property
+    def vectors(self) -> Path:
+        """The folder of the tiny model."""
+        return VECTORS / "llama"
+
+    @functools.cached_property
+    def model(self) -> tuple[Any, Any, Any]:
+        """(policy, params, tokenizer) of 257 tokens and a context of 128."""
+        return self.library["load_policy"](self.vectors)
+
+    @functools.cached_property
+    def other(self) -> tuple[Any, Any, Any]:
+        """Another family's, whose parameters have other names."""
+        return self.library["load_policy"](VECTORS / "gemma2")
+
+    @functools.cached_property
+    def batch(self) -> Any:
+        """A batch of two groups of two rows, 6 positions, without rewards. Made in numpy: nothing is compiled."""
+        jnp, np, Trajectories = (self.library[name] for name in ("jnp", "np", "Trajectories"))
+        place, row = np.arange(6), np.arange(4)[:, None]
+        action = (place >= 2) & (place < np.array([6, 5, 6, 4])[:, None])
+        group = np.array([0, 0, 1, 1], np.int32)
+        fields = {
+            "tokens": np.where(place >= 2, (7 * place + 11 * row) % 97, group[:, None] + 3).astype(np.int32),
+            "token_mask": action | (place < 2),
+            "action_mask": action,
+            "behaviour_logp": np.where(action, -1.0, 0.0).astype(np.float32),
+            "policy_step": np.zeros((4, 6), np.int32),
+            "turn": np.where(action, 0, -1).astype(np.int32),
+            "group": group,
+            "prompt_id": group,
+            "truncated": np.zeros(4, bool),
+            "temperature": np.ones(4, np.float32),
+        }
+        return Trajectories(**{name: jnp.asarray(x) for name, x in fields.items()})
+
+    def apply(self, batch: Any, name: str = "grpo") -> Any:
+        """The batch after a method's transform."""
+        transform = self.library["algorithms"].get(name).transform
+        return transform.apply(transform.init(), batch)[1]
+
+    def asked(self, prompts: Any, key: Any = None, **settings: Any) -> Any:
+        """What `sample` asks of its engine, without sampling."""
+        from jaxrl_llm.sampling.sampler import requests_of
+
+        settings = {"max_new_tokens": 4, **settings}
+        return requests_of(self.model[0], prompts, self.library["key"] if key is None else key, **settings)
+
+    def draw(self, **settings: Any) -> Any:
+        """`sample` with one setting wrong."""
+        policy, params, _ = self.model
+        settings = {"prompts": [[5, 6]], "key": self.library["key"], "max_new_tokens": 4, **settings}
+        return self.library["sample"](policy, params, **settings)
+
+    def step(self, batch: Any = None, **changes: Any) -> Any:
+        """`update` with one argument wrong; a state of its own, as the update donates it."""
+        library, (policy, params, _) = self.library, self.model
+        optimizer = changes.pop("optimizer", library["optax"].sgd(0.1))
+        jax = library["jax"]
+        given: dict[str, Any] = {
+            "policy": policy,
+            "objective": self.objective,
+            "optimizer": optimizer,
+            "batch": self.ready if batch is None else batch,
+        }
+        if "state" not in changes:
+            copied = jax.tree.map(lambda x: x + 0, params)
+            given["state"] = library["init_state"](copied, library["optax"].sgd(0.1))
+        return library["update"](**{**given, **changes})
+
+    @functools.cached_property
+    def objective(self) -> Any:
+        """PPO's clipped one."""
+        library = self.library
+        return library["policy_gradient"](library["token_ratio"](), library["clip"](), library["token_mean"]())
+
+    @functools.cached_property
+    def scored(self) -> Any:
+        """The batch with a right and a wrong answer in each group."""
+        return self.batch.replace(reward=self.library["jnp"].asarray([1.0, 0.0, 0.0, 1.0]))
+
+    @functools.cached_property
+    def ready(self) -> Any:
+        """The scored batch with advantages."""
+        jnp, np = self.library["jnp"], self.library["np"]
+        signs = np.array([1.0, -1.0, -1.0, 1.0], np.float32)[:, None]
+        return self.scored.replace(advantages=jnp.asarray(signs * np.asarray(self.batch.action_mask)))
+
+    def write(self, name: str, text: str) -> str:
+        """A file of that text; its path."""
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+    @functools.cached_property
+    def names(self) -> dict[str, Any]:
+        """The names by which rows find everything."""
+        policy, params, tokenizer = self.model
+        jnp, np = self.library["jnp"], self.library["np"]
+        entropy = jnp.asarray(np.zeros((4, 6), np.float32))
+        wide = np.asarray(self.scored.tokens) + 999
+        return {
+            **self.library,
+            "tools": self,
+            "policy": policy,
+            "params": params,
+            "tokenizer": tokenizer,
+            "batch": self.batch,
+            "scored": self.scored,
+            "ready": self.ready,
+            "too_great": self.scored.replace(tokens=jnp.asarray(wide)),
+            "objective": self.objective,
+            "outputs": self.library["PolicyOutputs"](self.batch.behaviour_logp, entropy),
+            "apply": self.apply,
+            "draw": self.draw,
+            "step": self.step,
+            "folder": self.folder,
+            "write": self.write,
+        }
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def make_tools() -> Tools:
+    """Tools with a folder of their own."""
+    return Tools(Path(tempfile.mkdtemp(prefix="misuses-")))

@@ -1,0 +1,50 @@
+"""Checks of the numbers that methods and their parts are made with: found when a part is made, not in a step."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+from jaxrl_llm.errors import InputError, require, shown
+
+LARGEST = 3.4e38  # float32 has no greater number, and devices compute in it
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+    or_none: bool = False,
+) -> None:
+    """InputError unless the value is a finite number in range, or None where that says that something is off.
+
+    whole: it counts something. Arrays pass, traced ones too: their values are not known yet, or dear to look at.
+
+    >>> check_number("clip low", "0.2", least=0, most=1)
+    Traceback (most recent call last):
+    jaxrl_llm.errors.InputError: clip low is '0.2', but must be a number
+    """
+    if (value is None and or_none) or _is_array(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise InputError(f"{name} is {shown(value)}, but must be a {'whole ' if whole else ''}number")
+    if not abs(value) <= LARGEST:
+        raise InputError(f"{name} is {shown(value)}, but must be a finite number")
+    require(name, value, least=least, most=most, above=above, below=below)
+
+
+def check_moments(ddof: Any, epsilon: Any) -> None:
+    """InputError for what a standard deviation cannot have: ddof is 0 or 1, epsilon (added to it) not below 0."""
+    check_number("ddof", ddof, least=0, most=1, whole=True)
+    check_number("epsilon", epsilon, least=0)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array of numbers, of NumPy or JAX; scalars of NumPy are numbers."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return kind in tuple("fiuV") and not isinstance(value, Real)  # "V": bfloat16 and its like

@@ -1,0 +1,159 @@
+"""Checks of what `sample` is asked for: one line that names the argument, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.trajectory import in_words
+
+COUNT = 2**31 - 1  # the greatest whole number that a device counts with
+SMALLEST = 1e-30  # of top_p: many devices take numbers below 1.2e-38 for zero
+COLDEST, HOTTEST = 1e-9, 1e6  # temperatures at which logits keep within float32
+
+
+def check_numbers(
+    group_size: int, max_new_tokens: int, temperature: float, top_p: float, top_k: int, min_p: float
+) -> None:
+    """InputError for a number of another type, or out of its range."""
+    check_number("group_size", group_size, least=1, most=2**20, whole=True)
+    check_number("max_new_tokens", max_new_tokens, least=1, most=2**24, whole=True)
+    check_number("top_k", top_k, least=0, most=COUNT, whole=True)
+    check_number("top_p", top_p, above=0, most=1)
+    check_number("top_p", top_p, least=SMALLEST, most=1)
+    check_number("min_p", min_p, least=0, most=1)
+    check_number("temperature", temperature)
+    if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
+        limits = f"0 (greedy) or more, from {COLDEST:g} to {HOTTEST:g}"
+        raise InputError(f"temperature is {shown(temperature)}, but must be {limits}")
+
+
+def check_running(slots: int, policy_step: int, cache_dtype: Any, mesh: Any, stats: Any, on_completion: Any) -> None:
+    """InputError for what says how to sample, not what."""
+    if not isinstance(slots, Integral) or isinstance(slots, bool) or slots < 0:
+        raise InputError(f"slots is {shown(slots)}, but must be a whole number, 0 (all) or more")
+    check_number("policy_step", policy_step, least=0, most=COUNT, whole=True)
+    if cache_dtype is not None:
+        known = _dtype(cache_dtype)
+        if known is None or not (jnp.issubdtype(known, jnp.floating) or known == jnp.int8):
+            found = shown(cache_dtype) if known is None else known.name
+            raise InputError(f"cache_dtype is {found}, but must be floating, such as bfloat16, or int8")
+    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+        raise InputError(f"mesh is of the type {type(mesh).__name__}, but must be a jax.sharding.Mesh")
+    if stats is not None and not isinstance(stats, Stats):
+        raise InputError(f"stats is of the type {type(stats).__name__}, but must be sampling.Stats(), to be filled in")
+    if on_completion is not None and not callable(on_completion):
+        found = type(on_completion).__name__
+        raise InputError(f"on_completion is of the type {found}, but must be a function of a Completion")
+
+
+def _dtype(value: Any) -> Any:
+    try:
+        return jnp.dtype(value)
+    except TypeError:
+        return None
+
+
+def check_prompts(policy: Policy, prompts: Any, stop: Any) -> None:
+    """InputError unless prompts and stop strings are lists that the policy's tokenizer, if it has one, can take."""
+    if not isinstance(prompts, Sequence) or isinstance(prompts, str) or not len(prompts):
+        found = "an empty one" if prompts == [] else in_words(prompts)
+        raise InputError(f"prompts must be a list with at least one prompt, but is {found}")
+    if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
+        raise InputError(f"stop must be a list of strings, none of them empty, but is {shown(stop)}")
+    if policy.tokenizer is None and not all(is_ids(prompt) for prompt in prompts):
+        raise InputError("prompts of text need a tokenizer: take the policy from load_policy, or give token ids")
+    if stop and policy.tokenizer is None:
+        raise InputError("stop strings need a tokenizer: take the policy from load_policy")
+
+
+def is_ids(prompt: Any) -> bool:
+    """Whether a prompt may be token ids."""
+    return isinstance(prompt, list | tuple) and not any(isinstance(entry, str | dict) for entry in prompt)
+
+
+def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """InputError for prompts with tokens that the model does not have, or no room for completions."""
+    vocabulary = policy.config.vocab_size
+    for number, prompt in enumerate(ids):
+        if max(prompt) >= vocabulary:
+            raise InputError(
+                f"prompt {number} holds token id {shown(max(prompt))}, but the model's vocabulary has {vocabulary}: "
+                "was it encoded with another tokenizer?"
+            )
+    room = policy.config.max_positions
+    longest = max(map(len, ids))
+    if room and longest + max_new_tokens > room:
+        raise InputError(
+            f"prompt {max(range(len(ids)), key=lambda i: len(ids[i]))} has {longest} tokens and max_new_tokens is "
+            f"{max_new_tokens}, but the model's context is {room}: shorten the prompt or lower max_new_tokens"
+        )
+
+
+def names_of(prompt_ids: Any, count: int) -> list[int]:
+    """A number for each prompt, 0 to 2^31 - 1; by default 0, 1, 2 ..."""
+    if prompt_ids is None:
+        return list(range(count))
+    names = _whole_numbers("prompt_ids", prompt_ids, COUNT + 1)
+    if len(names) != count:
+        raise InputError(f"{len(names)} prompt_ids for {count} prompts: give one for each")
+    return names
+
+
+def ends_of(stop_token_ids: Any, policy: Policy) -> list[int]:
+    """The tokens that end a completion; by default the model's. -1 stands for none."""
+    if stop_token_ids is None:
+        return list(policy.config.eos_token_ids)
+    return _whole_numbers("stop_token_ids", stop_token_ids, policy.config.vocab_size, -1)
+
+
+def allowed_tokens(allowed: Any, vocabulary: int) -> jax.Array:
+    """bool[V] from token ids, or from such a mask."""
+    mask = np.asarray(allowed) if _is_mask(allowed) else None
+    if mask is not None and mask.shape != (vocabulary,):
+        raise InputError(f"allowed must be token ids or bool[{vocabulary}], found bool{list(mask.shape)}")
+    if mask is None:
+        mask = np.isin(np.arange(vocabulary), _whole_numbers("allowed", allowed, vocabulary))
+    if not mask.any():
+        raise InputError("allowed allows no token: name at least one")
+    return jnp.asarray(mask)
+
+
+def _is_mask(allowed: Any) -> bool:
+    """Whether it is truth values, in an array or a list."""
+    if isinstance(allowed, list | tuple):
+        return len(allowed) > 0 and all(isinstance(x, bool | np.bool_) for x in allowed)
+    return getattr(getattr(allowed, "dtype", None), "kind", "") == "b"
+
+
+def _whole_numbers(name: str, values: Any, limit: int, least: int = 0) -> list[int]:
+    """The values as a list of Python's numbers; InputError unless they are whole, least to limit - 1."""
+    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+        raise InputError(f"{name} is {shown(values)}, but must be a list of whole numbers")
+    found = np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
+    for value in found if isinstance(found, list) else [found]:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value < limit:
+            raise InputError(f"{name} holds {shown(value)}, but must be whole numbers from {least} to {limit - 1}")
+    return [int(value) for value in found]
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """InputError for what cannot turn token ids into text."""
+    if not callable(getattr(tokenizer, "decode", None)):
+        raise InputError(f"the tokenizer is {in_words(tokenizer)}, but must be the third that load_policy gives")
+
+
+def check_not_negative(tokens: np.ndarray, mask: np.ndarray) -> None:
+    """InputError where a token id [N, L] that the mask has is below 0, which no vocabulary has."""
+    if (wrong := (tokens < 0) & mask).any():
+        row, place = np.argwhere(wrong)[0]
+        raise InputError(f"row {row} of the batch holds the token id {tokens[row, place]}: ids are 0 or more")

@@ -1,0 +1,85 @@
+"""Numbers that parts are made with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages, objectives
+from jaxrl_llm.coefficients import check_moments, check_number
+from jaxrl_llm.errors import InputError
+
+
+@pytest.mark.parametrize("value", [0, 1.0, np.float32(0.5), np.int64(1), np.array(0.5), jnp.float32(0.5), jnp.ones(3)])
+def test_numbers_pass(value: Any) -> None:
+    check_number("share", value, least=0, most=1)
+
+
+@pytest.mark.parametrize(
+    "value", ["0.2", None, True, [0.2], {}, 1j, float("nan"), float("inf"), 1e39, 10**400, np.array("0.2"), -0.1, 1.1]
+)
+def test_others_are_named(value: Any) -> None:
+    with pytest.raises(InputError, match=r"share is .*, but must be") as caught:
+        check_number("share", value, least=0, most=1)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_none_is_off_where_that_is_said_and_counts_are_whole() -> None:
+    check_number("limit", None, above=0, or_none=True)
+    check_number("heads", np.int32(2), least=1, whole=True)
+    with pytest.raises(InputError, match=r"heads is 2\.0, but must be a whole number"):
+        check_number("heads", 2.0, least=1, whole=True)
+
+
+def test_traced_numbers_pass() -> None:
+    def double(x: jax.Array) -> jax.Array:
+        check_number("share", x, least=0, most=1)
+        return 2 * x
+
+    assert float(jax.jit(double)(3.0)) == 6
+
+
+def test_moments() -> None:
+    check_moments(0, 0.0)
+    for ddof, epsilon in ((2, 1e-6), (0.5, 1e-6), (1, -1e-6), (1, float("nan"))):
+        with pytest.raises(InputError, match=r"ddof is|epsilon is"):
+            check_moments(ddof, epsilon)
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: objectives.clip("0.2"), "clip low is '0.2'"),  # type: ignore[arg-type]
+        (lambda: objectives.clip(0.2, float("inf")), "clip high is inf"),
+        (lambda: objectives.capped(None), "cap is None"),  # type: ignore[arg-type]
+        (lambda: objectives.constant(float("inf")), "length is inf"),
+        (lambda: objectives.entropy_target(float("nan")), "entropy low is nan"),
+        (lambda: objectives.ratio_variance(float("inf")), "variance is inf"),
+        (lambda: objectives.preference(beta=-1), "beta is -1"),
+        (lambda: objectives.value_loss(of="min"), "of 'min'"),
+        (lambda: objectives.discriminative(None), "merit is None, but must be a function"),  # type: ignore[arg-type]
+        (lambda: advantages.group_relative(epsilon=-1), "epsilon is -1"),
+        (lambda: advantages.group_relative(ddof=2), "ddof is 2"),
+        (lambda: advantages.group_relative(weights=0.5), "weights is 0.5"),  # type: ignore[arg-type]
+        (lambda: advantages.whiten_advantages(epsilon=-1), "epsilon is -1"),
+        (lambda: advantages.generalised_advantages(lam="0.95"), "lam is '0.95'"),  # type: ignore[arg-type]
+        (lambda: advantages.kl_reward(float("inf")), "KL coefficient is inf"),
+        (lambda: advantages.adaptive_kl(start=float("nan")), "first KL coefficient is nan"),
+        (lambda: advantages.tracked_baseline(prompts=10.5), "prompts is 10.5"),  # type: ignore[arg-type]
+        (lambda: advantages.revised(advantages.group_relative), "group_relative, which makes"),  # type: ignore[arg-type]
+    ],
+)
+def test_parts_are_refused_when_they_are_made(build: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+def test_parts_without_a_bound_are_made() -> None:
+    assert objectives.clip(0.2, 0.2, None) is not None
+    assert objectives.value_loss(clip=None).needs == {"values"}
+    assert advantages.generalised_advantages(lam=advantages.length_adaptive(0.05), lam_critic=None).needs == {"values"}
+    assert objectives.constant("longest") is not None
