@@ -33,7 +33,8 @@ def check_number(
         return
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
         raise InputError(f"{name} is {shown(value)}, but must be a {'whole ' if whole else ''}number")
-    if not abs(value) <= LARGEST:
+    size: Any = abs(value)
+    if not size <= LARGEST:
         raise InputError(f"{name} is {shown(value)}, but must be a finite number")
     require(name, value, least=least, most=most, above=above, below=below)
 

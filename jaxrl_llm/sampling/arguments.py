@@ -141,7 +141,7 @@ def _whole_numbers(name: str, values: Any, limit: int, least: int = 0) -> list[i
         raise InputError(f"{name} is {shown(values)}, but must be a list of whole numbers")
     found = np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
     for value in found if isinstance(found, list) else [found]:
-        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value < limit:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) < limit:
             raise InputError(f"{name} holds {shown(value)}, but must be whole numbers from {least} to {limit - 1}")
     return [int(value) for value in found]
 
