@@ -37,7 +37,7 @@ def _leaf_digest(path: str, x: Any) -> str:
         raise InputError(f"the parameter {path} is a {type(x).__name__}, but must be an array")
     value = np.ascontiguousarray(jax.device_get(x))
     # As bytes: hashlib knows no bfloat16.
-    found = hashlib.sha256(value.reshape(-1).view(np.uint8)).hexdigest()
+    found = hashlib.sha256(value.reshape(-1).view(np.uint8).data).hexdigest()
     return f"{path} {value.dtype.name} {tuple(x.shape)} {found}"
 
 

@@ -34,7 +34,7 @@ def number(least: float = -math.inf, above: float = -math.inf) -> Kind:
     limits = [f"at least {least:g}"] * (least > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
 
     def test(x: Any) -> bool:
-        return _is_number(x) and x >= least and x > above
+        return _is_number(x) and float(x) >= least and float(x) > above
 
     return Kind(" ".join(["a finite number", *limits]), test)
 
@@ -70,8 +70,9 @@ def _is_whole(x: Any) -> bool:
 
 
 def _is_number(x: Any) -> bool:
+    is_real = isinstance(x, Real) and not isinstance(x, bool)
     # A float32 must be able to hold it: what is computed from settings is.
-    return isinstance(x, Real) and not isinstance(x, bool) and bool(abs(x) <= 3e38)
+    return is_real and -3e38 <= x <= 3e38
 
 
 def given(raw: Mapping[str, Any], name: str, default: Any) -> Any:
