@@ -283,6 +283,8 @@ def _message(error: Exception) -> str:
     """What an error says; of a full disk, what to do."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"no space left to write {error.filename or 'a file of the run'}: free some, then go on with --resume"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename or 'a file'}"
     return str(error)
 
 

@@ -29,6 +29,9 @@ from jaxrl_llm.errors import InputError
 logger = logging.getLogger("jaxrl_llm.checkpoints")
 
 
+OWN = ("checksums", "arrays", "structure", "step")  # entries of the JSON object that are not the run's
+
+
 class Restored(NamedTuple):
     """What a checkpoint held."""
 
@@ -66,7 +69,7 @@ def _differences(meta: dict[str, Any], shapes: tuple[Any, Any]) -> str:
         return ""  # of a run from before it was kept: then reading fails
     wanted, found = structure(shapes), dict(meta["structure"])
     if shapes[1] is None:  # only the parameters are read
-        found = {path: kind for path, kind in found.items() if path.startswith("[0]")}
+        wanted, found = ({path: x for path, x in all_.items() if path.startswith("[0]")} for all_ in (wanted, found))
     said = [
         f"{_name(path)} is {found.get(path, 'not there')} in the checkpoint, and {wanted.get(path, 'not there')} here"
         for path in dict.fromkeys([*wanted, *found])
@@ -98,7 +101,7 @@ def _check_readable(folder: Path, contents: bool = False) -> None:
                         while file.read(2**24):
                             pass
             except OSError as error:
-                failed.append(error)
+                failed.append(OSError(error.errno, error.strerror, str(path)))
     for error in failed:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise InputError(
@@ -132,7 +135,7 @@ class Checkpoints:
         params, state = jax.tree.map(lambda x: np.array(x, copy=True), (params, state))
         meta = json.loads(json.dumps(meta))
         args = self._ocp.args
-        checksums, meta["structure"] = checksum((params, state)), structure((params, state))
+        checksums, meta["structure"], meta["step"] = checksum((params, state)), structure((params, state)), step
         parts = {"params": args.StandardSave(params), "state": args.StandardSave(state)}
         if arrays:
             arrays = {name: np.array(x, copy=True) for name, x in arrays.items()}
@@ -172,7 +175,7 @@ class Checkpoints:
         """
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (params, state))
-        steps, problems = self.steps(), list[str]()
+        steps = self.steps()
         for step in reversed(steps):
             _check_readable(self.folder / str(step))
             try:
@@ -189,9 +192,7 @@ class Checkpoints:
                 raise
             except Exception as error:
                 _check_readable(self.folder / str(step), contents=True)
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                problems.append(f"checkpoint {self.folder}/{step} is damaged and skipped: {reason[:200]}")
-                logger.warning("%s", problems[-1])
+                logger.warning("checkpoint %s/%d is damaged and skipped: %s", self.folder, step, _reason(error))
         if not steps:
             return None
         raise InputError(
@@ -206,6 +207,8 @@ class Checkpoints:
         checksums = meta["checksums"]
         if checksums["meta"] != _checksum_of_json({name: x for name, x in meta.items() if name != "checksums"}):
             raise ValueError("its contents are not what was written")
+        if meta.get("step", step) != step:
+            raise ValueError(f"it is checkpoint {meta['step']} under another name")
         return meta
 
     def _restore(self, step: int, shapes: tuple[Any, Any], meta: dict[str, Any]) -> Restored:
@@ -223,7 +226,7 @@ class Checkpoints:
         written = meta["checksums"]
         if any(written.get(name) != value for name, value in found.items()):
             raise ValueError("its contents are not what was written")
-        told = {name: value for name, value in meta.items() if name not in ("checksums", "arrays", "structure")}
+        told = {name: value for name, value in meta.items() if name not in OWN}
         return Restored(step, got["params"], rest, told, arrays)
 
     def _arrays(self, step: int, shapes: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -256,6 +259,12 @@ class Checkpoints:
 
 def _checksum_of_json(value: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, on one short line without addresses of objects."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"\s*<[^<>]* at 0x\w+>|<bound method.*", "", lines[0])[:200]
 
 
 def _not_saved(folder: Path, step: int | None, error: Exception) -> InputError:

@@ -24,7 +24,7 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.reporting.writers import read_json
 from jaxrl_llm.sampling.partial import Pool, from_arrays, to_arrays
-from jaxrl_llm.training.changes import check_changes, settings_to_compare
+from jaxrl_llm.training.changes import ACCEPT, check_changes, settings_to_compare
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.collect import collect
 from jaxrl_llm.training.config import TrainConfig, to_dict
@@ -118,16 +118,25 @@ def _run(
             raise InputError(f"the checkpoint is of step {first}, but steps is {config.steps}: raise it to go on")
         rest, memory = replicate((restored.state["rest"], restored.state["memory"]), parts.mesh)
         state = type(state)(replicate(restored.params, parts.mesh), *rest)
-        stream.restore(restored.meta["prompts"])
+        try:
+            stream.restore(restored.meta["prompts"])
+        except InputError as error:  # there are more prompts, or fewer
+            if not accept_changed_inputs:
+                raise
+            remarks.append(f"the prompts are drawn from the beginning of an epoch ({error})")
         pool = from_arrays(restored.arrays)
         clock.seconds |= {"load": clock.seconds["load"] + restored.meta["seconds"].pop("load", 0.0)}
         clock.seconds |= restored.meta["seconds"]
         counts = restored.meta["counts"]
-        folder.check_logs(first, config.checkpoint_every)
+    summary: dict[str, Any] = dict(restored.meta.get("summary", {})) if restored else {}
+    if resume:
+        summary |= read_json(folder.summary)
+        wrong = folder.check_logs(first, config.checkpoint_every, restored.meta.get("logs", {}) if restored else {})
+        if wrong and not accept_changed_inputs:
+            raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} goes on all the same")
+        remarks += wrong
+        # Only now, when nothing can be refused any more.
         remarks += [f"a damaged checkpoint is now {path}" for path in checkpoints.set_aside_after(first)]
-    elif resume:
-        folder.check_logs(0, config.checkpoint_every)
-    summary: dict[str, Any] = read_json(folder.summary) if resume else {}
     # Completions of the evaluation before training count as of step -1; they come again if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
 
@@ -224,7 +233,7 @@ def _run(
                 with clock("checkpoint"):
                     writer.flush()  # what is logged of these steps must not be lost once they are not taken again
                     meta = {"prompts": stream.state(), "counts": counts, "feedback": feedback}
-                    meta |= {"seconds": clock.seconds, **record}
+                    meta |= {"seconds": clock.seconds, "logs": folder.logs(), "summary": summary, **record}
                     begun = to_arrays(pool) if strategy else None
                     checkpoints.save(done, state.params, {"rest": state[1:], "memory": memory}, meta, begun)
                 stop_if(interrupted())

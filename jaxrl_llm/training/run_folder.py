@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,8 @@ class RunFolder:
         """
         if not self.config.exists():
             raise InputError(f"{self.path} holds no run (no config.json): give the folder that jaxrl train wrote")
+        if not self.config.is_file():
+            raise InputError(f"{self.config} is no file but a folder, a pipe or the like: put the file back")
         if not self.is_run():
             raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
         raw, seen_from = read_json(self.config), self.started_in()
@@ -90,28 +93,37 @@ class RunFolder:
         except OSError:  # e.g. a name that is too long
             return False
 
-    def check_logs(self, first: int, checkpoint_every: int) -> None:
-        """InputError where the metrics are not those of a run that goes on at step `first`.
+    def logs(self) -> dict[str, list[int]]:
+        """How many bytes the logs have, and their crc32, for a checkpoint."""
+        return {file.name: [size, crc] for file in self._logs if (size := _size(file)) for crc in [_crc(file, size)]}
 
-        They lack one of the steps before it; or there is no checkpoint (`first` is 0), but they tell of steps that must
-        have left one, which to begin again would drop: a checkpoint is complete before the one after the next is begun.
+    def check_logs(self, first: int, checkpoint_every: int, logs: dict[str, list[int]]) -> list[str]:
+        """What is wrong with the logs of a run that goes on at step `first`; InputError where they cannot be read.
+
+        logs: of the checkpoint, see `logs`: the files must begin with what they were then. Without a checkpoint
+        (`first` is 0) they must not tell of steps that have left one, which to begin again would drop: a checkpoint is
+        complete before the one after the next is begun.
         """
-        logged = [line.get("step") for line in read_jsonl(self.metrics)] if self.metrics.exists() else []
-        before = [step for step in logged if isinstance(step, int) and step < first]
-        if before != list(range(first)):
-            raise InputError(
-                f"{self.metrics} has {len(before)} steps before step {first}, where the checkpoint is, and not each "
-                "once: put the whole file back; nothing was changed"
-            )
-        if not first and checkpoint_every and len(logged) > 2 * checkpoint_every:
-            raise InputError(
-                f"{self.metrics} has {len(logged)} steps, but there are no checkpoints in {self.checkpoints}: put them "
+        steps = [len(read_jsonl(file)) if file.exists() else 0 for file in self._logs]  # nothing is half cut later on
+        wrong = [
+            f"{self.path / name} does not begin with the {size} bytes that it had at the checkpoint"
+            for name, (size, crc) in logs.items()
+            if _size(self.path / name) < size or _crc(self.path / name, size) != crc
+        ]
+        if not first and checkpoint_every and steps[0] > 2 * checkpoint_every:
+            wrong.append(
+                f"{self.metrics} has {steps[0]} steps, but there are no checkpoints in {self.checkpoints}: put them "
                 "back, or begin a new run in another folder"
             )
+        return wrong
+
+    @property
+    def _logs(self) -> tuple[Path, Path]:
+        return self.metrics, self.completions
 
     def rewind(self, step: int) -> None:
         """Forget what was logged at `step` and after, which a resumed run writes again. InputError for damaged logs."""
-        for file in (self.metrics, self.completions):
+        for file in self._logs:
             if file.exists():
                 truncate_jsonl(file, step)
 
@@ -167,6 +179,19 @@ def run_config(path_or_name: str) -> TrainConfig:
     """The configuration of a run, or of a model by its name with all else as it comes. InputError as `read_config`."""
     folder = RunFolder(path_or_name)
     return folder.read_config() if folder.is_run() else TrainConfig(model=path_or_name)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _crc(path: Path, size: int) -> int:
+    """crc32 of the first `size` bytes."""
+    crc, left = 0, size
+    with path.open("rb") as file:
+        while left and (block := file.read(min(left, 2**24))):
+            crc, left = zlib.crc32(block, crc), left - len(block)
+    return crc
 
 
 def _prompt_text(prompt: Any) -> str:

@@ -85,15 +85,33 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, content: dict[str, Any
 def test_steps_without_their_checkpoints_are_not_dropped(tmp_path: Path) -> None:
     """A process that was killed can have logged two steps more than it has saved, at a checkpoint every step."""
     folder = RunFolder(tmp_path)
-    folder.check_logs(0, 1)
+    assert folder.check_logs(0, 1, {}) == []
     folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(3)))
-    folder.check_logs(0, 2)
-    folder.check_logs(0, 0)
-    folder.check_logs(3, 1)
-    with pytest.raises(InputError, match="has 3 steps, but there are no checkpoints"):
-        folder.check_logs(0, 1)
-    with pytest.raises(InputError, match="has 3 steps before step 4, where the checkpoint is"):
-        folder.check_logs(4, 1)
+    assert folder.check_logs(0, 2, {}) == folder.check_logs(0, 0, {}) == folder.check_logs(3, 1, {}) == []
+    (said,) = folder.check_logs(0, 1, {})
+    assert "has 3 steps, but there are no checkpoints" in said
+
+
+def test_logs_begin_with_what_they_were_at_the_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.logs() == {}
+    for path in (folder.metrics, folder.completions):
+        path.write_text('{"step": 0}\n{"step": 1}\n')
+    logs = json.loads(json.dumps(folder.logs()))
+    assert set(logs) == {"metrics.jsonl", "completions.jsonl"}
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 2}\n{"st')
+    assert folder.check_logs(2, 1, logs) == []
+    for content in ('{"step": 0}\n', '{"step": 0}\n{"step": 3}\n', ""):
+        folder.completions.write_text(content)
+        assert folder.check_logs(2, 1, logs) == [
+            f"{folder.completions} does not begin with the 24 bytes that it had at the checkpoint"
+        ]
+    folder.completions.unlink()
+    assert len(folder.check_logs(2, 1, logs)) == 1
+    folder.completions.write_text("[]\n{}\n")
+    with pytest.raises(InputError, match=r"completions\.jsonl, line 1"):
+        folder.check_logs(2, 1, logs)
 
 
 def test_a_folder_with_other_things_in_it_will_do(tmp_path: Path) -> None:
