@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, InputErrors, gather, require, unknown
-from jaxrl_llm.options import flag, parse, parse_config, positional, take
+from jaxrl_llm.options import check_output_file, check_temperature, flag, parse, parse_config, positional, take
 from jaxrl_llm.streams import Lasting, let_go
 from jaxrl_llm.training.changes import ACCEPT
 
@@ -73,10 +73,12 @@ def eval_command(arguments: list[str]) -> int:
     gather(
         lambda: require("--samples", args.samples, least=1, most=2**20),
         lambda: require("--size", 1 if args.size is None else args.size, least=1, most=2**31 - 1),
-        lambda: _check_temperature(args.temperature or 0.0),
+        lambda: check_temperature(args.temperature or 0.0),
         lambda: require("--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1),
-        lambda: _check_file(args.output),
+        lambda: check_output_file(args.output),
     )
+    from jaxrl_llm.data.digest import rows_digest
+    from jaxrl_llm.rewards import digest
     from jaxrl_llm.training.inputs import evaluation_inputs
     from jaxrl_llm.training.run_folder import run_config
 
@@ -92,7 +94,10 @@ def eval_command(arguments: list[str]) -> int:
         from jaxrl_llm.training.record import describe
         from jaxrl_llm.training.rollout import encode_for
 
-        _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
+        # What the run was given counts where nothing else is given here.
+        own = {} if args.rewards else {f"the reward {reward.name}": digest(reward) for reward in rewards}
+        own |= {} if args.prompts or args.size else {"the held-out prompts": rows_digest(rows)}
+        _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows)
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
         result = evaluate(
@@ -145,7 +150,7 @@ def sample_command(arguments: list[str]) -> int:
     gather(
         lambda: require("--samples", args.samples, least=1, most=2**20),
         lambda: require("--max-new-tokens", args.max_new_tokens, least=1, most=2**24),
-        lambda: _check_temperature(args.temperature),
+        lambda: check_temperature(args.temperature),
         lambda: require("--top-p", args.top_p, least=1e-30, most=1),
         lambda: require("--top-k", args.top_k, least=0, most=2**31 - 1),
         lambda: require("--min-p", args.min_p, least=0, most=1),
@@ -301,17 +306,6 @@ def _say(text: str) -> None:
 
 def _complain(text: str) -> None:
     print(text, file=Lasting(sys.stderr), flush=True)
-
-
-def _check_temperature(value: float) -> None:
-    """InputError unless it is 0, which is greedy, or in the range of TrainConfig."""
-    require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
-
-
-def _check_file(path: str | None) -> None:
-    """InputError where a file of this name cannot be written, so that nobody computes for it in vain."""
-    if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
-        raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
 
 
 def _unraisable(report: Any) -> None:

@@ -88,6 +88,29 @@ def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
     return name in arguments, [argument for argument in arguments if argument != name]
 
 
+def check_temperature(value: float) -> None:
+    """InputError unless it is 0, which is greedy, or in the range of TrainConfig."""
+    require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
+
+
+def check_output_file(path: str | None) -> None:
+    """InputError where a file of this name cannot be written, so that nobody computes for it in vain."""
+    if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
+    if path is not None and Path(path).exists() and "accuracy" not in _object_in(path):
+        raise InputError(f"--output {path!r} holds something else than figures of an evaluation: choose another name")
+
+
+def _object_in(path: str) -> dict[str, Any]:
+    """The JSON object in a file; empty where it holds none."""
+    from jaxrl_llm.reporting.files import read_json
+
+    try:
+        return read_json(path)
+    except (InputError, OSError):
+        return {}
+
+
 def _last(arguments: list[str], option: str) -> str | None:
     value, rest = take(arguments, option)
     while value is not None:
@@ -165,9 +188,20 @@ def _yaml(text: str) -> Any:
         import yaml
     except ImportError:
         raise need("pyyaml", "run", "reading a YAML file") from None
+
+    class Loader(yaml.SafeLoader):
+        """As safe, and a key that comes twice is an error, as it is in TOML."""
+
+    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key.value, str)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"{twice[0]} is given twice (line {node.start_mark.line + 1} and later)")
+        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -20,12 +21,15 @@ from jaxrl_llm.training.setup import load_model, make_algorithm, model_digests, 
 logger = logging.getLogger("jaxrl_llm.training")
 
 
-def load_run(path_or_name: str, *, accept_changed_inputs: bool = False) -> tuple[TrainConfig, Policy, Params, Any]:
+def load_run(
+    path_or_name: str, *, digests: Mapping[str, str] | None = None, accept_changed_inputs: bool = False
+) -> tuple[TrainConfig, Policy, Params, Any]:
     """Configuration, policy, parameters and tokenizer: of a run's newest checkpoint, or of a model (as `load_policy`).
 
     The parameters of a run with LoRA are the model's with adapters (`lora.merge` puts them into the weights).
-    InputError where a run has no checkpoint that can be used, or, unless they are accepted, where its model or settings
-    of its parameters are not what they were when the checkpoint was written.
+    digests: of other inputs of the run, by the names of `inputs.Inputs.digests`.
+    InputError where a run has no checkpoint that can be used, or, unless they are accepted, where its model, settings
+    of its parameters, or these inputs are not what they were when the checkpoint was written.
     """
     folder = RunFolder(path_or_name)
     if not folder.is_run():
@@ -35,11 +39,11 @@ def load_run(path_or_name: str, *, accept_changed_inputs: bool = False) -> tuple
     if not folder.checkpoints.is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
     policy, params, tokenizer = load_model(config, algorithm)
-    digests = model_digests(params, tokenizer)
+    found = {**(digests or {}), **model_digests(params, tokenizer)}
     frozen, params = split_parameters(config, policy, params)
 
     def changes(meta: dict[str, Any]) -> list[str]:
-        return check_changes(meta, config, os.getcwd(), digests, accept_changed_inputs, only=OF_PARAMETERS)
+        return check_changes(meta, config, os.getcwd(), found, accept_changed_inputs, only=OF_PARAMETERS)
 
     with closing(Checkpoints(folder.checkpoints)) as checkpoints:
         restored = checkpoints.latest(params, check=changes)

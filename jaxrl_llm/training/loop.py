@@ -22,7 +22,6 @@ from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.reporting import Progress, write_report
-from jaxrl_llm.reporting.writers import read_json
 from jaxrl_llm.sampling.partial import Pool, from_arrays, to_arrays
 from jaxrl_llm.training.changes import ACCEPT, check_changes, settings_to_compare
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -130,7 +129,7 @@ def _run(
         counts = restored.meta["counts"]
     summary: dict[str, Any] = dict(restored.meta.get("summary", {})) if restored else {}
     if resume:
-        summary |= read_json(folder.summary)
+        summary |= folder.read_summary()
         wrong = folder.check_logs(first, config.checkpoint_every, restored.meta.get("logs", {}) if restored else {})
         if wrong and not accept_changed_inputs:
             raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} goes on all the same")

@@ -20,6 +20,7 @@ from jaxrl_llm.training.config import TrainConfig, from_dict, located
 if TYPE_CHECKING:
     from jaxrl_llm.training.rollout import Scored
 
+FIGURES = ("accuracy", "low", "high", "prompts", "length")  # of an evaluation, for `record.describe`
 STARTED_IN = "started_in"  # in config.json beside the settings: the folder that relative paths are seen from
 
 
@@ -104,6 +105,8 @@ class RunFolder:
         (`first` is 0) they must not tell of steps that have left one, which to begin again would drop: a checkpoint is
         complete before the one after the next is begun.
         """
+        if self.checkpoints.exists() and not self.checkpoints.is_dir():
+            raise InputError(f"{self.checkpoints} is no folder: put the checkpoints back; nothing was changed")
         steps = [len(read_jsonl(file)) if file.exists() else 0 for file in self._logs]  # nothing is half cut later on
         wrong = [
             f"{self.path / name} does not begin with the {size} bytes that it had at the checkpoint"
@@ -120,6 +123,14 @@ class RunFolder:
     @property
     def _logs(self) -> tuple[Path, Path]:
         return self.metrics, self.completions
+
+    def read_summary(self) -> dict[str, Any]:
+        """What summary.json holds so far; empty where there is none. InputError for evaluations that are none."""
+        summary = read_json(self.summary)
+        for name, figures in summary.items():
+            if name.startswith("eval_") and not (isinstance(figures, dict) and set(FIGURES) <= set(figures)):
+                raise InputError(f"{self.summary}: {name} is {shown(figures)}, but must hold {', '.join(FIGURES)}")
+        return summary
 
     def rewind(self, step: int) -> None:
         """Forget what was logged at `step` and after, which a resumed run writes again. InputError for damaged logs."""

@@ -25,6 +25,7 @@ from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.sampling.partial import Partial
+from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.inputs import Inputs, make_rewards, split_prompts
 from jaxrl_llm.training.optimizer import learning_rate, make_optimizer
@@ -56,11 +57,11 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
 
     InputError for an unknown method or hyper-parameter, or a value out of range.
     """
-    hyperparameters = with_facts(
-        constructor(config.algorithm), config.hyperparameters, max_length=config.max_new_tokens,
-        total_steps=config.steps, learning_rate=config.optimizer.learning_rate,
-    )  # fmt: skip
-    algorithm = get(config.algorithm, **hyperparameters)
+    facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
+    given = with_facts(
+        constructor(config.algorithm), config.hyperparameters, learning_rate=config.optimizer.learning_rate, **facts
+    )
+    algorithm = get(config.algorithm, **given)
     for need in algorithm.needs:
         value_of(need)  # for its own check
     if not config.overlong_tokens:
@@ -69,11 +70,22 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
     return dataclasses.replace(algorithm, transform=chain(penalty, algorithm.transform))
 
 
+def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
+    """The method's hyper-parameters: those given, and the defaults of the others."""
+    return {one.name: one.default for one in hyperparameters(config.algorithm)} | config.hyperparameters
+
+
 def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
     """InputError where a method compares the samples of a prompt, but there is one of each: it would learn nothing.
 
     Found by trying: such a method gives no token of four lone samples with different rewards a gradient.
     """
+    of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
+    for name, value in of_sets.items():
+        if isinstance(value, int) and value > config.group_size:
+            raise InputError(
+                f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
+            )
     if config.group_size > 1:
         return
     action, rows = jnp.ones((4, 3), bool), jnp.arange(4, dtype=jnp.int32)
