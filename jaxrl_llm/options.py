@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, need, nearest, require, shown, unknown
+from jaxrl_llm.errors import InputError, nearest, need, require, shown, unknown
 from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.optimizer_config import OptimizerConfig

@@ -70,7 +70,7 @@ def _conform(value: Any, kind: Any, name: str) -> Any:
         raise _wrong(name, value, _WORDS[kind])
     if kind is float and not math.isfinite(_as_float(value)):
         raise _wrong(name, value, _WORDS[kind])
-    if kind is str and any(0xD800 <= ord(character) <= 0xDFFF for character in value):
+    if isinstance(value, str) and any(0xD800 <= ord(character) <= 0xDFFF for character in value):
         raise _wrong(name, value, "text that UTF-8 can hold")
     return value
 

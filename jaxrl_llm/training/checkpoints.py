@@ -102,10 +102,10 @@ def _check_readable(folder: Path, contents: bool = False) -> None:
                             pass
             except OSError as error:
                 failed.append(OSError(error.errno, error.strerror, str(path)))
-    for error in failed:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+    for found in failed:
+        if found.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise InputError(
-                f"checkpoint {folder} cannot be read ({error.strerror}: {error.filename}), which need not be damage: "
+                f"checkpoint {folder} cannot be read ({found.strerror}: {found.filename}), which need not be damage: "
                 "make it readable and try again; nothing was changed"
             )
 
