@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -23,14 +22,10 @@ def check_types(settings: Any, prefix: str = "") -> None:
     (finite), str, bool, Literal, tuple[T, ...], dict[str, T], dataclasses, T | None and Any.
     Raises InputError, which names the field with `prefix` in front, for a value of another type.
     """
+    hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
-        value = _conform(getattr(settings, field.name), _hints(type(settings))[field.name], prefix + field.name)
+        value = _conform(getattr(settings, field.name), hints[field.name], prefix + field.name)
         object.__setattr__(settings, field.name, value)
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _conform(value: Any, kind: Any, name: str) -> Any:
