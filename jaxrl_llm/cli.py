@@ -6,9 +6,11 @@ import dataclasses
 import errno
 import json
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +77,6 @@ def eval_command(arguments: list[str]) -> int:
         lambda: require("--size", 1 if args.size is None else args.size, least=1, most=2**31 - 1),
         lambda: check_temperature(args.temperature or 0.0),
         lambda: require("--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1),
-        lambda: check_output_file(args.output),
     )
     from jaxrl_llm.data.digest import rows_digest
     from jaxrl_llm.rewards import digest
@@ -88,7 +89,8 @@ def eval_command(arguments: list[str]) -> int:
     if args.rewards is not None:
         changes |= {"rewards": args.rewards, "eval_reward": None}
     config = dataclasses.replace(run_config(args.model), **changes)
-    with evaluation_inputs(config, args.prompts, args.size) as (rows, rewards):
+    output = partial(check_output_file, args.output)
+    with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
         from jaxrl_llm.training.evaluate import evaluate
         from jaxrl_llm.training.load_run import load_run
         from jaxrl_llm.training.record import describe
@@ -247,6 +249,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status. Errors that a user can act on are one line on stderr and status 2."""
+    as_command = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     show = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
@@ -271,6 +274,8 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
+        if as_command:  # one more would end what ends now with a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         _complain("interrupted; a training run goes on with jaxrl train --resume RUN")
         return 130
     except BrokenPipeError:  # nobody reads the output any more
@@ -293,10 +298,10 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
-def _one_line(text: str, most: int = 1200) -> str:
+def _one_line(text: str, most: int = 600) -> str:
     """A message on one line; of one that repeats a name of thousands of letters, the beginning and the end."""
     text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 400]} ... {text[-395:]}"
+    return text if len(text) <= most else f"{text[: most - 250]} ... {text[-240:]}"
 
 
 def _say(text: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.errors import InputError, gather, shown, unknown
 
 _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", NoneType: "nothing"}
 
@@ -22,10 +23,25 @@ def check_types(settings: Any, prefix: str = "") -> None:
     (finite), str, bool, Literal, tuple[T, ...], dict[str, T], dataclasses, T | None and Any.
     Raises InputError, which names the field with `prefix` in front, for a value of another type.
     """
-    hints = get_type_hints(type(settings))
+    if wrong := conform(settings, prefix):
+        gather(*(partial(raised, error) for error in wrong.values()))
+
+
+def conform(settings: Any, prefix: str = "") -> dict[str, InputError]:
+    """As `check_types`, and what is wrong, by the names of the fields, is not raised."""
+    hints, wrong = get_type_hints(type(settings)), dict[str, InputError]()
     for field in dataclasses.fields(settings):
-        value = _conform(getattr(settings, field.name), hints[field.name], prefix + field.name)
-        object.__setattr__(settings, field.name, value)
+        try:
+            value = _conform(getattr(settings, field.name), hints[field.name], prefix + field.name)
+            object.__setattr__(settings, field.name, value)
+        except InputError as error:
+            wrong[field.name] = error
+    return wrong
+
+
+def raised(error: InputError) -> None:
+    """Raise it: as a check for `gather`."""
+    raise error
 
 
 def _conform(value: Any, kind: Any, name: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.errors import InputError, need, shown, unknown
 from jaxrl_llm.models.settings import FATAL, FLAG, TEXT, check, list_of, number, reason, whole
 
 if TYPE_CHECKING:
@@ -147,6 +147,11 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[str], splitter: _Splitte
 
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    # Found here because the library ends a thread over it, with a backtrace.
+    if lost := [pair for pair in pairs if not {*pair, "".join(pair)} <= vocabulary.keys()]:
+        raise InputError(
+            f"the GGUF tokenizer merges {shown(' '.join(lost[0]))}, which gives no token; convert it again"
+        )
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=splitter.whole_words))
     if splitter.compose:
         tokenizer.normalizer = normalizers.NFC()

@@ -26,7 +26,7 @@ from jaxrl_llm.rewards.worker import Ready
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
-LOAD_LIMIT = 60.0  # seconds in which a reward must be loaded
+LOAD_LIMIT = 30.0  # seconds in which a reward must be loaded; what takes longer belongs into its first call
 _GRACE = 0.25  # seconds after a time limit in which a process may say itself that it is late, and live on
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; from jaxrl_llm.rewards.worker import main; "

@@ -146,10 +146,16 @@ def digest(reward: Reward) -> str:
 def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
     """Raise InputError if a reward names a column, without a default value, that is not in `columns`.
 
-    `score` would only log this at every batch: call it once, when a run starts. `completions` is always there.
+    And if it takes nothing at all, or takes something only by its place: it is called by name. `score` would only log
+    this at every batch: call it once, when a run starts. `completions` is always there.
     """
     known = {*columns, "completions"}
     for reward in rewards:
+        taken = parameters(reward.function)
+        if not taken or any(one.kind is one.POSITIONAL_ONLY and one.default is one.empty for one in taken):
+            raise InputError(
+                f"reward {reward.name!r} must take completions by name: def {reward.name}(completions, **_)"
+            )
         for parameter in parameters(reward.function):
             by_name = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if by_name and parameter.default is parameter.empty and parameter.name not in known:

@@ -42,6 +42,8 @@ def check_changes(
         now, then = ({name: x for name, x in all_.items() if name in only} for all_ in (now, then))
     changed = [name for name in now if name in then and _json(now[name]) != _json(then[name])]
     changed += [name for name in then if name not in now]
+    if "algorithm" in changed:  # another method has other hyper-parameters
+        changed = [name for name in changed if not name.startswith("hyperparameters.")]
     said = {name: f"{name} was {shown(then[name], 60)}, and is now {shown(now.get(name), 60)}" for name in changed}
     free = [text for name, text in said.items() if name in FREE]
     fixed = [text for name, text in said.items() if name not in FREE]

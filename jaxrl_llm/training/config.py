@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_llm.errors import InputError, gather, require, shown, unknown
-from jaxrl_llm.settings import check_types
+from jaxrl_llm.settings import conform, raised
 from jaxrl_llm.training.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
@@ -161,9 +162,15 @@ class TrainConfig:
         return self.dtype if self.cache_dtype == "dtype" else self.cache_dtype
 
     def __post_init__(self) -> None:
-        check_types(self)
-        numbers = [lambda n=name, r=limits: _in_range(n, getattr(self, n), *r) for name, limits in RANGES.items()]
-        gather(*numbers, lambda: check_optimizer(self.optimizer), self._check_texts)
+        wrong = conform(self)
+        texts = [] if wrong else [self._check_texts]  # they are of texts only
+        ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
+        gather(
+            *(partial(raised, error) for error in wrong.values()),
+            *(partial(_in_range, name, getattr(self, name), *limits) for name, limits in ranges.items()),
+            *([] if "optimizer" in wrong else [partial(check_optimizer, self.optimizer)]),
+            *texts,
+        )
         self._check_together()
 
     def _check_texts(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -84,10 +84,12 @@ def _told_from(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def evaluation_inputs(config: TrainConfig, source: str | None, size: int | None) -> Iterator[tuple[Rows, list[Reward]]]:
-    """The rows (`evaluation_rows`) and rewards of an evaluation, as `read_inputs`."""
-    checks: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
-    rows, rewards = gather(*checks)
+def evaluation_inputs(
+    config: TrainConfig, source: str | None, size: int | None, *checks: Callable[[], Any]
+) -> Iterator[tuple[Rows, list[Reward]]]:
+    """The rows (`evaluation_rows`) and rewards of an evaluation, as `read_inputs`. checks: others to be made with them."""
+    reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
+    rows, rewards, *_ = gather(*reads, *checks)
     with _checked(rewards, columns_of(rows), config.eval_reward):
         yield rows, rewards
 

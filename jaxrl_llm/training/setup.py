@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
-from jaxrl_llm.errors import InputError, gather
+from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
@@ -195,6 +196,13 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
     return strategy
 
 
+def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
+    """InputError where a hyper-parameter is to name one of the rewards, but does not."""
+    named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
+    if named is not None and named not in known:
+        raise unknown(f"reward for the hyper-parameter accuracy of {config.algorithm}", named, known)
+
+
 def check_method(config: TrainConfig, mesh: jax.sharding.Mesh) -> Algorithm:
     """The method of a run. InputError for all that is wrong with it and its batches, before a model is loaded."""
     algorithm = make_algorithm(config)
@@ -217,6 +225,7 @@ def set_up(config: TrainConfig, inputs: Inputs | None = None) -> tuple[Parts, Tr
     algorithm = check_method(config, mesh)
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
+    check_components(config, inputs.rewards)
     policy, params, tokenizer = load_model(config, algorithm)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # for its own check
