@@ -20,9 +20,10 @@ AT_LEAST_0 = (
     "value_coefficient",
 )  # fmt: skip
 FRACTIONS = (
-    "budget_share", "end", "least", "least_kept", "low_step", "most_kept", "partial", "quantile", "quantile_rate", "rate", "sigma", "start",
-    "tokens_first", "tokens_last",
+    "budget_share", "end", "least", "least_kept", "low_step", "most_kept", "partial", "quantile", "quantile_rate",
+    "rate", "sigma", "start", "tokens_first", "tokens_last",
 )  # fmt: skip
+ABOVE_0 = ("hot", "cold", "high_step", "kl_horizon", "learning_rate", "power", "temperature")
 COUNTS = ("every", "k", "max_length", "prompts", "rounds", "set_size", "total_steps")
 RANGES: dict[str, dict[str, Any]] = {
     **{name: {"least": 0} for name in AT_LEAST_0},

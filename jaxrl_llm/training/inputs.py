@@ -87,7 +87,7 @@ def _told_from(folder: str) -> Iterator[None]:
 def evaluation_inputs(
     config: TrainConfig, source: str | None, size: int | None, *checks: Callable[[], Any]
 ) -> Iterator[tuple[Rows, list[Reward]]]:
-    """The rows (`evaluation_rows`) and rewards of an evaluation, as `read_inputs`. checks: others to be made with them."""
+    """The rows (`evaluation_rows`) and rewards of an evaluation, as `read_inputs`. checks: made with them."""
     reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
     rows, rewards, *_ = gather(*reads, *checks)
     with _checked(rewards, columns_of(rows), config.eval_reward):
