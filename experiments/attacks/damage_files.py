@@ -18,8 +18,9 @@ def newest(run: Path) -> Path:
 
 
 def files(folder: Path, pattern: str = "**/*") -> list[Path]:
-    """Files below a folder, sorted, none empty."""
-    return sorted(path for path in folder.glob(pattern) if path.is_file() and path.stat().st_size)
+    """Files below a folder, none empty; by their folders and sizes, as the names of some are random."""
+    found = [path for path in folder.glob(pattern) if path.is_file() and path.stat().st_size]
+    return sorted(found, key=lambda path: (str(path.parent), path.stat().st_size, path.name))
 
 
 def harm(path: Path, how: str, rng: random.Random, other: Path | None = None) -> str:

@@ -96,7 +96,8 @@ def judge(kind: Kind, reply: Reply, gone: str, differs: str) -> tuple[str, str]:
     if reply.status is None:
         return "hang", f"not ended after {LIMIT:.0f} s"
     if reply.status < 0 or "Traceback" in reply.err:
-        return "unclear", f"status {reply.status}: {lines[-1] if lines else ''}"
+        at = next((i for i, line in enumerate(lines) if line.startswith("Traceback")), len(lines))
+        return "unclear", f"status {reply.status}: {' | '.join([*lines[max(at - 1, 0) : at], *lines[at:][-3:]])}"
     if gone:
         return "wrong", f"{gone} (status {reply.status}: {said})"
     if reply.status == 2:

@@ -85,16 +85,18 @@ def steps_kept(run: Path) -> list[int]:
 def newest_meta(run: Path) -> dict[str, Any]:
     """The JSON object of the newest checkpoint: checksums of all arrays, position in the prompts, counts, feedback.
 
-    Without seconds, the checksum that covers them, and the folder that the run is in.
+    Without seconds, what covers them (its own checksum, those of the logs), the summary, which is compared by itself,
+    and the folder that the run is in.
     """
     steps = steps_kept(run)
     if not steps:
         return {}
     meta = json.loads((run / "checkpoints" / str(steps[-1]) / "meta" / "metadata").read_bytes())
-    meta.pop("seconds", None)
+    for name in ("seconds", "logs", "summary"):
+        meta.pop(name, None)
     meta.get("settings", {}).pop("output", None)
     meta.get("checksums", {}).pop("meta", None)
-    return {"step": steps[-1], **meta}
+    return {"newest": steps[-1], **meta}
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
@@ -147,7 +149,7 @@ def _unequal(a: Any, b: Any, path: str = "") -> Iterator[str]:
         if a.keys() != b.keys():
             less, more = sorted(map(str, b.keys() - a.keys())), sorted(map(str, a.keys() - b.keys()))
             yield f"{path} has {less[:3]} less, {more[:3]} more"
-        for name in a.keys() & b.keys():
+        for name in [name for name in a if name in b]:
             yield from _unequal(a[name], b[name], f"{path}/{name}")
     elif isinstance(a, list):
         if len(a) != len(b):
