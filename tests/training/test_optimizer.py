@@ -131,5 +131,5 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: float) -> Non
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match="unknown schedule 'cosin': did you mean 'cosine'"):
+    with pytest.raises(InputError, match=r"unknown optimizer.schedule 'cosin': did you mean 'cosine'"):
         make_optimizer(OptimizerConfig(schedule="cosin"), 10)  # type: ignore[arg-type]
