@@ -181,7 +181,8 @@ def judge_stop(stopped: Stopped, how: str) -> tuple[str, str]:
     if stopped.left:
         return "hang", f"{len(stopped.left)} processes of the run did not end with it after SIG{how}"
     if "Traceback" in stopped.err:
-        return "unclear", f"a traceback after SIG{how}: {said[-1]}"
+        at = next(i for i, line in enumerate(said) if "Traceback" in line)
+        return "unclear", f"a traceback after SIG{how}: {' | '.join([*said[max(at - 1, 0) : at], *said[at:][-4:]])}"
     if how.startswith("INT") and (stopped.status != 130 or len(said) != 1):
         return (
             "unclear" if stopped.status == 130 else "wrong",
