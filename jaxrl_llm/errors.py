@@ -40,11 +40,8 @@ def gather(*checks: Callable[[], T]) -> list[T]:
             problems += errors.problems
         except InputError as error:
             problems.append(str(error))
-            alone = error
-    if len(problems) == 1:
-        raise alone
-    if problems:
-        raise InputErrors(dict.fromkeys(problems))
+    if problems := list(dict.fromkeys(problems)):
+        raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0])
     return found
 
 

@@ -146,8 +146,13 @@ def _in_one_line(box: str, program: str, options: list[str]) -> str:
     """What tyro's box of text says between its title and the first rule, and the option nearest to an unknown one."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     rows = [line.strip("│ ") for line in plain.splitlines()[1:] if not line.startswith("╰")]
-    rule = next((i for i, row in enumerate(rows) if row and set(row) <= {"─", "-"}), len(rows))
-    said = " ".join(row for row in rows[:rule] if row) or "these arguments cannot be read"
+    parts: list[list[str]] = [[]]
+    for row in rows:
+        if row and set(row) <= {"─", "-"}:
+            parts.append([])
+        elif row:
+            parts[-1].append(row)
+    said = " ".join(next((part for part in parts if part), ["these arguments cannot be read"]))
     said = re.sub(r"^Error parsing (\w+: )?", "", said)
     if wrong := re.search(r"Unrecognized options: (--[^\s,=]+)", said):
         near = _nearest_option(wrong[1].replace("_", "-"), options)

@@ -87,10 +87,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: Any, *, system_pro
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
-    """The text of token ids as the policy sees it, special tokens included."""
-    text = tokenizer.decode(
-        [int(token) for token in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
+    """The text of token ids as the policy sees it, special tokens included. InputError for what is no list of ids."""
+    try:
+        whole = [int(token) for token in ids]
+        text = tokenizer.decode(whole, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"token ids are whole numbers from 0, found {describe(ids)}") from None
     assert isinstance(text, str)  # a list only for a batch of sequences
     return text
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.rewards.calling import Outcome, describe, late, nothing, outcome, parameters
 from jaxrl_llm.rewards.process import ProcessFunction
 
@@ -54,6 +54,8 @@ class Reward:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InputError(f"a reward needs a function, found {type(self.function).__name__}")
+        if not isinstance(self.name, str):
+            raise InputError(f"a reward's name is {shown(self.name)}, but must be text")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
         memory = math.inf if self.memory_limit is None else self.memory_limit
@@ -89,7 +91,7 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
 
     Functions from `get_reward` run in processes (see `process`). One that is late, holds too much memory or ends its
     own process gives the default for the whole batch. Its process is ended; the next batch starts another, and waits
-    up to 60 s for it to load. A plain Python function that hangs is left behind in its daemon thread, which does not
+    up to 30 s for it to load. A plain Python function that hangs is left behind in its daemon thread, which does not
     keep the interpreter alive; see `Reward`.
 
     Raises InputError if there are no rewards, two share a name, or a column does not have N values.
@@ -149,6 +151,8 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
     And if it takes nothing at all, or takes something only by its place: it is called by name. `score` would only log
     this at every batch: call it once, when a run starts. `completions` is always there.
     """
+    if columns is None or isinstance(columns, str):
+        raise InputError(f"columns is {shown(columns)}, but must be a list of names")
     known = {*columns, "completions"}
     for reward in rewards:
         taken = parameters(reward.function)
@@ -163,12 +167,14 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
 
 
 def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> None:
-    if isinstance(rewards, Reward) or not all(isinstance(reward, Reward) for reward in rewards):
-        raise InputError("rewards must be a list of Reward: write score([Reward(function)], ...)")
+    if not isinstance(rewards, list | tuple) or not all(isinstance(reward, Reward) for reward in rewards):
+        raise InputError(f"rewards must be a list of Reward, found {shown(rewards)}: score([Reward(function)], ...)")
     if not rewards:
         raise InputError("no rewards: give at least one")
     if isinstance(completions, str) or not hasattr(completions, "__len__"):
         raise InputError(f"completions must be a list of texts or of messages, found {type(completions).__name__}")
+    if not isinstance(columns, Mapping):
+        raise InputError(f"columns must be lists by name, found {type(columns).__name__}")
     count = len(completions)
     names = [reward.name for reward in rewards]
     twice = sorted({name for name in names if names.count(name) > 1})

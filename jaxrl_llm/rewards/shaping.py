@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
@@ -23,6 +24,8 @@ def overlong_penalty(lengths: jax.Array, max_tokens: int, buffer: int) -> jax.Ar
 
 def soft_overlong_penalty(max_tokens: int, buffer: int) -> Transform:
     """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens."""
+    for name, value in (("max_tokens", max_tokens), ("buffer", buffer)):
+        check_number(f"soft_overlong_penalty: {name}", value, least=1)
     if not 0 < buffer <= max_tokens:
         raise InputError(f"soft_overlong_penalty: buffer is {buffer}, but must be from 1 to max_tokens ({max_tokens})")
 

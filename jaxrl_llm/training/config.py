@@ -230,8 +230,8 @@ def from_dict(raw: dict[str, Any]) -> TrainConfig:
                 raise unknown("setting", name, known)
         return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
-    raw = dict(raw)
-    if "optimizer" in raw:
+    raw = dict(raw) if isinstance(raw, dict) else raw
+    if isinstance(raw, dict) and "optimizer" in raw:
         raw["optimizer"] = build(OptimizerConfig, raw["optimizer"], "optimizer")
     return build(TrainConfig, raw, "the configuration")
 

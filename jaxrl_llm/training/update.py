@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,6 +50,8 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> Train
     Raises InputError for parameters that are no floats or gone, and for what is no optimiser.
     """
     check_optimizer_kind(optimizer)
+    if not isinstance(params, Mapping):
+        raise InputError(f"the parameters are {in_words(params)}, but must be the dictionary that load_policy gives")
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(getattr(x, "dtype", None) or type(x), jnp.floating):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -81,6 +83,8 @@ def gradient(
     """
     check_rows(policy, batch)
     expect("the objective", objective, Objective)
+    if layout is not None and not isinstance(layout, Layout | Packing):
+        raise InputError(f"layout is {in_words(layout)}, but must be a Layout or a Packing")
     check_count("micro_batches", micro_batches)
     check_learning(policy, params, frozen)
     packings = layout if isinstance(layout, Packing) else None
@@ -267,6 +271,10 @@ def update(
     check_rows(policy, batch)
     expect("the objective", objective, Objective)
     check_optimizer_kind(optimizer)
+    if layout is not None and not isinstance(layout, Layout):
+        raise InputError(f"layout is {in_words(layout)}, but must be a Layout")
+    if frozen is not None and not isinstance(frozen, Mapping):
+        raise InputError(f"frozen is {in_words(frozen)}, but must be parameters, a dictionary of arrays")
     if not isinstance(state, TrainState):
         raise InputError(f"the state is {in_words(state)}, but must be what init_state(params, optimizer) gives")
     check_alive("the state", state, "Go on from the state that this update gave back")

@@ -153,7 +153,10 @@ MODELS: dict[str, tuple[Edit, str]] = {
     "cut short": (truncate_weights, "model.safetensors is damaged or cut short"),
     "without weights": (lambda model: (model / "model.safetensors").unlink(), "has no model.safetensors"),
     "without configuration": (lambda model: (model / "config.json").unlink(), "has no config.json"),
-    "with half a configuration": (lambda model: (model / "config.json").write_text('{"mo'), "not valid JSON"),
+    "with half a configuration": (
+        lambda model: (model / "config.json").write_text('{"mo'),
+        "is not a JSON object",
+    ),
     "of another architecture": (
         replace_config(model_type="bert", architectures=["BertModel"]),
         "'BertModel' is not supported; supported model types are llama, qwen2, qwen3, gemma2, gemma3_text, mixtral",
