@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import sys
+import typing
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,7 +27,11 @@ def hyperparameters(method: str) -> list[Hyperparameter]:
     """Those of a method of `algorithms.names()`, in order. InputError, with the nearest name, for another."""
     known = _methods()
     if method not in known:
-        raise unknown("algorithm", method, known)
+        added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # of this process
+        if method not in added:
+            raise unknown("algorithm", method, [*known, *added])
+        hints, parameters = typing.get_type_hints(added[method]), inspect.signature(added[method]).parameters
+        return [Hyperparameter(one.name, hints[one.name], one.default) for one in parameters.values()]
     arguments = known[method].args
     found = []
     for argument, default in zip(arguments.args, arguments.defaults, strict=True):

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -219,8 +220,9 @@ def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
         *("checkpoints", "tensorboard"),
     }
     assert any((tmp_path / "run" / "tensorboard").iterdir())
-    written = from_dict(json.loads((tmp_path / "run" / "config.json").read_text()))
-    assert written == dataclasses.replace(config, hyperparameters=grpo_defaults())
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert written.pop("started_in") == os.getcwd()
+    assert from_dict(written) == dataclasses.replace(config, hyperparameters=grpo_defaults())
 
 
 def test_resume_through_the_command_line(
@@ -385,7 +387,7 @@ def test_figures_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         "9 tokens in 2.00 s (4.5 tokens/s), first token after 0.50 s, occupancy 70%"
     )
     assert main(["sample", str(runs.MODEL), "x", "--samples", "0"]) == 2
-    assert "--samples must be at least 1" in capsys.readouterr().err
+    assert "--samples is 0, but must be at least 1" in capsys.readouterr().err
 
 
 def test_an_interrupt_leaves_what_is_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.cli import main
+from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.training import loop
 
 Edit = Callable[[Path], None]
@@ -125,7 +126,7 @@ def test_a_broken_pipe_does_not_end_a_run(tmp_path: Path) -> None:
     assert process.wait(timeout=300) == 0
     assert process.stderr is not None
     assert process.stderr.read() == ""
-    assert loop.read_json(tmp_path / "run" / "summary.json")["steps"] == 1
+    assert read_json(tmp_path / "run" / "summary.json")["steps"] == 1
 
 
 def test_the_traceback_is_there_for_those_who_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,4 +321,4 @@ def test_a_full_disk_stops_the_run_and_harms_nothing(
     whole = runs.reproducible(runs.finished_run() / "metrics.jsonl")
     # The finished run set 4 prompts aside, so it had others; only the form can be compared.
     assert [sorted(line) for line in runs.reproducible(run / "metrics.jsonl")] == [sorted(line) for line in whole]
-    assert loop.read_json(run / "summary.json")["tokens"]["sampled"] > 0
+    assert read_json(run / "summary.json")["tokens"]["sampled"] > 0

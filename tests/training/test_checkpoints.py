@@ -174,13 +174,13 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert "\n" not in messages[0]
 
 
-@pytest.mark.parametrize("part", ["params", "state", "meta"])
 def test_a_checkpoint_under_the_name_of_another_counts_as_damage(folder: Path) -> None:
     shutil.rmtree(folder / "3")
     shutil.copytree(folder / "1", folder / "3")
     assert step_read(folder) == 2
 
 
+@pytest.mark.parametrize("part", ["params", "state", "meta"])
 def test_a_part_that_is_missing_as_a_whole_counts_as_damage(folder: Path, part: str) -> None:
     shutil.rmtree(folder / "3" / part)
     assert step_read(folder) == 2

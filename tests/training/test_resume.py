@@ -19,6 +19,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.load_run import load_run
@@ -66,7 +67,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert sums[0] == sums[1]
     assert runs.reproducible(run / "metrics.jsonl") == runs.reproducible(other / "metrics.jsonl")
     assert (run / "completions.jsonl").read_bytes() == (other / "completions.jsonl").read_bytes()
-    summaries = [loop.read_json(folder / "summary.json") for folder in (run, other)]
+    summaries = [read_json(folder / "summary.json") for folder in (run, other)]
     for summary in summaries:
         assert set(summary.pop("seconds")) >= {"sample", "score", "update"}
     assert summaries[0] == summaries[1]
@@ -166,7 +167,7 @@ def edit(**changes: Any) -> Callable[[Path], None]:
     """Change settings in the run's config.json."""
 
     def change(run: Path) -> None:
-        config = loop.read_json(run / "config.json")
+        config = read_json(run / "config.json")
         (run / "config.json").write_text(json.dumps({**config, **changes}))
 
     return change

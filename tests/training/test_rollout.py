@@ -14,16 +14,10 @@ import tiny_runs as runs
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards import Reward, close_rewards
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.rollout import (
-    encode_rows,
-    evaluation_prompts,
-    make_rewards,
-    prompt_sets,
-    read_value,
-    score_batch,
-)
+from jaxrl_llm.training.inputs import evaluation_inputs, evaluation_rows, make_rewards, read_value
+from jaxrl_llm.training.rollout import PromptSet, encode_for, encode_rows, prompt_sets, score_batch
 from jaxrl_llm.trajectory import Trajectories
 
 
@@ -35,6 +29,10 @@ def tokenizer() -> Any:
 
 def texts(prompts: Any) -> list[str]:
     return [row["prompt"] for row in prompts.rows]
+
+
+def evaluation_prompts(config: TrainConfig, tokenizer: Any, **which: Any) -> PromptSet:
+    return encode_for(config, tokenizer, 0, evaluation_rows(config, **which))
 
 
 def of_file(folder: Path, count: int, **changes: Any) -> TrainConfig:
@@ -74,7 +72,7 @@ def test_held_out_prompts_of_a_task_are_no_training_prompts(tokenizer: Any) -> N
     assert len(held_out.rows) == len(set(texts(held_out))) == 20
     assert len(set(texts(train))) == len(train.rows) <= 60
     assert not set(texts(train)) & set(texts(held_out))
-    alone, nothing = prompt_sets(of_task(eval_size=0), tokenizer, 0)
+    alone, nothing = prompt_sets(of_task(eval_size=0), tokenizer)
     assert nothing is None
     assert set(texts(alone)) - set(texts(train)) <= set(texts(held_out)), "only held-out prompts were taken out"
     assert set(texts(alone)) & set(texts(held_out)), "the draws overlap, or this test shows nothing"
@@ -111,18 +109,18 @@ def test_a_run_is_evaluated_on_what_it_was_not_trained_on(tokenizer: Any, tmp_pa
     config = of_file(tmp_path, 12)
     _, held_out = prompt_sets(config, tokenizer, 0)
     assert held_out is not None
-    assert texts(evaluation_prompts(config, tokenizer, 0)) == texts(held_out)
-    assert texts(evaluation_prompts(config, tokenizer, 0, size=3)) == texts(held_out)[:3]
+    assert texts(evaluation_prompts(config, tokenizer)) == texts(held_out)
+    assert texts(evaluation_prompts(config, tokenizer, size=3)) == texts(held_out)[:3]
     with pytest.raises(InputError, match=r"set 4 prompts of .* aside, and was trained on the others: .*asked for: 5"):
-        evaluation_prompts(config, tokenizer, 0, size=5)
+        evaluation_prompts(config, tokenizer, size=5)
     with pytest.raises(InputError, match="no held-out prompts"):
-        evaluation_prompts(of_file(tmp_path, 12, eval_size=0), tokenizer, 0)
+        evaluation_prompts(of_file(tmp_path, 12, eval_size=0), tokenizer)
 
 
 def test_a_task_gives_more_held_out_prompts_than_the_run_had(tokenizer: Any) -> None:
     train, held_out = prompt_sets(of_task(), tokenizer, 0)
     assert held_out is not None
-    more = evaluation_prompts(of_task(), tokenizer, 0, size=40)
+    more = evaluation_prompts(of_task(), tokenizer, size=40)
     assert len(more.rows) == 40
     assert texts(more)[:20] == texts(held_out)
     assert not set(texts(more)) & set(texts(train))
@@ -131,8 +129,8 @@ def test_a_task_gives_more_held_out_prompts_than_the_run_had(tokenizer: Any) -> 
 def test_prompts_that_are_given_are_taken_as_they_are(tokenizer: Any, tmp_path: Path) -> None:
     config = of_file(tmp_path, 12)
     source = str(runs.write_prompts(tmp_path / "all.jsonl", count=12))
-    assert len(evaluation_prompts(config, tokenizer, 0, source=source, size=12).rows) == 12
-    assert len(evaluation_prompts(config, tokenizer, 0, source=source).rows) == 4, "as many as the run has"
+    assert len(evaluation_prompts(config, tokenizer, source=source, size=12).rows) == 12
+    assert len(evaluation_prompts(config, tokenizer, source=source).rows) == 4, "as many as the run has"
 
 
 LONG = [{"prompt": "x" * n} for n in (3, 5, 8)]
@@ -181,21 +179,36 @@ def rewards_of(folder: Path, *names: str, **changes: Any) -> TrainConfig:
 
 def test_rewards_get_the_run_s_limits(tmp_path: Path) -> None:
     config = rewards_of(tmp_path, "even", "constant*2", reward_time_limit=3.0, reward_default=-1.0)
-    rewards = make_rewards(config, ["prompt"])
+    rewards = make_rewards(config)
+    close_rewards(rewards)
     assert [(r.name, r.weight, r.time_limit, r.default) for r in rewards] == [
         ("even", 1.0, 3.0, -1.0), ("constant", 2.0, 3.0, -1.0),
     ]  # fmt: skip
 
 
 def test_rewards_that_cannot_be_used_are_found_before_the_run(tmp_path: Path) -> None:
+    prompts = str(runs.write_prompts(tmp_path / "prompts.jsonl"))
+
+    def use(config: TrainConfig) -> None:
+        with evaluation_inputs(config, prompts, 4):
+            pass
+
     with pytest.raises(InputError, match="column that the reward 'needy' needs, 'solution'"):
-        make_rewards(rewards_of(tmp_path, "needy"), ["prompt", "answer"])
+        use(rewards_of(tmp_path, "needy"))
     with pytest.raises(InputError, match="two rewards are named 'even'"):
-        make_rewards(rewards_of(tmp_path, "even", "even*0.5"), ["prompt"])
-    (tmp_path / "singular.py").write_text("def reward(completions, prompt):\n    return [0.0] * len(completions)\n")
-    config = TrainConfig(rewards=(f"{tmp_path / 'singular.py'}:reward",))
-    with pytest.raises(InputError, match="'prompt': did you mean 'prompts'"):
-        make_rewards(config, ["prompt"])
+        use(rewards_of(tmp_path, "even", "even*0.5"))
+    with pytest.raises(InputError, match="unknown reward to judge by 'evn': did you mean 'even'"):
+        use(rewards_of(tmp_path, "even", eval_reward="evn"))
+    (tmp_path / "singular.py").write_text(
+        "def reward(completions, prompt): ...\ndef nothing(): ...\ndef place(completions, /): ...\n"
+    )
+    for name, said in {
+        "reward": "'prompt': did you mean 'prompts'",
+        "nothing": "reward 'nothing' must take completions by name",
+        "place": "reward 'place' must take completions by name",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            use(TrainConfig(rewards=(f"{tmp_path / 'singular.py'}:{name}",)))
 
 
 def test_completions_meet_the_row_of_their_group() -> None:

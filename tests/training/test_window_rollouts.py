@@ -16,6 +16,7 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.sampling.partial import Partial
 from jaxrl_llm.training import loop
@@ -138,7 +139,7 @@ def test_the_policy_is_trained_on_every_token_once(kept: Kept) -> None:
     assert several >= 3, "no completion has several windows: this test shows nothing"
     lines = runs.lines_of(kept.folder / "metrics.jsonl")
     assert sum(line["completion/tokens"] for line in lines) == total
-    assert loop.read_json(kept.folder / "summary.json")["tokens"]["sampled"] == total
+    assert read_json(kept.folder / "summary.json")["tokens"]["sampled"] == total
 
 
 def test_the_critic_is_trained_on_every_finished_completion_once_and_whole(kept: Kept) -> None:
