@@ -56,7 +56,7 @@ def test_the_summary_adds_up() -> None:
         assert summary["seconds"][phase] == pytest.approx(sum(line[f"seconds/{phase}"] for line in metrics), abs=2e-3)
     assert summary["steps"] == 4
     assert summary["learned"] is True
-    assert summary["prompts"] == {"training": 8, "skipped": 0, "truncated": 0}
+    assert summary["prompts"] == {"training": 8, "skipped": 0, "truncated": 0, "conflicting": 0}
     for name in ("eval_before", "eval_after"):
         answers = completions_of(run, phase=name)
         assert len(answers) == summary[name]["prompts"] == 4
@@ -272,10 +272,10 @@ def test_long_prompts_are_counted(tmp_path: Path) -> None:
         for i in range(3):
             file.write(json.dumps({"prompt": f"{i} is a number {'so ' * 60}long:", "answer": "0"}) + "\n")
     skip = runs.small_config(tmp_path, prompts=str(prompts), eval_size=0, steps=1)
-    assert runs.train(skip)["prompts"] == {"training": 9, "skipped": 3, "truncated": 0}
+    assert runs.train(skip)["prompts"] == {"training": 9, "skipped": 3, "truncated": 0, "conflicting": 0}
     cut = {"output": str(tmp_path / "cut"), "long_prompts": "truncate", "max_prompt_tokens": 10}
     config = TrainConfig(**{**vars(skip), **cut})
-    assert runs.train(config)["prompts"] == {"training": 12, "skipped": 0, "truncated": 3}
+    assert runs.train(config)["prompts"] == {"training": 12, "skipped": 0, "truncated": 3, "conflicting": 0}
 
 
 FOUR_DEVICES = """

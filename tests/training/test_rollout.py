@@ -72,7 +72,7 @@ def test_held_out_prompts_of_a_task_are_no_training_prompts(tokenizer: Any) -> N
     assert len(held_out.rows) == len(set(texts(held_out))) == 20
     assert len(set(texts(train))) == len(train.rows) <= 60
     assert not set(texts(train)) & set(texts(held_out))
-    alone, nothing = prompt_sets(of_task(eval_size=0), tokenizer)
+    alone, nothing = prompt_sets(of_task(eval_size=0), tokenizer, 0)
     assert nothing is None
     assert set(texts(alone)) - set(texts(train)) <= set(texts(held_out)), "only held-out prompts were taken out"
     assert set(texts(alone)) & set(texts(held_out)), "the draws overlap, or this test shows nothing"
@@ -91,7 +91,7 @@ def test_options_of_the_task_are_not_asked_of_a_file(tokenizer: Any, tmp_path: P
     _, held_out = prompt_sets(of_task(eval_prompts=str(theirs)), tokenizer, 0)
     assert held_out is not None
     assert len(held_out.rows) == 12
-    with pytest.raises(InputError, match="task options are for reasoning-gym"):
+    with pytest.raises(InputError, match="task_options are of reasoning-gym"):
         prompt_sets(of_file(tmp_path, 12, task_options={"max_terms": "2"}), tokenizer, 0)
 
 
@@ -254,3 +254,12 @@ def test_rows_reach_the_rewards_through_json_lines(tokenizer: Any, tmp_path: Pat
     assert held_out is None
     assert train.rows == [{"question": "1+1", "unit": "apples", "prompt": "1+1 in apples?"}]
     assert tokenizer.decode(train.ids[0]) == "1+1 in apples?"
+
+
+def test_prompts_that_come_again_with_another_answer_are_counted(tokenizer: Any, tmp_path: Path) -> None:
+    path = runs.write_prompts(tmp_path / "twice.jsonl", 8)
+    again = [{"prompt": "number 00:", "answer": "9"}, {"prompt": "number 01:", "answer": "1"}]
+    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in again))
+    train, _ = prompt_sets(TrainConfig(prompts=str(path), eval_size=2), tokenizer, 0)
+    assert len(train.rows) == 6
+    assert train.conflicting == 1, "the same answer is no conflict"
