@@ -60,7 +60,7 @@ def _conform(value: Any, kind: Any, name: str) -> Any:
         if not isinstance(value, str):
             raise _wrong(name, value, f"one of {', '.join(map(str, inner))}")
         if value not in inner:
-            raise unknown(name, value, inner)
+            raise unknown(name.removeprefix("an "), value, inner)
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -27,7 +27,7 @@ from jaxrl_llm.training.changes import ACCEPT, check_changes, settings_to_compar
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.collect import collect
 from jaxrl_llm.training.config import TrainConfig, to_dict
-from jaxrl_llm.training.diagnose import NotFiniteError, not_finite, refusal
+from jaxrl_llm.training.diagnose import NotFiniteError, not_finite, not_finite_in, refusal
 from jaxrl_llm.training.evaluate import evaluate
 from jaxrl_llm.training.groups import fill_up
 from jaxrl_llm.training.inputs import Inputs, read_inputs
@@ -197,8 +197,8 @@ def _run(
                     f"{refusal(step + 1, what, finite, steps)}, and the checkpoints in {folder.checkpoints} are good. "
                     "Lower the learning rate, or look at the rewards of this step"
                 )
-            metrics["signal"] = signal(batch)
             feedback = {**metrics, "updates": feedback.get("updates", 0.0) + 1}
+            metrics["signal"] = signal(batch)
             # What was scored is written down, not what a method's transform made of it, nor rows that fill up.
             if (rows := len(scored.texts)) < batch.tokens.shape[0]:
                 batch = map_rows(lambda x, rows=rows: x[:rows], batch)
@@ -230,6 +230,11 @@ def _run(
                 stop_if(interrupted())
             if done == config.steps or (config.checkpoint_every and done % config.checkpoint_every == 0):
                 with clock("checkpoint"):
+                    if name := not_finite_in({"parameters": state.params, "moments": state.optimizer}):
+                        raise NotFiniteError(
+                            f"step {done}: {name} is not finite; nothing of step {done} is saved, and the checkpoints "
+                            f"in {folder.checkpoints} are good"
+                        )
                     writer.flush()  # what is logged of these steps must not be lost once they are not taken again
                     meta = {"prompts": stream.state(), "counts": counts, "feedback": feedback}
                     meta |= {"seconds": clock.seconds, "logs": folder.logs(), "summary": summary, **record}

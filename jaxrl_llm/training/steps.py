@@ -65,7 +65,7 @@ def plan_steps(
     if not all(known(getattr(batch, name)) for name in Rows._fields):
         raise InputError("steps are planned on the host, which cannot read this batch: plan them outside of jit")
     if mesh is not None and not isinstance(mesh, Mesh):
-        raise InputError(f"mesh is {shown(mesh)}, but must be a jax.sharding.Mesh")
+        raise InputError(f"mesh is {type(mesh).__name__} {shown(mesh)}, but must be a jax.sharding.Mesh")
     here = Rows(*(np.asarray(getattr(batch, name)) for name in Rows._fields))
     N, parts = len(here.group), minibatches * micro_batches
     if N % parts:

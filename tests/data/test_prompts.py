@@ -112,7 +112,7 @@ def test_bad_options(tmp_path: Path, options: dict, message: str) -> None:
         ("a.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), "a.jsonl is not JSON: it is UTF-16 text: save it as UTF-8"),
         ("a.jsonl", '{"prompt": "a"}\n'.encode("utf-16-le"), "it has NUL bytes"),
         ("a.jsonl", b'{"prompt": "a\0b"}\n', "it has NUL bytes"),
-        ("a.jsonl", gzip.compress(b'{"prompt": "a"}\n'), "it is a gzip file: unpack it first"),
+        ("a.jsonl", gzip.compress(b'{"prompt": "a"}\n', mtime=0), "it is a gzip file: unpack it first"),
         ("a.jsonl", b"PAR1 and so on", "it is a Parquet file: name it .parquet"),
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', "line 2: half of a surrogate pair"),
         ("a.jsonl", b'{"prompt": "a", "b": {"\\uDC00": 1}}\n', "line 1: half of a surrogate pair"),
