@@ -228,7 +228,11 @@ def test_the_reference_is_the_frozen_weights_and_not_a_copy(tmp_path: Path) -> N
         f"{name}_lora_{end}" for name in ("query", "down") for end in ("in", "out")
     }
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
-    plain, whole, _ = set_up(dataclasses.replace(config_of(tmp_path), lora_rank=0, output=str(tmp_path / "other")))
+    plain, whole, _ = set_up(
+        dataclasses.replace(
+            config_of(tmp_path), lora_rank=0, lora_alpha=TrainConfig.lora_alpha, output=str(tmp_path / "other")
+        )
+    )
     assert plain.frozen is None
     assert plain.reference is not None
     ours = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(whole.params)}
@@ -261,12 +265,12 @@ def test_a_critic_learns_beside_the_adapters(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"lora_rank": -1}, "lora_rank is -1, but must be at least 0"),
-        ({"lora_rank": 4, "lora_alpha": 0.0}, "lora_alpha is 0.0, but must be above 0"),
-        ({"lora_rank": 4, "lora_targets": ("quer",)}, "unknown LoRA target 'quer': did you mean 'query'"),
+        ({"lora_rank": 4, "lora_alpha": 0.0}, "lora_alpha is 0.0, but must be at least 1e-30"),
+        ({"lora_rank": 4, "lora_targets": ("quer",)}, "unknown entry of lora_targets 'quer': did you mean 'query'"),
         ({"lora_targets": ("query",)}, "lora_targets are given, but lora_rank is 0"),
         ({"lora_rank": 4, "reference_memory": "host"}, "the reference is the model's own weights"),
         ({"reference_memory": "disk"}, "unknown reference_memory 'disk'"),
-        ({"optimizer": OptimizerConfig(moments="int8")}, "unknown kind of moments 'int8'"),  # type: ignore[arg-type]
+        ({"optimizer": OptimizerConfig(moments="int8")}, "unknown optimizer.moments 'int8'"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -279,4 +283,4 @@ def test_the_command_line_has_the_settings(tmp_path: Path, capsys: pytest.Captur
     assert main(["train", *runs.as_arguments(config), "--optimizer.moments", "factored"]) == 2
     assert "nowhere/at/all" in capsys.readouterr().err, "all settings were taken, and the model is looked for"
     assert main(["train", "--lora-rank", "2", "--lora-targets", "kwery"]) == 2
-    assert "unknown LoRA target 'kwery'" in capsys.readouterr().err
+    assert "invalid choice 'kwery' for argument '--lora-targets'" in capsys.readouterr().err
