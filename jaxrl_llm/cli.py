@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import inspect
 import json
 import logging
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, InputErrors, gather, require, unknown
+from jaxrl_llm.interrupts import interruptible, stop_if
 from jaxrl_llm.options import check_output_file, check_temperature, flag, parse, parse_config, positional, take
 from jaxrl_llm.streams import Lasting, let_go
 from jaxrl_llm.training.changes import ACCEPT
@@ -40,9 +42,10 @@ def train_command(arguments: list[str]) -> int:
             "--traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
-    with read_inputs(config, resume=given is not None) as inputs:
+    with interruptible() as interrupted, read_inputs(config, resume=given is not None) as inputs:
         from jaxrl_llm.training.loop import train  # here: JAX takes seconds that an error in the inputs need not wait
 
+        stop_if(interrupted())
         summary = train(config, resume=given is not None, inputs=inputs, accept_changed_inputs=accept)
     _say(f"report: {Path(config.output) / 'report.html'}")
     return 0 if summary["learned"] else 1
@@ -314,8 +317,9 @@ def _complain(text: str) -> None:
 
 
 def _unraisable(report: Any) -> None:
-    """Print what cannot be raised, but for echoes of writes that failed: their own error was raised and is enough."""
-    if not (isinstance(report.exc_value, RuntimeError) and "Event loop is closed" in str(report.exc_value)):
+    """Print what cannot be raised, but for echoes of reads and writes that failed: their own error was raised."""
+    closed = isinstance(report.exc_value, RuntimeError) and "Event loop is closed" in str(report.exc_value)
+    if not closed and not inspect.iscoroutine(report.object):
         sys.__unraisablehook__(report)
 
 

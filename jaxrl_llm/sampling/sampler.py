@@ -106,7 +106,7 @@ def sample(
     requests, settings, cut = asked
     truncating = settings.filters is not None
     found: dict[int, Completion] = {}
-    stats = Stats() if stats is None else stats
+    told, stats = stats is not None, Stats() if stats is None else stats
     completions = stream(
         policy, take_weights(policy, params, mesh), requests, settings, slots=slots, cache_dtype=cache_dtype,
         cut=cut, chunk=CHUNK if stop else LONG_CHUNK, policy_step=policy_step, stats=stats,
@@ -120,7 +120,8 @@ def sample(
     if stats.interrupted:
         if not found:
             raise KeyboardInterrupt
-        logger.warning("interrupted: %d of %d completions are finished", len(found), len(requests))
+        if not told:  # who gave `stats` finds it there
+            logger.warning("interrupted: %d of %d completions are finished", len(found), len(requests))
     rows = [found[index] for index in sorted(found)]
     return assemble(
         requests, rows, [row.index // group_size for row in rows], temperature or 1.0, truncating, policy_step

@@ -127,9 +127,11 @@ def _run(
         clock.seconds |= {"load": clock.seconds["load"] + restored.meta["seconds"].pop("load", 0.0)}
         clock.seconds |= restored.meta["seconds"]
         counts = restored.meta["counts"]
-    summary: dict[str, Any] = dict(restored.meta.get("summary", {})) if restored else {}
+    summary: dict[str, Any] = {}
     if resume:
-        summary |= folder.read_summary()
+        summary = folder.read_summary()
+        if restored:  # the file may tell of later steps
+            summary = restored.meta.get("summary", summary)
         wrong = folder.check_logs(first, config.checkpoint_every, restored.meta.get("logs", {}) if restored else {})
         if wrong and not accept_changed_inputs:
             raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} goes on all the same")
@@ -243,6 +245,7 @@ def _run(
                 stop_if(interrupted())
         if held_out is not None:
             test("eval_after", config.steps, join(parts.frozen, state.params))
+            stop_if(interrupted())
             progress.say(f"after training: {describe(summary['eval_after'])}")
         with clock("checkpoint"):
             checkpoints.wait()
