@@ -301,7 +301,7 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
-def _one_line(text: str, most: int = 600) -> str:
+def _one_line(text: str, most: int = 560) -> str:
     """A message on one line; of one that repeats a name of thousands of letters, the beginning and the end."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 250]} ... {text[-240:]}"

@@ -34,6 +34,8 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
     lines = [line for line in lines if line["step"] == step and line["tokens"]]
     if not lines:
         raise InputError(f"no training completions to compare on: those of step {step} in {path} have no tokens")
+    if all(line.get("reward") is None for line in lines):
+        raise InputError(f"no training completions to compare on: those of step {step} in {path} have no rewards")
     texts = [line["tokens"] for line in lines]
     N, L = len(lines), max(map(len, texts))
     action = np.arange(L) < np.asarray([len(text) for text in texts])[:, None]

@@ -81,13 +81,13 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
 
     Found by trying: such a method gives no token of four lone samples with different rewards a gradient.
     """
-    of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
-    for name, value in of_sets.items():
-        if isinstance(value, int) and value > config.group_size:
-            raise InputError(
-                f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
-            )
     if config.group_size > 1:
+        of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
+        for name, value in of_sets.items():
+            if isinstance(value, int) and value > config.group_size:
+                raise InputError(
+                    f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
+                )
         return
     action, rows = jnp.ones((4, 3), bool), jnp.arange(4, dtype=jnp.int32)
     logp, zeros = -0.1 * (1 + jnp.arange(12.0).reshape(4, 3)), jnp.zeros((4, 3), jnp.int32)

@@ -68,7 +68,7 @@ def test_feedback_and_a_critic_survive_a_restart(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     for name in ("r2vpo", "ppo"):
         (tmp_path / name).mkdir()
-        config = config_of(tmp_path / name, name, steps=3)
+        config = config_of(tmp_path / name, name, steps=3, keep_checkpoints=3)
         runs.train(config)
         whole, cut = Path(config.output), tmp_path / f"{name}-cut"
         shutil.copytree(whole, cut)
