@@ -25,7 +25,7 @@ def batch_of(mask: Any = MASK, reward: Any = REWARD, behaviour: Any = OLD, group
     mask = np.asarray(mask, bool)
     N, L = mask.shape
     group = np.zeros(N, np.int32) if group is None else np.asarray(group, np.int32)
-    given = {"old_logp": behaviour, **fields}
+    given = {"old_logp": np.asarray(behaviour), **fields}
     as_jax = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if np.asarray(x).dtype.kind == "f" else None), given)
     # Tokens that tell rows apart, as those of real completions do.
     tokens = np.arange(N * L).reshape(N, L) * 7 % 97

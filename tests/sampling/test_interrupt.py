@@ -70,17 +70,29 @@ def test_finished_rows_come_back(after: int, model: Any, whole: Any, caplog: Any
         if len(ended) == after:
             signal.raise_signal(signal.SIGINT)
 
-    stats = Stats()
     with caplog.at_level(logging.WARNING, "jaxrl_llm.sampling"):
-        found = draw(model, on_completion=on_completion, stats=stats)
+        found = draw(model, on_completion=on_completion)
     assert after <= len(ended) < after + 2
-    assert stats.interrupted
     assert f"interrupted: {len(ended)} of 6 completions" in caplog.text
     rows = sorted(ended)
     assert completion_ids(found) == [whole[row] for row in rows]
     assert found.group.tolist() == [row // 2 for row in rows]
     assert found.prompt_id.tolist() == [NAMES[row // 2] for row in rows]
     assert found.tokens.shape[0] == len(rows)
+
+
+def test_a_caller_with_stats_reads_it_there(model: Any, caplog: Any) -> None:
+    def on_completion(completion: Completion) -> None:
+        if not ended:
+            signal.raise_signal(signal.SIGINT)
+        ended.append(completion.index)
+
+    stats = Stats()
+    ended: list[int] = []
+    with caplog.at_level(logging.WARNING, "jaxrl_llm.sampling"):
+        draw(model, on_completion=on_completion, stats=stats)
+    assert stats.interrupted
+    assert not caplog.text
 
 
 def test_rows_that_ended_out_of_order(model: Any, whole: Any) -> None:
