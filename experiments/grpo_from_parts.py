@@ -5,12 +5,13 @@ import numpy as np
 
 from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.data import PromptStream, encode_prompt, load_prompts, without
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.update import init_state, prepare, update
 from jaxrl_llm.rewards import get_reward
-from jaxrl_llm.training.evaluate import evaluate
-from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.rollout import PromptSet, score_batch
-from jaxrl_llm.training.steps import plan_steps
-from jaxrl_llm.training.update import init_state, prepare, update
+from jaxrl_llm.rewards.scoring import score_batch
+from jaxrl_llm.runs.evaluate import evaluate
 
 
 def main(model="smollm2-135m", steps=16, prompts_per_step=8, group_size=16, eval_size=256, seed=0):

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.environments.jax_tasks import TASKS, Task, get_task
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
+from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, Settings, evaluate, make_train, warm_start
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.training.in_jax import LABORATORY, QUICK_COMPILE, Settings, evaluate, make_train, warm_start
 
 # Supervised steps after which the policy earns a part of the reward, but far from all.
 WARM_STEPS = {"addition": 120, "sequence_lock": 20}

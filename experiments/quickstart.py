@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
-from jaxrl_llm.training.loop import train
-from jaxrl_llm.training.record import describe
+from jaxrl_llm.runs.config import OptimizerConfig, TrainConfig
+from jaxrl_llm.runs.loop import train
+from jaxrl_llm.runs.record import describe
 
 
 def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:

@@ -1,7 +1,7 @@
 """Reinforcement learning of language models as an algebra of pure JAX functions.
 
 The two pytrees that travel are in `trajectory`, the glue in `transform`; read these first. What a script needs is
-`load_policy`, `sample`, `algorithms.get` and `training.update`; see the README.
+`load_policy`, `sample`, `algorithms.get` and `learner.update`; see the README.
 
 Names are imported when they are first used, so that commands and reward processes that need no JAX start at once.
 """

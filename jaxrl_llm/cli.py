@@ -18,14 +18,14 @@ from typing import Annotated, Any
 from jaxrl_llm.errors import InputError, InputErrors, gather, require, unknown
 from jaxrl_llm.interrupts import interruptible, stop_if
 from jaxrl_llm.options import check_output_file, check_temperature, flag, parse, parse_config, positional, take
+from jaxrl_llm.runs.changes import ACCEPT
 from jaxrl_llm.streams import Lasting, let_go
-from jaxrl_llm.training.changes import ACCEPT
 
 
 def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
-    from jaxrl_llm.training.inputs import read_inputs
-    from jaxrl_llm.training.run_folder import RunFolder
+    from jaxrl_llm.runs.inputs import read_inputs
+    from jaxrl_llm.runs.run_folder import RunFolder
 
     given, arguments = take(arguments, "--resume")
     accept, arguments = flag(arguments, ACCEPT)
@@ -43,7 +43,7 @@ def train_command(arguments: list[str]) -> int:
         )
         config = parse_config(arguments, described)
     with interruptible() as interrupted, read_inputs(config, resume=given is not None) as inputs:
-        from jaxrl_llm.training.loop import train  # here: JAX takes seconds that an error in the inputs need not wait
+        from jaxrl_llm.runs.loop import train  # here: JAX takes seconds that an error in the inputs need not wait
 
         stop_if(interrupted())
         summary = train(config, resume=given is not None, inputs=inputs, accept_changed_inputs=accept)
@@ -83,8 +83,8 @@ def eval_command(arguments: list[str]) -> int:
     )
     from jaxrl_llm.data.digest import rows_digest
     from jaxrl_llm.rewards import digest
-    from jaxrl_llm.training.inputs import evaluation_inputs
-    from jaxrl_llm.training.run_folder import run_config
+    from jaxrl_llm.runs.inputs import evaluation_inputs
+    from jaxrl_llm.runs.run_folder import run_config
 
     changes: dict[str, Any] = {}
     if args.max_new_tokens is not None:
@@ -94,10 +94,10 @@ def eval_command(arguments: list[str]) -> int:
     config = dataclasses.replace(run_config(args.model), **changes)
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
-        from jaxrl_llm.training.evaluate import evaluate
-        from jaxrl_llm.training.load_run import load_run
-        from jaxrl_llm.training.record import describe
-        from jaxrl_llm.training.rollout import encode_for
+        from jaxrl_llm.runs.evaluate import evaluate
+        from jaxrl_llm.runs.inputs import encode_for
+        from jaxrl_llm.runs.load_run import load_run
+        from jaxrl_llm.runs.record import describe
 
         # What the run was given counts where nothing else is given here.
         own = {} if args.rewards else {f"the reward {reward.name}": digest(reward) for reward in rewards}
@@ -163,10 +163,10 @@ def sample_command(arguments: list[str]) -> int:
     )
     import jax
 
+    from jaxrl_llm.runs.load_run import load_run
     from jaxrl_llm.sampling.live import describe, write_completions
     from jaxrl_llm.sampling.requests import Stats
     from jaxrl_llm.sampling.sampler import requests_of
-    from jaxrl_llm.training.load_run import load_run
 
     figures = Stats()
     try:
@@ -228,12 +228,12 @@ def export_command(arguments: list[str]) -> int:
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl export", export_command.__doc__)
     from jaxrl_llm.models.folders import check_output
-    from jaxrl_llm.training.run_folder import run_config
+    from jaxrl_llm.runs.run_folder import run_config
 
     read = (args.model, run_config(args.model).model)
     check_output(args.folder, args.overwrite, read)
     from jaxrl_llm.models import save_policy  # here: JAX takes seconds
-    from jaxrl_llm.training.load_run import load_run
+    from jaxrl_llm.runs.load_run import load_run
 
     _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
     _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite)))
@@ -324,7 +324,7 @@ def _unraisable(report: Any) -> None:
 
 
 def _one_run(arguments: list[str], usage: str, description: str | None) -> Path | None:
-    from jaxrl_llm.training.run_folder import RunFolder
+    from jaxrl_llm.runs.run_folder import RunFolder
 
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: {usage}\n\n{description}")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError, nearest, need, require, shown, unknown
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.signatures import hyperparameters
-from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.optimizer_config import OptimizerConfig
 
 
 def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:

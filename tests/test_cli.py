@@ -27,13 +27,13 @@ import tiny_runs as runs
 from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.cli import COMMANDS, main
+from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.options import parse_config
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
 from jaxrl_llm.sampling import completion_texts, live
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Stats
 from jaxrl_llm.sampling.sampler import requests_of
-from jaxrl_llm.training import loop
-from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
-from jaxrl_llm.training.optimizer import OptimizerConfig
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int = 0) -> str:

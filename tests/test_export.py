@@ -49,7 +49,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("jaxrl_llm.training.load_run.load_run", load)
+    monkeypatch.setattr("jaxrl_llm.runs.load_run.load_run", load)
 
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])

@@ -19,7 +19,7 @@ sys.meta_path.insert(0, Missing())
 import jax
 jax.config.update("jax_platforms", "cpu")
 import jaxrl_llm, jaxrl_kernels
-import jaxrl_llm.training.loop, jaxrl_llm.training.update, jaxrl_llm.data, jaxrl_llm.rewards, jaxrl_llm.reporting
+import jaxrl_llm.runs.loop, jaxrl_llm.learner.update, jaxrl_llm.data, jaxrl_llm.rewards, jaxrl_llm.reporting
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
 config = ModelConfig(

@@ -27,7 +27,7 @@ def test_an_unknown_method_has_a_nearest_name() -> None:
 def test_options_and_inputs_import_no_jax() -> None:
     """So that what is wrong with a command is said in a moment."""
     program = (
-        "import sys, jaxrl_llm.options, jaxrl_llm.training.config, jaxrl_llm.data, jaxrl_llm.rewards; "
+        "import sys, jaxrl_llm.options, jaxrl_llm.runs.config, jaxrl_llm.data, jaxrl_llm.rewards; "
         "jaxrl_llm.options.parse_config(['--algorithm', 'dapo', '--algorithm.clip-high', '0.3']); "
         "assert not {'jax', 'flax', 'optax', 'transformers'} & set(sys.modules)"
     )

@@ -19,8 +19,8 @@ from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.update import init_state, update
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.update import init_state, update
 from jaxrl_llm.trajectory import Trajectories
 
 chips = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices

@@ -29,11 +29,13 @@ class Tools:
 
         import jaxrl_llm
         from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
-        from jaxrl_llm.environments import jax_tasks
+        from jaxrl_llm.in_jax import tasks
+        from jaxrl_llm.in_jax import train as in_jax
+        from jaxrl_llm.learner import optimizer, provide, steps, update
         from jaxrl_llm.reporting import shading, statistics
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
-        from jaxrl_llm.sampling.partial import Partial
-        from jaxrl_llm.training import config, in_jax, optimizer, provide, steps, update
+        from jaxrl_llm.rollouts.partial import Partial
+        from jaxrl_llm.runs import config
 
         return {
             **{name: getattr(jaxrl_llm, name) for name in jaxrl_llm.__all__},
@@ -41,7 +43,7 @@ class Tools:
             **{name: getattr(advantages, name) for name in advantages.__all__},
             **{name: getattr(data, name) for name in data.__all__},
             **{name: getattr(update, name) for name in ("TrainState", "init_state", "prepare", "update")},
-            **{name: getattr(jax_tasks, name) for name in ("addition", "get_task")},
+            **{name: getattr(tasks, name) for name in ("addition", "get_task")},
             "Algorithm": algorithms.Algorithm,
             "Lab": in_jax.Settings,
             "OptimizerConfig": optimizer.OptimizerConfig,

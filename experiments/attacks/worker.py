@@ -125,7 +125,7 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
-    from jaxrl_llm.training import loop, setup
+    from jaxrl_llm.runs import loop, setup
 
     for name in ("make_algorithm", "make_optimizer"):
         setattr(setup, name, remembered(getattr(setup, name)))

@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import load_policy
+from jaxrl_llm.learner.steps import plan_steps, take
+from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
-from jaxrl_llm.training.steps import plan_steps, take
-from jaxrl_llm.training.update import gradient
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.transform import Objective
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.update import init_state, prepare, update
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.reporting.credit import stand_in
-from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.update import init_state, prepare, update
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 

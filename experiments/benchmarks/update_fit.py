@@ -24,11 +24,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import fully_sharded, make_mesh
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.update import init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, lora
 from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.update import init_state, update
 from jaxrl_llm.trajectory import Trajectories
 
 GROUP, PROMPT, COMPLETION, GIB = 16, 1024, 1024, 2**30

@@ -23,14 +23,14 @@ from update_worker import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, questions, 
 from jaxrl_llm import heap
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.compilation import compiles, count_compiles
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.provide import outputs_of
+from jaxrl_llm.learner.steps import Steps, plan_steps
+from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models import Policy, lora
 from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.sampling import completion_ids, completion_texts, sample
-from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.provide import outputs_of
-from jaxrl_llm.training.steps import Steps, plan_steps
-from jaxrl_llm.training.update import TrainState, init_state, prepare, update
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective
 

@@ -14,7 +14,7 @@ from jaxrl_llm.trajectory import Trajectories, in_words
 from jaxrl_llm.transform import Objective, Transform, expect
 
 if TYPE_CHECKING:
-    from jaxrl_llm.sampling.partial import Partial
+    from jaxrl_llm.rollouts.partial import Partial
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Algorithm:
         if self.curriculum is not None:
             expect("an algorithm's curriculum", self.curriculum, Resample)
         if self.strategy is not None:
-            from jaxrl_llm.sampling.partial import Partial
+            from jaxrl_llm.rollouts.partial import Partial
 
             expect("an algorithm's strategy", self.strategy, Partial)
 

@@ -15,7 +15,7 @@ from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
 from jaxrl_llm.objectives.penalties import likelihood_preserving, right_answers
-from jaxrl_llm.sampling.partial import Partial
+from jaxrl_llm.rollouts.partial import Partial
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain, stateless
 

@@ -48,7 +48,7 @@ def policy_outputs(
     They are of the distribution that was sampled from: at the trajectories' temperature, and of the truncated support
     where top-k, top-p or min-p were on. Differentiable with respect to params.
 
-    With a packing (`training.steps` makes them) what several rows share goes through the model once, forward and
+    With a packing (`learner.steps` makes them) what several rows share goes through the model once, forward and
     backward, short rows lie side by side, and the vocabulary is only looked at for actions. With a layout (static) each
     group's prompt goes through once, and the vocabulary is looked at from the first action on. Without either, every
     row goes through as it is. The results are the same.

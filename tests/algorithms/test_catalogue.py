@@ -20,8 +20,8 @@ from jaxrl_llm.algorithms.needs import NEEDS, value_of
 from jaxrl_llm.algorithms.ranges import RANGES
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.options import parse_config
-from jaxrl_llm.training.config import TrainConfig, from_dict, to_dict
-from jaxrl_llm.training.setup import make_algorithm
+from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
+from jaxrl_llm.runs.setup import make_algorithm
 
 FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in where they are None
 BEYOND = {"least": -0.5, "most": 0.5, "above": 0.0}

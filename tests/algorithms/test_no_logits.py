@@ -12,12 +12,12 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.reporting.credit import stand_in
-from jaxrl_llm.training.provide import provide
-from jaxrl_llm.training.steps import plan_steps
-from jaxrl_llm.training.update import gradient
 from jaxrl_llm.trajectory import Trajectories
 
 N, L, V, D = 8, 64, 30_000, 8

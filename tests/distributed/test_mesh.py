@@ -25,8 +25,8 @@ from jaxrl_llm import load_policy
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.distributed import data_mesh, replicate, shard_rows
 from jaxrl_llm.models.packing import Layout
-from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.update import init_state, prepare, update
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.update import init_state, prepare, update
 from jaxrl_llm.trajectory import Trajectories
 
 policy, params, _ = load_policy("{tiny}", remat=False)  # compiles faster
@@ -50,8 +50,8 @@ optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, epsilon=1e-4), 2)
 SHARDED = """
 import dataclasses
 from jaxrl_llm.distributed import fully_sharded, make_mesh, shard_params
-from jaxrl_llm.training.provide import outputs_of
-from jaxrl_llm.training.steps import plan_steps
+from jaxrl_llm.learner.provide import outputs_of
+from jaxrl_llm.learner.steps import plan_steps
 
 assert len(jax.devices()) == 4
 alone, rows_only, both = data_mesh(jax.devices()[:1]), data_mesh(), make_mesh(2, 2)

@@ -1,1 +1,0 @@
-"""Environments: where prompts come from and what answers are worth."""

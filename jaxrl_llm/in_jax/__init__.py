@@ -1,0 +1,1 @@
+"""Whole runs in JAX: tasks, rollouts and training as one pure function."""

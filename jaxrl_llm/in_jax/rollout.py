@@ -1,0 +1,101 @@
+"""Sampling inside a compiled program: prompts of a task, completions of a policy, and what they are worth.
+
+N rows, P prompt tokens, T completion tokens, L = P + T.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.models import decoder
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.trajectory import Trajectories
+
+Array = jax.Array
+
+
+class Rollout(NamedTuple):
+    """Completions of N prompts."""
+
+    tokens: Array  # int32[N, T], the end token from the end on
+    mask: Array  # bool[N, T] true up to the end, it included
+    logp: Array  # f32[N, T]
+    entropy: Array  # f32[N, T]
+
+
+def roll_out(
+    policy: Policy, params: Params, task: Task, prompts: Array, key: Array, group_size: int = 1, greedy: bool = False
+) -> Rollout:
+    """Continue each of the prompts int32[n, P] `group_size` times, each a row; rows of a prompt stand together.
+
+    The prompt goes through the model token by token too: a decoder is then compiled once. Always draws T tokens: what
+    comes after a row's end is masked.
+    """
+    P, T = task.prompt_length, task.completion_length
+    prompts = jnp.repeat(prompts, group_size, axis=0)
+    N = prompts.shape[0]
+    cache = decoder.empty_cache(policy.config, N, P + T - 1, policy.dtype, isinstance(params["layers"], dict))
+
+    def advance(carry: tuple[Any, Array, Array], at: tuple[Array, Array, Array]) -> tuple[Any, Rollout]:
+        cache, newest, done = carry
+        place, given, key = at
+        hidden, cache = policy.forward(
+            params, newest[:, None], jnp.full((N, 1), place), jnp.ones((N, 1), jnp.int32), cache
+        )
+        logits = jax.nn.log_softmax(policy.logits_of(params, hidden[:, 0]))
+        chosen = jnp.argmax(logits if greedy else logits + jax.random.gumbel(key, logits.shape), axis=-1)
+        token = jnp.where(done, task.end, chosen).astype(jnp.int32)
+        logp = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        entropy = -jnp.sum(jnp.exp(logits) * logits, axis=-1)
+        drawn = Rollout(token, ~done, jnp.where(done, 0.0, logp), jnp.where(done, 0.0, entropy))
+        in_prompt = place < P - 1
+        done = jnp.where(in_prompt, False, done | (token == task.end))
+        return (cache, jnp.where(in_prompt, given, token), done), drawn
+
+    following = jnp.pad(prompts[:, 1:], ((0, 0), (0, T))).T  # int32[P + T - 1, N]
+    steps = (jnp.arange(P + T - 1), following, jax.random.split(key, P + T - 1))
+    _, drawn = jax.lax.scan(advance, (cache, prompts[:, 0], jnp.zeros(N, bool)), steps)
+    return jax.tree.map(lambda x: x[P - 1 :].T, drawn)
+
+
+def sample_batch(
+    policy: Policy, params: Params, task: Task, key: Array, step: Array | int, prompts: int, group_size: int
+) -> tuple[Trajectories, Array]:
+    """A scored batch: `group_size` completions of each of so many fresh prompts; and those prompts, int32[n, P]."""
+    for_prompts, for_tokens = jax.random.split(key)
+    shown = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
+    drawn = roll_out(policy, params, task, shown, for_tokens, group_size)
+    repeated, P = jnp.repeat(shown, group_size, axis=0), task.prompt_length
+    components, reward = jax.vmap(task.score)(repeated, drawn.tokens)
+
+    def beside(x: Array) -> Array:
+        """[N, T] -> [N, L]"""
+        return jnp.pad(x, ((0, 0), (P, 0)))
+
+    actions = beside(drawn.mask)
+    batch = Trajectories(
+        tokens=jnp.concatenate([repeated, drawn.tokens], axis=1),
+        token_mask=actions | (jnp.arange(actions.shape[1]) < P),
+        action_mask=actions,
+        behaviour_logp=beside(drawn.logp),
+        policy_step=jnp.full(actions.shape, step, jnp.int32),
+        turn=jnp.where(actions, 0, -1).astype(jnp.int32),
+        group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
+        prompt_id=jax.vmap(task.number)(repeated).astype(jnp.int32),
+        truncated=jnp.all(drawn.mask, axis=1) & (drawn.tokens[:, -1] != task.end),
+        temperature=jnp.ones(repeated.shape[0]),
+        rewards=components,
+        reward=reward,
+        entropy=beside(drawn.entropy),
+    )
+    return batch, shown
+
+
+def greedy_reward(policy: Policy, params: Params, task: Task, prompts: Array) -> Array:
+    """f32[n]: the reward of the most probable completion (token by token) of each prompt."""
+    drawn = roll_out(policy, params, task, prompts, jax.random.key(0), greedy=True)
+    return jax.vmap(task.score)(prompts, drawn.tokens)[1]

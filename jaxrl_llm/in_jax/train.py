@@ -1,0 +1,269 @@
+"""The laboratory: a whole run as one pure function, from a key and hyper-parameters to rewards.
+
+Prompts, sampling, rewards, advantages and gradient steps are all compiled, so runs `vmap` over seeds and numbers:
+
+    train = make_train(addition(), "grpo", Settings(iterations=100))
+    keys = jax.random.split(jax.random.key(0), 8)
+    runs = jax.jit(jax.vmap(train, (0, None, None)))(keys, {"learning_rate": jnp.float32(1e-3)}, start)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm.algorithms import Algorithm, constructor, with_facts
+from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
+from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.learner.update import TrainState, init_state, update
+from jaxrl_llm.models import decoder
+from jaxrl_llm.models.check import check_key, check_params
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.models.policy import Params, Policy, init_params, positions_of
+from jaxrl_llm.trajectory import in_words
+from jaxrl_llm.transform import Metrics, expect
+
+Array = jax.Array
+# A run is many small operations: what the compiler's costly passes save is less than the time that they take.
+QUICK_COMPILE = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
+# Hyper-parameters that cannot have their defaults here: the decoder has few layers, and right answers are as long as
+# completions may be, which methods that punish length would read as too long.
+LABORATORY: dict[str, dict[str, Any]] = {"bupo": {"layer": 1}, "fapo": {"max_length": 8}, "hbpo": {"max_length": 8}}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What shapes a run; other numbers need another compilation."""
+
+    iterations: int = 100
+    """Batches, each sampled by the newest policy."""
+    prompts: int = 16
+    """Prompts of a batch."""
+    group_size: int = 8
+    """Completions of each prompt."""
+    epochs: int = 1
+    """Passes over a batch."""
+    minibatches: int = 1
+    """Gradient steps of a pass; whole groups each."""
+    learning_rate: float = 1e-3
+    """Of Adam, where the hyper-parameters of a run do not say otherwise."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm."""
+    hidden: int = 32
+    """Width of the decoder; its inner width is twice that."""
+    layers: int = 2
+    """Layers of the decoder."""
+    heads: int = 2
+    """Attention heads."""
+    exact: bool = True
+    """Under `vmap` runs take turns, and are bit by bit what they are alone. False computes them side by side: sums
+    then round otherwise, sampled tokens change after some iterations, and only statistics agree."""
+
+
+class Run(NamedTuple):
+    """The outcome of a run."""
+
+    params: Params
+    metrics: Metrics  # f32[iterations]; "reward" is of completions sampled before the iteration's update
+
+
+class Carry(NamedTuple):
+    """What goes from iteration to iteration."""
+
+    train: TrainState
+    memory: Any  # of the algorithm's transform
+    feedback: Metrics | None
+
+
+def make_policy(task: Task, settings: Settings) -> Policy:
+    """A small decoder for a task."""
+    head_dim = settings.hidden // settings.heads
+    config = ModelConfig(
+        family="llama",
+        vocab_size=task.vocabulary,
+        hidden_size=settings.hidden,
+        intermediate_size=2 * settings.hidden,
+        num_layers=settings.layers,
+        num_heads=settings.heads,
+        num_kv_heads=settings.heads,
+        head_dim=head_dim,
+        norm_epsilon=1e-6,
+        tie_embeddings=False,
+        rope_of_layer=(0,) * settings.layers,
+        window_of_layer=(0,) * settings.layers,
+        query_scale=head_dim**-0.5,
+    )
+    return Policy(config, remat=False)
+
+
+def fresh_params(key: Array, task: Task, settings: Settings) -> Params:
+    """Random parameters, one dict a layer."""
+    return decoder.unstack(init_params(key, make_policy(task, settings).config, scale=settings.hidden**-0.5))
+
+
+def build(make: Callable[..., Algorithm], settings: Settings, task: Task, given: dict[str, Any]) -> Algorithm:
+    """The algorithm with its hyper-parameters, facts of the run filled in. InputError for an unknown name."""
+    known = inspect.signature(make).parameters
+    for name in given.keys() - known.keys() - {"learning_rate"}:
+        raise unknown("hyper-parameter", name, known)
+    own = {name: value for name, value in given.items() if name in known}
+    return make(
+        **with_facts(
+            make, own, max_length=task.completion_length, total_steps=settings.iterations,
+            learning_rate=given.get("learning_rate", settings.learning_rate),
+        )
+    )  # fmt: skip
+
+
+def _check_settings(settings: Settings) -> None:
+    """InputError for a number that is not whole, out of its range, or does not fit another."""
+    if not isinstance(settings, Settings):
+        raise InputError(f"settings must be in_jax.train.Settings, but is {in_words(settings)}")
+    for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
+        check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
+    check_number("learning_rate", settings.learning_rate, least=0)
+    check_number("max_grad_norm", settings.max_grad_norm, above=0)
+    if settings.prompts % settings.minibatches:
+        raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")
+    if settings.hidden % (2 * settings.heads):
+        wanted = f"a multiple of twice the {settings.heads} heads"
+        raise InputError(f"hidden is {settings.hidden}, but must be {wanted}, each of an even width")
+
+
+def make_train(
+    task: Task, algorithm: str | Callable[..., Algorithm], settings: Settings = Settings()
+) -> Callable[..., Run]:
+    """`train(key, hyperparameters={}, start=None) -> Run`: pure, to be jitted and vmapped.
+
+    algorithm: a method's name, or a function from hyper-parameters to an `Algorithm`. hyperparameters: numbers by name,
+    "learning_rate" among them; they may be traced. start: parameters to start from, also the reference policy; fresh
+    ones without. Groups without a learning signal are kept: there is no resampling (`Algorithm.curriculum`) here.
+    Raises InputError for another task, method or setting, and `train` for another key, number or start.
+    """
+    expect("task", task, Task)
+    _check_settings(settings)
+    if not callable(algorithm) and not isinstance(algorithm, str):
+        found = in_words(algorithm)
+        raise InputError(f"algorithm must be a method's name, or a function that makes an Algorithm, but is {found}")
+    make = constructor(algorithm) if isinstance(algorithm, str) else algorithm
+    # Rows stay with their group where there are minibatches; else sharing prompts costs more to compile than it saves.
+    shared = Layout(settings.group_size, task.prompt_length, task.completion_length)
+    layout = shared if settings.minibatches > 1 else None
+
+    def run(fixed: dict[str, Any], key: Array, traced: dict[str, Any], start: Params | None) -> Run:
+        given = {**fixed, **traced}
+        method = build(make, settings, task, given)
+        rate = given.get("learning_rate", settings.learning_rate)
+        optimizer = optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate))
+        for_params, for_steps = jax.random.split(key)
+        reference = fresh_params(for_params, task, settings) if start is None else start
+        policy, params = make_policy(task, settings), reference
+        if asks(method, "values"):
+            critic = Critic(kind="shared", heads=int(max(values_of(method.needs, "values"), default=1)))
+            policy = dataclasses.replace(policy, critic=critic)
+            params = init_critic(for_params, policy, params, critic)
+
+        def iterate(carry: Carry, at: tuple[Array, Array]) -> tuple[Carry, Metrics]:
+            step, key = at
+            for_batch, for_update = jax.random.split(key)
+            state, memory, feedback = carry
+            size = settings.prompts, settings.group_size
+            batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size)
+            if asks(method, "greedy_reward"):
+                value = greedy_reward(policy, state.params, task, prompts)
+                batch = batch.with_info(greedy_reward=jnp.repeat(value, settings.group_size))
+            # As the task gave them: a method's transform may make other rewards of them.
+            seen = {"reward": jnp.mean(batch.need("reward")), "length": jnp.mean(batch.lengths)}
+            seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}
+            batch = provide(policy, method.needs, state.params, reference, batch, layout).replace(feedback=feedback)
+            memory, batch = method.transform.apply(memory, batch)
+            state, metrics = update(
+                policy, method.objective, optimizer, state, batch, for_update, layout=layout,
+                epochs=settings.epochs, minibatches=settings.minibatches,
+            )  # fmt: skip
+            if feedback is not None:
+                feedback = {**metrics, "updates": feedback["updates"] + 1}
+            return Carry(state, memory, feedback), {**metrics, **seen}
+
+        carry = Carry(init_state(params, optimizer), method.transform.init(), None)
+        steps = (jnp.arange(settings.iterations), jax.random.split(for_steps, settings.iterations))
+        if asks(method, "feedback"):
+            # Which metrics there are is known by tracing an iteration that answers 0 for any.
+            anything: Metrics = defaultdict(lambda: jnp.float32(0), updates=jnp.float32(0))
+            first = jax.tree.map(lambda x: x[0], steps)
+            shapes = jax.eval_shape(partial(iterate, carry._replace(feedback=anything)), first)[0].feedback
+            carry = carry._replace(feedback=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+        carry, metrics = jax.lax.scan(iterate, carry, steps)
+        return Run(carry.train.params, metrics)
+
+    def train(key: Array, hyperparameters: dict[str, Any] | None = None, start: Params | None = None) -> Run:
+        check_key(key)
+        given = {} if hyperparameters is None else hyperparameters
+        if not isinstance(given, Mapping):
+            raise InputError(f"hyperparameters are {in_words(given)}, but must be numbers by name")
+        if "learning_rate" in given:
+            check_number("learning_rate", given["learning_rate"], least=0)
+        if start is not None:
+            check_params(make_policy(task, settings), start)
+        # Plain numbers and strings stay what they are: a method may leave out a term whose coefficient is 0.
+        traced = {name: value for name, value in given.items() if isinstance(value, Array)}
+        fixed = {name: value for name, value in given.items() if name not in traced}
+        one = partial(run, fixed)
+        return (jax.custom_batching.sequential_vmap(one) if settings.exact else one)(key, traced, start)
+
+    return train
+
+
+def asks(method: Algorithm, name: str) -> bool:
+    """Whether a method needs something of this name, whatever its value."""
+    return any(value_of(need)[0] == name for need in method.needs)
+
+
+def warm_start(key: Array, task: Task, settings: Settings, steps: int, learning_rate: float = 3e-3) -> Params:
+    """Fresh parameters after supervised steps on right answers, prompts * group_size of them each; compiled."""
+    policy, optimizer = make_policy(task, settings), optax.adam(learning_rate)
+
+    def loss(params: Params, key: Array) -> Array:
+        prompts = jax.vmap(task.sample)(jax.random.split(key, settings.prompts * settings.group_size))
+        answers = jax.vmap(task.answer)(prompts)
+        tokens = jnp.concatenate([prompts, answers[:, :-1]], axis=1)
+        real = jnp.ones_like(tokens)
+        hidden, _ = policy.forward(params, tokens, positions_of(real), real)
+        logits = policy.logits_of(params, hidden[:, task.prompt_length - 1 :])
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, answers))
+
+    def step(carry: tuple[Params, Any], key: Array) -> tuple[tuple[Params, Any], None]:
+        params, moments = carry
+        changes, moments = optimizer.update(jax.grad(loss)(params, key), moments)
+        return (optax.apply_updates(params, changes), moments), None
+
+    @partial(jax.jit, compiler_options=QUICK_COMPILE)
+    def run(key: Array) -> Params:
+        params = fresh_params(key, task, settings)
+        keys = jax.random.split(jax.random.fold_in(key, 1), steps)
+        return jax.lax.scan(step, (params, optimizer.init(params)), keys)[0][0]
+
+    return run(key)
+
+
+def evaluate(params: Params, task: Task, settings: Settings, key: Array, prompts: int = 1024) -> dict[str, Array]:
+    """f32[prompts] each: "reward" and its components of one sampled completion of each of fresh prompts; compiled."""
+    policy = make_policy(task, settings)
+    sample = partial(sample_batch, policy, task=task, step=0, prompts=prompts, group_size=1)
+    batch, _ = jax.jit(lambda params, key: sample(params, key=key), compiler_options=QUICK_COMPILE)(params, key)
+    return {"reward": batch.need("reward"), **(batch.rewards or {})}

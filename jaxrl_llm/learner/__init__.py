@@ -1,0 +1,1 @@
+"""The learner: what a method needs, packing, gradient steps, the optimiser."""

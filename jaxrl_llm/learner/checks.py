@@ -1,0 +1,133 @@
+"""Checks of what the functions of an update are given. Each raises InputError; none costs a compiled program anything.
+
+Types, shapes and dtypes are looked at on traced values too. Values are looked at where they are there: tokens, rows of
+planned steps, buffers that were given away.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.errors import InputError, require, shown, unknown
+from jaxrl_llm.models.check import check_params, check_policy
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.trajectory import Trajectories, check_batch
+
+
+def check_count(name: str, value: Any) -> None:
+    """A whole number of 1 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputError(f"{name} is {shown(value)}, but must be a whole number, at least 1")
+    require(name, int(value), least=1)
+
+
+def known(x: Any) -> bool:
+    """Whether an array's numbers can be read here: it is not traced, and all of it is on this process's devices."""
+    return isinstance(x, np.ndarray) or (
+        isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_fully_addressable
+    )
+
+
+def check_optimizer_kind(optimizer: Any) -> None:
+    """It is an optax optimiser."""
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise InputError(
+            f"the optimiser is {shown(optimizer)}, but must be an optax optimiser, such as make_optimizer(...) gives"
+        )
+
+
+def check_key(key: Any) -> None:
+    """It is a JAX random key."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
+    if not typed and not (dtype == jnp.uint32 and shape == (2,)):  # the second is a key as they were of old
+        raise InputError(f"key is {shown(key)}, but must be a random key: jax.random.key(0)")
+
+
+def check_alive(name: str, tree: Any, what_to_do: str) -> None:
+    """No array was donated, by which its memory went to something else."""
+    if any(isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
+           for x in jax.tree.leaves(tree)):  # fmt: skip
+        raise InputError(f"{name} is gone: an update has taken its memory. {what_to_do}")
+
+
+def check_learning(policy: Any, params: Any, frozen: Any = None) -> None:
+    """The parameters, with those that are frozen, are the policy's."""
+    from jaxrl_llm.models.lora import join
+
+    check_policy(policy)
+    if not isinstance(params, dict) or not (frozen is None or isinstance(frozen, dict)):
+        check_params(policy, params if not isinstance(params, dict) else frozen)
+    check_params(policy, join(frozen, params))
+
+
+def check_only(only: Any, params: Params) -> None:
+    """`only` names an entry of the parameters."""
+    if only is not None and only not in params:
+        raise unknown("entry of the parameters", only, params)
+
+
+def check_moments(optimizer: optax.GradientTransformation, state: Any, params: Params) -> None:
+    """An optimiser's state is what it would make for these parameters, as far as shapes say."""
+    expected = jax.eval_shape(optimizer.init, params)
+    form: Any = jax.tree.structure(expected)
+    wanted, found = jax.tree.leaves(expected), jax.tree.leaves(state)
+    if form != jax.tree.structure(state) or [jnp.shape(x) for x in wanted] != [jnp.shape(x) for x in found]:
+        raise InputError(
+            "the state's moments are not of this optimiser and these parameters: make the state of both by "
+            "init_state(params, optimizer)"
+        )
+
+
+def check_tokens(policy: Any, batch: Trajectories) -> None:
+    """Real tokens are of the vocabulary; traced ones are not known."""
+    if not (known(batch.tokens) and known(batch.token_mask)):
+        return
+    tokens, real, size = np.asarray(batch.tokens), np.asarray(batch.token_mask), policy.config.vocab_size
+    wrong = real & ((tokens < 0) | (tokens >= size))
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise InputError(
+            f"batch.tokens holds the token id {tokens[row, column]} (row {row}, position {column}), but the model's "
+            f"vocabulary has {size}: was it encoded with another tokenizer?"
+        )
+
+
+def mark_of(tokens: np.ndarray, real: np.ndarray) -> int:
+    """A checksum of a batch's real tokens and where they stand, below 2^32."""
+    seen = np.where(real, tokens, -1).astype(np.int32)
+    return zlib.crc32(seen.tobytes(), zlib.crc32(str(seen.shape).encode()))
+
+
+def check_steps(steps: Any, batch: Trajectories, **counts: int) -> None:
+    """Steps were planned for this batch, and `counts` (epochs, minibatches, micro_batches), if not 1, are theirs."""
+    from jaxrl_llm.learner.steps import Steps
+
+    if not isinstance(steps, Steps):
+        raise InputError(f"steps is {shown(steps)}, but must be what plan_steps(batch, ...) gives")
+    shape, rows = steps.rows.shape, batch.tokens.shape[0]
+    if len(shape) != 4 or shape[1] * shape[2] * shape[3] != rows:
+        raise InputError(
+            f"the steps were planned for {int(np.prod(shape[1:]))} rows, but the batch has {rows}: plan them for this "
+            "batch"
+        )
+    for (name, count), planned in zip(counts.items(), shape, strict=False):
+        if count not in (1, planned):
+            raise InputError(f"{name} is {count}, but the steps were planned with {planned}: leave it out here")
+    if steps.mark is not None and all(map(known, (steps.mark, batch.tokens, batch.token_mask))):
+        found = mark_of(np.asarray(batch.tokens), np.asarray(batch.token_mask))
+        if found != int(steps.mark):
+            raise InputError("the steps were planned for a batch of other tokens: plan them for this batch")
+
+
+def check_rows(policy: Any, batch: Any) -> None:
+    """A policy, and a batch of its tokens."""
+    check_policy(policy)
+    check_batch(batch)
+    check_tokens(policy, batch)

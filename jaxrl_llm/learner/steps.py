@@ -1,0 +1,145 @@
+"""Which rows each gradient step takes, and how they lie in memory: planned on the host, once an iteration.
+
+E epochs, B minibatches (gradient steps) in each, m micro-batches in each of those, n rows in each slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.learner.checks import check_count, known, mark_of
+from jaxrl_llm.learner.families import Rows
+from jaxrl_llm.learner.pack import pack
+from jaxrl_llm.models.packing import Packing
+from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
+
+
+class Steps(flax.struct.PyTreeNode):
+    """The slices of a batch that the update goes through."""
+
+    rows: jax.Array  # int32[E, B, m, n]: rows of the batch
+    packing: Packing  # of each slice: arrays [E, B, m, ...]
+    mark: jax.Array | None = None  # uint32[]: checksum of the batch's tokens, so that another's steps are found out
+
+    @property
+    def in_order(self) -> tuple[jax.Array, Packing]:
+        """The gradient steps: rows int32[E * B, m * n], and packings [E * B, m, ...]."""
+        rows, packing = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (self.rows, self.packing))
+        return rows.reshape(rows.shape[0], -1), packing
+
+    @property
+    def slices(self) -> Slices:
+        """Those of the first epoch."""
+        return jax.tree.map(lambda x: x[0].reshape(-1, *x.shape[3:]), (self.rows, self.packing))
+
+
+def plan_steps(
+    batch: Trajectories,
+    *,
+    epochs: int = 1,
+    minibatches: int = 1,
+    micro_batches: int = 1,
+    seed: int | Sequence[int] = 0,
+    mesh: Mesh | None = None,
+) -> Steps:
+    """The gradient steps of a batch, whose rows are read on the host.
+
+    Each epoch deals the groups to `minibatches` in an order of its own (from `seed`; one minibatch needs none), and
+    the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
+    rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
+    compiled update. On a mesh packed rows are spread over its axis "data".
+
+    Raises InputError where the rows do not split evenly, and for counts below 1.
+    """
+    check_batch(batch)
+    for name, count in (("epochs", epochs), ("minibatches", minibatches), ("micro_batches", micro_batches)):
+        check_count(name, count)
+    if not all(known(getattr(batch, name)) for name in Rows._fields):
+        raise InputError("steps are planned on the host, which cannot read this batch: plan them outside of jit")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise InputError(f"mesh is {type(mesh).__name__} {shown(mesh)}, but must be a jax.sharding.Mesh")
+    here = Rows(*(np.asarray(getattr(batch, name)) for name in Rows._fields))
+    N, parts = len(here.group), minibatches * micro_batches
+    if N % parts:
+        raise InputError(
+            f"{N} rows do not split evenly into {minibatches} minibatches of {micro_batches} micro_batches: change one "
+            "of them"
+        )
+    order = np.argsort(here.group, kind="stable")
+    size = np.unique(here.group, return_counts=True)[1]
+    together = int(size[0]) if (size == size[0]).all() and len(size) % parts == 0 else 1
+    units = order.reshape(-1, together)
+    lengths = here.token_mask.sum(axis=1)[units].sum(axis=1)
+    random, devices = _generator(seed), 1 if mesh is None else mesh.shape.get("data", 1)
+
+    def deal(chosen: np.ndarray) -> list[np.ndarray]:
+        """Units of a minibatch to its micro-batches: the longest first, back and forth."""
+        chosen = chosen[np.argsort(-lengths[chosen], kind="stable")].reshape(-1, micro_batches)
+        chosen[1::2] = chosen[1::2, ::-1]
+        # In the batch's order, so that a single slice is the batch as it is.
+        return [units[np.sort(slice_)].reshape(-1) for slice_ in chosen.T]
+
+    slices: list[np.ndarray] = []
+    for _ in range(epochs if minibatches > 1 else 1):
+        shuffled = random.permutation(len(units)) if minibatches > 1 else np.arange(len(units))
+        for chosen in shuffled.reshape(minibatches, -1):
+            slices += deal(chosen)
+    rows: Any = np.stack(slices).astype(np.int32)
+    packing = pack(here, slices, devices)
+
+    def arranged(x: np.ndarray) -> Any:
+        x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])
+        return np.broadcast_to(x, (epochs, *x.shape[1:]))
+
+    mark: Any = np.uint32(mark_of(here.tokens, here.token_mask))
+    steps = Steps(rows=arranged(rows), packing=jax.tree.map(arranged, packing), mark=mark)
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, steps)
+    whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, "data")))
+    on_all = jax.device_put((steps.rows, mark), whole)
+    return Steps(on_all[0], jax.device_put(steps.packing, spread), on_all[1])
+
+
+def _generator(seed: int | Sequence[int]) -> np.random.Generator:
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise InputError(f"seed is {shown(seed)}, but must be a whole number, or several, from 0 on") from None
+
+
+def filled(steps: Steps) -> float:
+    """The share of places in packed rows that hold a token, 0 to 1."""
+    levels = [steps.packing.roots] + ([] if steps.packing.branches is None else [steps.packing.branches])
+    held = [np.asarray(level.enter) > 0 for level in levels]
+    return sum(int(x.sum()) for x in held) / sum(x.size for x in held)
+
+
+def take(batch: Trajectories, rows: jax.Array) -> Trajectories:
+    """Some rows of a batch."""
+    return map_rows(lambda x: x[rows], batch)
+
+
+Slices = tuple[jax.Array, Packing]  # rows int32[S, n] that hold each row of a batch once, and their packings [S, ...]
+
+
+def by_slices(f: Callable[[Trajectories, Packing], Any], batch: Trajectories, slices: Slices) -> Any:
+    """f(rows, packing) of one slice after another, put together in the order of the batch's rows.
+
+    f gives arrays with a row axis. Memory is that of a slice.
+    """
+    found = jax.lax.map(lambda each: f(take(batch, each[0]), each[1]), slices)
+    at = slices[0].reshape(-1)
+
+    def put(x: jax.Array) -> jax.Array:
+        x = x.reshape(-1, *x.shape[2:])
+        return jnp.zeros_like(x).at[at].set(x)
+
+    return jax.tree.map(put, found)

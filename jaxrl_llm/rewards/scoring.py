@@ -1,0 +1,153 @@
+"""Completions of a batch, or of one group after another, scored by reward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.data.chat import is_conversation
+from jaxrl_llm.rewards.runner import Reward, Scores
+from jaxrl_llm.rewards.runner import score as score_completions
+from jaxrl_llm.sampling import completion_ids, completion_texts
+from jaxrl_llm.trajectory import Trajectories
+
+
+class Scored(NamedTuple):
+    """A batch with its rewards, and what is worth knowing about the scoring."""
+
+    batch: Trajectories
+    texts: list[str]
+    failures: dict[str, int]
+
+
+def score_batch(
+    rewards: Sequence[Reward],
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    batch: Trajectories,
+    scores: Scores | None = None,
+    which: np.ndarray | None = None,
+) -> Scored:
+    """Score every completion; `rows` holds the data set row of each prompt, in the order of the batch's groups.
+
+    scores: of the batch's rows, where they are known already; then no reward function is called.
+    which: bool[N], the completions that reward functions see; the others are not scored (NaN). Default: all.
+    """
+    texts = completion_texts(tokenizer, batch)
+    if scores is None:
+        which = np.ones(len(texts), bool) if which is None else which
+        of_rows = [rows[group] for group in np.asarray(batch.group)]
+        scores = _score_some(rewards, of_rows, texts, completion_ids(batch), which)
+    batch = batch.replace(
+        rewards={name: jnp.asarray(values) for name, values in scores.components.items()},
+        reward=jnp.asarray(scores.total),
+    )
+    return Scored(batch, texts, scores.failures)
+
+
+def _score_some(
+    rewards: Sequence[Reward],
+    rows: Sequence[dict[str, Any]],
+    texts: Sequence[str],
+    ids: list[list[int]],
+    which: np.ndarray,
+) -> Scores:
+    """`_score` of the completions that `which` names, bool[N], and NaN of the others. It is not called for none."""
+    if which.all():
+        return _score(rewards, rows, texts, ids)
+
+    def spread(values: np.ndarray | float = np.nan) -> np.ndarray:
+        out = np.full(len(texts), np.nan, np.float32)
+        out[which] = values
+        return out
+
+    if not which.any():
+        names = [reward.name for reward in rewards]
+        return Scores({name: spread() for name in names}, spread(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0))
+    chosen = np.flatnonzero(which).tolist()
+    found = _score(rewards, [rows[i] for i in chosen], [texts[i] for i in chosen], [ids[i] for i in chosen])
+    components = {name: spread(values) for name, values in found.components.items()}
+    return found._replace(components=components, total=spread(found.total))
+
+
+def _score(
+    rewards: Sequence[Reward], rows: Sequence[dict[str, Any]], texts: Sequence[str], ids: list[list[int]]
+) -> Scores:
+    """Score completions, each of the prompt of the row beside it."""
+    completions = [
+        [{"role": "assistant", "content": text}] if is_conversation(row["prompt"]) else text
+        for text, row in zip(texts, rows, strict=True)
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": ids}
+    return score_completions(rewards, completions, columns)
+
+
+PADDING = {"turn": -1, "support_floor": -np.inf}  # of [N, L] fields; 0 of the others
+
+
+def group_of(scored: Scored, number: int, size: int) -> Scored:
+    """The rows of one group. Failures are not known by row: the first group has them all."""
+    place = slice(number * size, (number + 1) * size)
+    failures = {name: 0 if number else count for name, count in scored.failures.items()}
+    return Scored(jax.tree.map(lambda x: np.asarray(x)[place], scored.batch), scored.texts[place], failures)
+
+
+def join(groups: list[Scored]) -> Scored:
+    """One batch of groups of possibly different widths, numbered in their order."""
+    width = max(group.batch.tokens.shape[1] for group in groups)
+
+    def widened(batch: Trajectories, number: int) -> Trajectories:
+        wide = {
+            name: np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=PADDING.get(name, 0))
+            for name, x in vars(batch).items()
+            if isinstance(x, np.ndarray) and x.ndim == 2
+        }
+        return batch.replace(**wide, group=np.full(batch.group.shape, number, np.int32))
+
+    batches = [widened(group.batch, number) for number, group in enumerate(groups)]
+    return Scored(
+        jax.tree.map(lambda *x: jnp.asarray(np.concatenate(x)), *batches),
+        [text for group in groups for text in group.texts],
+        {name: sum(group.failures[name] for group in groups) for name in groups[0].failures},
+    )
+
+
+class StreamedScores:
+    """Scores groups in a background thread, in the order in which they are given, while others are still sampled.
+
+    One group at a time: no reward function runs twice at once, but for one that was left behind at its time limit.
+    A context manager: groups that are not scored when it is left are dropped.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], tokenizer: Any) -> None:
+        self._rewards, self._tokenizer = rewards, tokenizer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamed rewards")
+        self._scores: dict[int, Future[Scores]] = {}
+
+    def __enter__(self) -> StreamedScores:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, number: int, row: dict[str, Any], ids: list[list[int]]) -> None:
+        """Score a group (its number, its data set row, the token ids of its completions)."""
+        # Texts are made here: tokenisers are not made for several threads.
+        texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
+        self._scores[number] = self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids)
+
+    def scores(self) -> Scores:
+        """The scores of all groups in ascending order of their numbers; waits for them."""
+        found = [self._scores[number].result() for number in sorted(self._scores)]
+        return Scores(
+            {name: np.concatenate([part.components[name] for part in found]) for name in found[0].components},
+            np.concatenate([part.total for part in found]),
+            {name: sum(part.failures[name] for part in found) for name in found[0].failures},
+            {name: sum(part.seconds[name] for part in found) for name in found[0].seconds},
+        )

@@ -1,0 +1,1 @@
+"""Rollouts: how groups of episodes come to be."""

@@ -1,0 +1,260 @@
+"""`TrainConfig`: everything that a run depends on, as data. Two runs with equal configurations are equal bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxrl_llm.errors import InputError, gather, require, shown, unknown
+from jaxrl_llm.settings import conform, raised
+from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
+
+LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
+COUNT = 2**31 - 1  # the greatest whole number that a device counts with
+# Least and greatest values; None is COUNT.
+RANGES: dict[str, tuple[float, float | None]] = {
+    "steps": (1, None), "num_prompts": (1, None), "max_prompt_tokens": (1, None), "prompts_per_step": (1, 2**20),
+    "group_size": (1, 2**20), "max_new_tokens": (1, 2**24), "epochs": (1, 2**20), "minibatches": (1, 2**20),
+    "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
+    "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
+    "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
+    "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
+    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "reward_default": (-1e30, 1e30),
+    "lora_alpha": (SMALLEST, 1e6),
+}  # fmt: skip
+GENERATED = "reasoning-gym:"  # how the names of generated prompts begin, which have no end
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run: what is trained, on what, how, and where the results go."""
+
+    model: str = "smollm2-135m"
+    """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
+    output: str = "runs/train"
+    """Folder of the run; it must not hold one yet."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which parameters and gradients are kept; for optimiser states see optimizer.moments and master_copy."""
+    seed: int = 0
+    """Of prompt order and sampling, 0 to 2^32 - 1."""
+    steps: int = 100
+    """Iterations: sample, score, update."""
+
+    prompts: str = "reasoning-gym:chain_sum"
+    """Training prompts: a .jsonl or .parquet file, a folder of a saved Hugging Face data set, or reasoning-gym:TASK."""
+    num_prompts: int = 4096
+    """At most this many training prompts; for reasoning-gym, how many are generated."""
+    prompt_column: str = "prompt"
+    """Column that holds the prompt (a string, or a list of chat messages)."""
+    prompt_template: str = "{prompt}"
+    """Made into the prompt with a row's columns, as by str.format."""
+    system_prompt: str | None = None
+    """System message in front of every conversation that has none."""
+    task_options: dict[str, str] = field(default_factory=dict)
+    """Options of the reasoning-gym task: name value name value ... (values are read as YAML)."""
+    max_prompt_tokens: int = 512
+    """Longer prompts are treated as `long_prompts` says."""
+    long_prompts: Literal["skip", "truncate", "error"] = "skip"
+    """skip (counted in the summary), truncate (keep the end), or stop with an error."""
+
+    prompts_per_step: int = 16
+    """Prompts in each iteration."""
+    group_size: int = 8
+    """Completions of each prompt."""
+    max_new_tokens: int = 128
+    """Longest completion, tokens."""
+    temperature: float = 1.0
+    """Of sampling, above 0."""
+    top_p: float = 1.0
+    """Nucleus sampling: above 0, at most 1 (off)."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    """Sample among tokens of at least this fraction of the greatest probability; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    slots: int = 0
+    """Completions decoded at a time; 0 is all of a step's."""
+    cache_dtype: Literal["dtype", "bfloat16", "int8"] = "dtype"
+    """Of keys and values while sampling; below that of the computation, sampled log-probabilities are less exact."""
+    oversample: float = 1.0
+    """Prompts in flight, as a multiple of prompts_per_step: above 1, a step ends when prompts_per_step groups are
+    complete, and the other completions go on in the next (partial rollouts)."""
+    segment_tokens: int = 0
+    """Above 0: a step ends when each completion in flight has so many new tokens, or is done. It trains on the groups
+    that are complete, at most prompts_per_step; the others go on in the next. Steps are full where oversample is
+    max_new_tokens / segment_tokens. Some methods have segments of their own where this is 0; t_ppo trains on all
+    completions in flight, each segment in its step."""
+
+    rewards: tuple[str, ...] = ("reasoning_gym",)
+    """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
+    path/to/file.py:FUNCTION or package.module:FUNCTION."""
+    reward_time_limit: float = 10.0
+    """Seconds that each reward function has for a step's completions (with stream_rewards: for a group's)."""
+    stream_rewards: bool = False
+    """Score each group as soon as it is complete, while others are still sampled. Reward functions are then called
+    once a group and not once a step, so they must not compare the completions of different prompts."""
+    reward_default: float = 0.0
+    """Score of a completion on which a reward function fails."""
+    overlong_tokens: int = 0
+    """Soft overlong penalty: falls from 0 to -1 over the last so many tokens before max_new_tokens; 0 is off."""
+
+    algorithm: str = "grpo"
+    """Method of the catalogue; `jaxrl algorithms` lists them."""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    """Of the algorithm."""
+    critic: Literal["tower", "shared"] = "tower"
+    """Of methods that have one: a copy of the model with a value head, or a head on the policy's own states."""
+    critic_steps: int = 0
+    """First steps in which only the critic learns."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and its schedule."""
+    epochs: int = 1
+    """Passes over each batch."""
+    minibatches: int = 1
+    """Gradient steps in a pass; with micro_batches, they divide prompts_per_step."""
+    micro_batches: int = 1
+    """Slices of a minibatch whose gradients are accumulated; saves memory, changes nothing else."""
+    lora_rank: int = 0
+    """Above 0: the model's weights stay as they are, and low-rank adapters (LoRA) of this rank learn, in float32. A
+    reference policy is then the model itself and costs nothing."""
+    lora_alpha: float = 32.0
+    """What the adapters add counts alpha / rank times."""
+    lora_targets: tuple[LoraTarget, ...] = ()
+    """Projections with adapters: query, key, value, out, gate, up, down; by default all (of mixtures of experts, the
+    first four)."""
+    reference_memory: Literal["device", "host"] = "device"
+    """Where a reference policy is kept while it is not used: host spares an accelerator's memory for a copy a step."""
+    remat: bool = True
+    """Recompute activations in the backward pass instead of keeping them."""
+    keep_projections: bool = False
+    """With remat, keep what matrices of weights give, and recompute only the rest: faster where there is memory."""
+
+    eval_prompts: str | None = None
+    """Held-out prompts, given like `prompts`; by default from the same source (another seed, or set aside)."""
+    eval_size: int = 256
+    """Held-out prompts; they are taken out of the training prompts. 0 is no evaluation."""
+    eval_every: int = 0
+    """Steps between evaluations; 0 is only before and after."""
+    eval_reward: str | None = None
+    """Name of the reward that says whether an answer is right (at 1); by default the first."""
+
+    checkpoint_every: int = 50
+    """Steps between checkpoints; 0 is only at the end."""
+    keep_checkpoints: int = 2
+    """How many to keep, at least 2: the one before is there if the newest is damaged."""
+    log_completions_every: int = 10
+    """Steps between those whose completions are written down for the report; 0 is never."""
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run's folder."""
+    wandb: str | None = None
+    """Weights & Biases project to report to."""
+
+    @property
+    def sampling_cache(self) -> str:
+        """The dtype of keys and values while sampling."""
+        return self.dtype if self.cache_dtype == "dtype" else self.cache_dtype
+
+    def __post_init__(self) -> None:
+        wrong = conform(self)
+        texts = [] if wrong else [self._check_texts]  # they are of texts only
+        ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
+        gather(
+            *(partial(raised, error) for error in wrong.values()),
+            *(partial(_in_range, name, getattr(self, name), *limits) for name, limits in ranges.items()),
+            *([] if "optimizer" in wrong else [partial(check_optimizer, self.optimizer)]),
+            *texts,
+        )
+        self._check_together()
+
+    def _check_texts(self) -> None:
+        for name in ("model", "output", "prompts", "eval_prompts", "prompt_column", "algorithm", "wandb"):
+            text = getattr(self, name)
+            if text is not None and (not text.strip() or "\0" in text):
+                raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
+        if not self.rewards:
+            raise InputError("rewards is empty: name at least one reward function")
+        if "" in self.stop:
+            raise InputError("stop holds an empty string, which every text contains: remove it")
+
+    def _check_together(self) -> None:
+        """What settings say of each other."""
+        if self.overlong_tokens > self.max_new_tokens:
+            raise InputError(f"overlong_tokens is {self.overlong_tokens}, but must be at most max_new_tokens")
+        if not self.lora_rank and (self.lora_targets or self.lora_alpha != TrainConfig.lora_alpha):
+            given = "lora_targets are" if self.lora_targets else "lora_alpha is"
+            raise InputError(f"{given} given, but lora_rank is 0, which is off: set lora_rank to a rank")
+        if self.lora_rank and self.reference_memory == "host":
+            raise InputError(
+                "reference_memory is host, but with lora_rank the reference is the model's own weights, of which there "
+                "is no second copy: leave it out"
+            )
+        if self.task_options and not self.prompts.startswith(GENERATED):
+            raise InputError(
+                f"task_options are of {GENERATED}TASK, but prompts is {shown(self.prompts)}: leave them out"
+            )
+        if not self.eval_size and (self.eval_prompts or self.eval_every):
+            raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which is no evaluation")
+        parts = self.minibatches * self.micro_batches
+        if self.prompts_per_step % parts:
+            raise InputError(
+                f"prompts_per_step is {self.prompts_per_step}, but must be a multiple of minibatches "
+                f"{self.minibatches} x micro_batches {self.micro_batches} = {parts}, so that groups stay whole"
+            )
+
+
+def _in_range(name: str, value: float, least: float, most: float | None) -> None:
+    require(name, value, least=least, most=COUNT if most is None else most)
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as a JSON object."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(raw: dict[str, Any]) -> TrainConfig:
+    """The configuration from a JSON object; InputError for a name that it does not have, or a value out of range."""
+
+    def build(kind: Any, values: Any, section: str) -> Any:
+        if not isinstance(values, dict):
+            raise InputError(f"{section} is {shown(values)}, but must hold settings by name")
+        known = {f.name for f in dataclasses.fields(kind)}
+        for name in values:
+            if name not in known:
+                raise unknown("setting", name, known)
+        return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+    raw = dict(raw) if isinstance(raw, dict) else raw
+    if isinstance(raw, dict) and "optimizer" in raw:
+        raw["optimizer"] = build(OptimizerConfig, raw["optimizer"], "optimizer")
+    return build(TrainConfig, raw, "the configuration")
+
+
+def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
+    """The configuration with relative paths of models, prompts and rewards' files made absolute: as seen from `folder`.
+
+    The output stays as it is. A model of which there is no such path is a name, which stays too.
+    """
+    base = Path(folder)
+
+    def path(text: str) -> str:
+        return str(base / Path(text).expanduser())
+
+    def reward(spec: str) -> str:
+        file, mark, function = spec.rpartition(":")
+        return f"{path(file)}:{function}" if mark and file.endswith(".py") and "(" not in file else spec
+
+    changes: dict[str, Any] = {"rewards": tuple(map(reward, config.rewards))}
+    if not config.prompts.startswith(GENERATED):
+        changes["prompts"] = path(config.prompts)
+    if config.eval_prompts is not None and not config.eval_prompts.startswith(GENERATED):
+        changes["eval_prompts"] = path(config.eval_prompts)
+    if config.model.endswith(".gguf") or (base / Path(config.model).expanduser()).exists():
+        changes["model"] = path(config.model)
+    return dataclasses.replace(config, **changes)

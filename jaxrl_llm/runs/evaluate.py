@@ -1,0 +1,92 @@
+"""Evaluation on held-out prompts: greedy accuracy and pass@k, with confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.errors import unknown
+from jaxrl_llm.interrupts import stop_if
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
+from jaxrl_llm.rewards import Reward
+from jaxrl_llm.sampling import sample
+from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.rewards.scoring import Scored, score_batch
+
+RIGHT = 1.0 - 1e-6  # a reward of 1, give or take rounding, is a right answer
+
+
+class Evaluation(NamedTuple):
+    """Figures for summary.json, and the scored completions that they are of."""
+
+    figures: dict[str, Any]
+    scored: Scored
+
+
+def evaluate(
+    policy: Policy,
+    params: Params,
+    prompts: PromptSet,
+    rewards: Sequence[Reward],
+    *,
+    judge: str | None = None,
+    samples: int = 1,
+    temperature: float = 0.0,
+    max_new_tokens: int = 128,
+    stop: Sequence[str] = (),
+    slots: int = 0,
+    seed: int = 0,
+) -> Evaluation:
+    """Answer every prompt and count the right answers: those to which the reward `judge` (default: the first) gives 1.
+
+    temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
+    ... samples by the unbiased estimator (2107.03374), with bootstrap intervals over prompts. Intervals are 95 %.
+    """
+    names = [reward.name for reward in rewards]
+    if judge is not None and judge not in names:
+        raise unknown("reward to judge by", judge, names)
+    stats = Stats()
+    batch = sample(
+        policy,
+        params,
+        prompts.ids,
+        jax.random.key(seed),
+        group_size=samples,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        stop=stop,
+        slots=slots,
+        stats=stats,
+    )
+    stop_if(stats.interrupted)  # an evaluation of some prompts would be of the short answers
+    scored = score_batch(rewards, policy.tokenizer, prompts.rows, batch)
+    assert scored.batch.rewards is not None
+    right = np.asarray(scored.batch.rewards[judge or names[0]]) >= RIGHT
+    count = right.reshape(len(prompts.ids), samples).sum(axis=1)
+    lengths, reward = np.asarray(batch.action_mask).sum(axis=1), np.asarray(scored.batch.reward)
+    figures: dict[str, Any] = {
+        "prompts": len(prompts.ids),
+        "samples": samples,
+        "temperature": temperature,
+        "accuracy": float(right.mean()),
+        "reward": None if np.isnan(reward).all() else float(np.nanmean(reward)),  # None: nothing was scored
+        "length": float(lengths.mean()),
+        "truncated": float(np.asarray(batch.truncated).mean()),
+    }
+    if samples == 1:
+        low, high = wilson_interval(int(right.sum()), len(right))
+    else:
+        low, high = bootstrap_interval(count / samples)
+        figures["pass_at"] = {}
+        k = 1
+        while k <= samples:
+            per_prompt = pass_at_k(count, samples, k)
+            low_k, high_k = bootstrap_interval(per_prompt)
+            figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
+            k *= 2
+    return Evaluation({**figures, "low": low, "high": high}, scored)

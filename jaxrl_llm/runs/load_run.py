@@ -1,0 +1,55 @@
+"""A model by name, or the trained model of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import Policy, load_policy
+from jaxrl_llm.models.lora import join
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.runs.changes import OF_PARAMETERS, check_changes
+from jaxrl_llm.runs.checkpoints import Checkpoints
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.run_folder import RunFolder, run_config
+from jaxrl_llm.runs.setup import load_model, make_algorithm, model_digests, split_parameters
+
+logger = logging.getLogger("jaxrl_llm.training")
+
+
+def load_run(
+    path_or_name: str, *, digests: Mapping[str, str] | None = None, accept_changed_inputs: bool = False
+) -> tuple[TrainConfig, Policy, Params, Any]:
+    """Configuration, policy, parameters and tokenizer: of a run's newest checkpoint, or of a model (as `load_policy`).
+
+    The parameters of a run with LoRA are the model's with adapters (`lora.merge` puts them into the weights).
+    digests: of other inputs of the run, by the names of `inputs.Inputs.digests`.
+    InputError where a run has no checkpoint that can be used, or, unless they are accepted, where its model, settings
+    of its parameters, or these inputs are not what they were when the checkpoint was written.
+    """
+    folder = RunFolder(path_or_name)
+    if not folder.is_run():
+        return run_config(path_or_name), *load_policy(path_or_name)
+    config = folder.read_config()
+    algorithm = make_algorithm(config)
+    if not folder.checkpoints.is_dir():
+        raise InputError(f"{path_or_name} has no checkpoints yet")
+    policy, params, tokenizer = load_model(config, algorithm)
+    found = {**(digests or {}), **model_digests(params, tokenizer)}
+    frozen, params = split_parameters(config, policy, params)
+
+    def changes(meta: dict[str, Any]) -> list[str]:
+        return check_changes(meta, config, os.getcwd(), found, accept_changed_inputs, only=OF_PARAMETERS)
+
+    with closing(Checkpoints(folder.checkpoints)) as checkpoints:
+        restored = checkpoints.latest(params, check=changes)
+    if restored is None:
+        raise InputError(f"{path_or_name} has no checkpoints yet")
+    for text in changes(restored.meta):
+        logger.warning("%s", text)
+    learned = {name: x for name, x in restored.params.items() if name != "critic"}
+    return config, policy, join(frozen, learned), tokenizer

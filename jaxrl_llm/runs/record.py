@@ -1,0 +1,207 @@
+"""What is said and written down about a run: metrics of a step, notes on the screen, the outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.advantages import uniform_groups
+from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
+from jaxrl_llm.rollouts.partial import Partial
+from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.runs.run_folder import RunFolder
+
+SINGLE = "does the model expect another chat template?"
+
+
+def writers(config: TrainConfig, folder: RunFolder, step: int) -> MetricWriter:
+    """metrics.jsonl, and what else the configuration asks for, from `step` on."""
+    out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
+    if config.tensorboard:
+        out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step))
+    if config.wandb:
+        out.append(WandbWriter(config.wandb, Path(config.output).name, to_dict(config), folder.path))
+    return all_of(*out)
+
+
+def facts(scored: Scored, config: TrainConfig, seconds: float) -> dict[str, float]:
+    """Metrics of a scored batch: rewards, lengths, groups without signal, failures, speed."""
+    batch = scored.batch
+    reward, length = np.asarray(batch.reward), np.asarray(batch.action_mask).sum(axis=1)
+    known = reward[~np.isnan(reward)]
+    out: dict[str, Any] = {"reward/unscored": 1.0 - len(known) / len(reward)}
+    if len(known):
+        out |= {
+            "reward/mean": known.mean(),
+            "reward/std": known.std(),
+            "reward/min": known.min(),
+            "reward/max": known.max(),
+        }
+    for name, component in (batch.rewards or {}).items():
+        values = np.asarray(component)
+        if not np.isnan(values).all():
+            out[f"rewards/{name}"] = np.nanmean(values)
+        out[f"rewards/{name}/failed"] = scored.failures[name] / len(reward)
+    out |= {
+        "completion/length": length.mean(),
+        "completion/longest": length.max(),
+        "completion/tokens": length.sum(),
+        "completion/truncated": np.asarray(batch.truncated).mean(),
+        "groups/uniform": np.asarray(uniform_groups(batch)).mean(),
+        "tokens_per_second": length.sum() / max(seconds, 1e-9),
+    }
+    return {name: float(value) for name, value in out.items()}
+
+
+def window_metrics(scored: Scored) -> dict[str, float]:
+    """Metrics of a batch of windows (info "window" and "unfinished"; see `collect`), whose rows may not be finished.
+
+    What is said of completions counts those that were finished in this step, so that each counts once in a run, and is
+    NaN where there are none; tokens are those of the windows. "groups/uniform": of the groups of which at least two
+    were finished in this step, those with equal rewards; 0 where there is no such group.
+    """
+    batch = scored.batch
+    window, unfinished = np.asarray(batch.need("window")), np.asarray(batch.need("unfinished"))
+    ended = window.any(axis=1) & ~unfinished
+    length, count = np.asarray(batch.action_mask).sum(axis=1)[ended], int(ended.sum())
+    reward, group = np.asarray(batch.need("reward"))[ended], np.asarray(batch.group)[ended]
+    known = [reward[(group == number) & ~np.isnan(reward)] for number in np.unique(group)]
+    spread = np.asarray([np.ptp(rewards) for rewards in known if len(rewards) > 1])
+
+    def of(values: np.ndarray, how: Any) -> float:
+        return float(how(values)) if count else np.nan
+
+    return {
+        "reward/unscored": of(np.isnan(reward), np.mean),
+        "completion/length": of(length, np.mean),
+        "completion/longest": of(length, np.max),
+        "completion/truncated": of(np.asarray(batch.truncated)[ended], np.mean),
+        "completion/tokens": float(window.sum()),
+        "groups/uniform": float(np.mean(spread == 0)) if len(spread) else 0.0,
+        "rollout/finished": float(count),
+        "rollout/unfinished": float(unfinished.sum()),
+        **{f"rewards/{name}/failed": failed / max(count, 1) for name, failed in scored.failures.items()},
+    }
+
+
+def rollout_metrics(runs: Sequence[Stats]) -> dict[str, float]:
+    """`Stats.metrics` of several rollouts of a step, taken together; all 0 where nothing was sampled."""
+    if len(runs) == 1:
+        return runs[0].metrics()
+    summed = (
+        "steps",
+        "tokens",
+        "prompt_tokens",
+        "padded_tokens",
+        "seconds",
+        "compiles",
+        "moved_bytes",
+        "moved_seconds",
+    )
+    total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
+    row_steps = sum(run.rows * run.steps for run in runs)
+    return {
+        **total.metrics(),
+        "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
+        "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
+    }
+
+
+def about(
+    config: TrainConfig, prompts: PromptSet, first: int, policy: Policy, resumed: bool, strategy: Partial | None = None
+) -> list[str]:
+    """What a run says at its start."""
+    devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
+    text = [
+        f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts of "
+        f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions a step, {devices}, "
+        f"into {config.output}"
+    ]
+    if prompts.skipped or prompts.shortened:
+        text.append(f"prompts longer than allowed: {prompts.skipped} skipped, {prompts.shortened} cut on the left")
+    if prompts.conflicting:
+        text.append(
+            f"{prompts.conflicting} prompts come again with other columns, such as another answer: the first counts"
+        )
+    if strategy is not None:
+        segment = f", at most {strategy.segment_tokens} new tokens of each" if strategy.segment_tokens else ""
+        text.append(
+            f"partial rollouts: {strategy.in_flight(config.prompts_per_step)} prompts in flight a step{segment}; "
+            "completions that are not done go on in the next step"
+        )
+    if resumed:
+        text.append(f"going on from step {first}" if first else "no checkpoint to go on from: starting at step 0")
+    return text
+
+
+def tally(
+    counts: dict[str, int], step: int, metrics: dict[str, float], config: TrainConfig
+) -> tuple[dict[str, int], list[str]]:
+    """Counts over the run with one more step, and what is to be said of it (the first time, then every tenth).
+
+    counts: "tokens" sampled, steps that were "silent" (no token has a learning signal) and of "single" tokens only.
+    """
+    said = {
+        "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
+        "single": (
+            metrics["completion/longest"] <= 1 < config.max_new_tokens,
+            f"every completion is a single token: {SINGLE}",
+        ),
+    }
+    new, texts = {"tokens": counts.get("tokens", 0) + int(metrics["completion/tokens"])}, []
+    for name, (is_so, text) in said.items():
+        new[name] = counts.get(name, 0) + is_so
+        if is_so and (new[name] == 1 or new[name] % 10 == 0):
+            texts.append(f"step {step + 1}: {text}")
+    return new, texts
+
+
+def _why_silent(metrics: dict[str, float]) -> str:
+    """Why the method makes nothing of a step's completions, as far as their rewards tell."""
+    if metrics.get("reward/unscored") == 1.0:
+        return "no completion was scored: the reward functions return None or NaN for all of them"
+    if metrics["groups/uniform"] == 1.0:
+        return (
+            f"all rewards are equal within every group (mean {metrics.get('reward/mean', float('nan')):.3g}); the task "
+            "is too hard or too easy, or the reward is wrong"
+        )
+    return "the method gives every token the advantage 0"
+
+
+def outcome(config: TrainConfig, counts: dict[str, int], seconds: dict[str, float]) -> dict[str, Any]:
+    """The end of summary.json. `learned` is false where no step had a signal to learn from."""
+    warnings, silent, single = [], counts.get("silent", 0), counts.get("single", 0)
+    if silent == config.steps:
+        warnings.append("nothing was learned: no step had a learning signal (no token had an advantage)")
+    elif silent > config.steps // 2:
+        warnings.append(f"{silent} of {config.steps} steps had no learning signal")
+    if single > config.steps // 2:
+        warnings.append(f"{single} of {config.steps} steps had only completions of a single token: {SINGLE}")
+    return {
+        "steps": config.steps,
+        "steps_without_signal": silent,
+        "learned": silent < config.steps,
+        "warnings": warnings,
+        "tokens": {"sampled": counts.get("tokens", 0)},
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+    }
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """One line about an evaluation.
+
+    >>> describe({"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 256, "length": 4.2})
+    'accuracy 50.0 % (40.0 to 60.0) on 256 held-out prompts, 4.2 tokens a completion'
+    """
+    low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
+    of = f"{figures['prompts']} held-out prompts, {figures['length']:.1f} tokens a completion"
+    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {of}"

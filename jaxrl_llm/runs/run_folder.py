@@ -1,0 +1,228 @@
+"""The folder of a run: configuration, metrics, completions, checkpoints and summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl_llm.errors import InputError, InputErrors, shown
+from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.runs.config import TrainConfig, from_dict, located
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rewards.scoring import Scored
+
+FIGURES = ("accuracy", "low", "high", "prompts", "length")  # of an evaluation, for `record.describe`
+STARTED_IN = "started_in"  # in config.json beside the settings: the folder that relative paths are seen from
+
+
+class RunFolder:
+    """Paths and small files of a run. Files are replaced whole, so a killed process leaves the old or the new one."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder)
+        self.config, self.summary = self.path / "config.json", self.path / "summary.json"
+        self.metrics, self.completions = self.path / "metrics.jsonl", self.path / "completions.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+
+    def check_free(self) -> None:
+        """InputError where a new run cannot begin here: the folder holds one, or it cannot be written."""
+        try:
+            there = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        except OSError as error:  # e.g. a name that is too long
+            raise InputError(f"{self.path} cannot be the output: {error.strerror}") from None
+        if self.config.exists():
+            raise InputError(
+                f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --output"
+            )
+        around = next((folder for folder in self.path.absolute().parents if RunFolder(folder).is_run()), None)
+        if around is not None:
+            raise InputError(f"{self.path} is inside of the run {around}: choose another --output")
+        if self.checkpoints.exists() or self.metrics.exists():
+            raise InputError(f"{self.path} holds parts of a run without its config.json: choose another --output")
+        if not there.is_dir():
+            raise InputError(f"{self.path} cannot be the output: {there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise InputError(f"{self.path} cannot be the output: {there} may not be written to")
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Begin a new run; relative paths in it are seen from the working directory. InputError as `check_free`."""
+        self.check_free()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write(self.config, {**config, STARTED_IN: os.getcwd()})
+
+    def read_config(self) -> TrainConfig:
+        """The configuration of the run, which puts its results here; paths are as seen from where it was started.
+
+        InputError where there is none, or it is damaged.
+        """
+        if not self.config.exists():
+            raise InputError(f"{self.path} holds no run (no config.json): give the folder that jaxrl train wrote")
+        if not self.config.is_file():
+            raise InputError(f"{self.config} is no file but a folder, a pipe or the like: put the file back")
+        if not self.is_run():
+            raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
+        raw, seen_from = read_json(self.config), self.started_in()
+        raw.pop(STARTED_IN, None)
+        try:
+            config = from_dict({**raw, "output": str(self.path)})
+        except InputErrors as errors:
+            raise InputErrors(f"{self.config}: {problem}" for problem in errors.problems) from None
+        except InputError as error:
+            raise InputError(f"{self.config}: {error}") from None
+        return located(config, seen_from)
+
+    def started_in(self) -> str:
+        """The folder that relative paths of the run are seen from; the working directory before there is a run."""
+        folder = read_json(self.config).get(STARTED_IN, os.getcwd())
+        if not isinstance(folder, str):
+            raise InputError(f"{self.config}: {STARTED_IN} is {shown(folder)}, but must be a folder")
+        return folder
+
+    def is_run(self) -> bool:
+        """Whether the folder's config.json is of a run; model folders have a file of that name too."""
+        try:
+            return self.config.is_file() and "prompts_per_step" in read_json(self.config)
+        except OSError:  # e.g. a name that is too long
+            return False
+
+    def logs(self) -> dict[str, list[int]]:
+        """How many bytes the logs have, and their crc32, for a checkpoint."""
+        return {file.name: [size, crc] for file in self._logs if (size := _size(file)) for crc in [_crc(file, size)]}
+
+    def check_logs(self, first: int, checkpoint_every: int, logs: dict[str, list[int]]) -> list[str]:
+        """What is wrong with the logs of a run that goes on at step `first`; InputError where they cannot be read.
+
+        logs: of the checkpoint, see `logs`: the files must begin with what they were then. Without a checkpoint
+        (`first` is 0) they must not tell of steps that have left one, which to begin again would drop: a checkpoint is
+        complete before the one after the next is begun.
+        """
+        if self.checkpoints.exists() and not self.checkpoints.is_dir():
+            raise InputError(f"{self.checkpoints} is no folder: put the checkpoints back; nothing was changed")
+        steps = [len(read_jsonl(file)) if file.exists() else 0 for file in self._logs]  # nothing is half cut later on
+        wrong = [
+            f"{self.path / name} does not begin with the {size} bytes that it had at the checkpoint"
+            for name, (size, crc) in logs.items()
+            if _size(self.path / name) < size or _crc(self.path / name, size) != crc
+        ]
+        if not first and checkpoint_every and steps[0] > 2 * checkpoint_every:
+            wrong.append(
+                f"{self.metrics} has {steps[0]} steps, but there are no checkpoints in {self.checkpoints}: put them "
+                "back, or begin a new run in another folder"
+            )
+        return wrong
+
+    @property
+    def _logs(self) -> tuple[Path, Path]:
+        return self.metrics, self.completions
+
+    def read_summary(self) -> dict[str, Any]:
+        """What summary.json holds so far; empty where there is none. InputError for evaluations that are none."""
+        summary = read_json(self.summary)
+        for name, figures in summary.items():
+            if name.startswith("eval_") and not (isinstance(figures, dict) and set(FIGURES) <= set(figures)):
+                raise InputError(f"{self.summary}: {name} is {shown(figures)}, but must hold {', '.join(FIGURES)}")
+        return summary
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged at `step` and after, which a resumed run writes again. InputError for damaged logs."""
+        for file in self._logs:
+            if file.exists():
+                truncate_jsonl(file, step)
+
+    @staticmethod
+    def write(path: Path, value: dict[str, Any]) -> None:
+        """Replace a JSON file atomically."""
+        new = path.with_suffix(".new")
+        with new.open("w") as file:
+            json.dump(value, file, indent=2, allow_nan=False, default=float)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+
+    def log_completions(
+        self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
+    ) -> None:
+        """Append the completions of the first few groups, token by token, for the report."""
+        from jaxrl_llm.sampling import completion_ids  # here: the rest of the module needs no JAX
+
+        batch = scored.batch
+        chosen = np.flatnonzero(np.asarray(batch.group) < groups)
+        ids, action = completion_ids(batch), np.asarray(batch.action_mask)
+        fields = {"advantage": batch.advantages, "logp": batch.behaviour_logp, "entropy": batch.entropy}
+        values = {name: None if x is None else np.asarray(x) for name, x in fields.items()}
+        rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
+        number: dict[int, int] = {}
+        with self.completions.open("a") as file:
+            for i in chosen:
+                group = int(batch.group[i])
+                number[group] = number.get(group, -1) + 1
+                answer = rows[group].get("answer")
+                line = {
+                    "step": step,
+                    "phase": phase,
+                    "prompt_id": int(batch.prompt_id[i]),
+                    "sample": number[group],
+                    "prompt": _prompt_text(rows[group]["prompt"]),
+                    "tokens": [tokenizer.decode([token]) for token in ids[i]],
+                    **{
+                        k: None if v is None else [round(float(x), 4) for x in v[i][action[i]]]
+                        for k, v in values.items()
+                    },
+                    "reward": _number(np.asarray(batch.reward)[i]),
+                    "rewards": {name: _number(x[i]) for name, x in rewards.items()},
+                    "answer": None if answer is None else str(answer),
+                    "truncated": bool(batch.truncated[i]),
+                }
+                file.write(json.dumps(line) + "\n")
+
+
+def run_config(path_or_name: str) -> TrainConfig:
+    """The configuration of a run, or of a model by its name with all else as it comes. InputError as `read_config`."""
+    folder = RunFolder(path_or_name)
+    return folder.read_config() if folder.is_run() else TrainConfig(model=path_or_name)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _crc(path: Path, size: int) -> int:
+    """crc32 of the first `size` bytes."""
+    crc, left = 0, size
+    with path.open("rb") as file:
+        while left and (block := file.read(min(left, 2**24))):
+            crc, left = zlib.crc32(block, crc), left - len(block)
+    return crc
+
+
+def _prompt_text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+
+
+def _number(x: Any) -> float | None:
+    return float(x) if np.isfinite(x) else None
+
+
+class Clock:
+    """Seconds spent in each phase of a run."""
+
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds = dict(seconds or {})
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start

@@ -1,0 +1,248 @@
+"""From a configuration to the parts of a run: the method, the model, the prompts, the rewards, the optimiser."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
+from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.distributed import check_rows, data_mesh, replicate
+from jaxrl_llm.distributed.sharding import to_host
+from jaxrl_llm.errors import InputError, gather, unknown
+from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.decoder import Remat
+from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
+from jaxrl_llm.models.outputs import inner_policy
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.reporting import compare
+from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rollouts.partial import Partial
+from jaxrl_llm.signatures import hyperparameters
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.inputs import Inputs, make_rewards, split_prompts
+from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.runs.inputs import prompt_sets
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Transform, chain
+
+
+class Parts(NamedTuple):
+    """What a run is made of and does not change."""
+
+    algorithm: Algorithm
+    policy: Policy
+    tokenizer: Any
+    prompts: PromptSet
+    held_out: PromptSet | None
+    rewards: list[Reward]
+    optimizer: optax.GradientTransformation
+    rate: optax.Schedule
+    digests: dict[str, str]  # of what it was given: prompts, rewards' files, the model
+    reference: Params | None  # the initial weights, where the method needs them
+    mesh: jax.sharding.Mesh
+    frozen: Params | None = None  # the model's weights, where only adapters learn
+
+
+def make_algorithm(config: TrainConfig) -> Algorithm:
+    """The configured method, told the facts of the run, with the soft overlong penalty in front where it is on.
+
+    InputError for an unknown method or hyper-parameter, or a value out of range.
+    """
+    facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
+    given = with_facts(
+        constructor(config.algorithm), config.hyperparameters, learning_rate=config.optimizer.learning_rate, **facts
+    )
+    algorithm = get(config.algorithm, **given)
+    for need in algorithm.needs:
+        value_of(need)  # for its own check
+    if not config.overlong_tokens:
+        return algorithm
+    penalty: Transform = soft_overlong_penalty(config.max_new_tokens, config.overlong_tokens)
+    return dataclasses.replace(algorithm, transform=chain(penalty, algorithm.transform))
+
+
+def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
+    """The method's hyper-parameters: those given, and the defaults of the others."""
+    return {one.name: one.default for one in hyperparameters(config.algorithm)} | config.hyperparameters
+
+
+def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
+    """InputError where a method compares the samples of a prompt, but there is one of each: it would learn nothing.
+
+    Found by trying: such a method gives no token of four lone samples with different rewards a gradient.
+    """
+    if config.group_size > 1:
+        of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
+        for name, value in of_sets.items():
+            if isinstance(value, int) and value > config.group_size:
+                raise InputError(
+                    f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
+                )
+        return
+    action, rows = jnp.ones((4, 3), bool), jnp.arange(4, dtype=jnp.int32)
+    logp, zeros = -0.1 * (1 + jnp.arange(12.0).reshape(4, 3)), jnp.zeros((4, 3), jnp.int32)
+    reward = jnp.asarray([0.0, 1.0, 0.5, 1.0])
+    lone = Trajectories(
+        tokens=zeros, token_mask=action, action_mask=action, behaviour_logp=logp, policy_step=zeros, turn=zeros,
+        group=rows, prompt_id=rows, truncated=rows < 0, rewards={"probe": reward}, reward=reward,
+        info={"greedy_reward": jnp.full(4, 0.25)},
+    )  # fmt: skip
+    if not np.any(compare(algorithm, lone).gradients["algorithm 1"]):
+        raise InputError(
+            f"{config.algorithm} compares the completions of a prompt with each other: group_size is 1, but must be at "
+            "least 2"
+        )
+
+
+def needs_values(algorithm: Algorithm) -> bool:
+    """Whether the method has a critic."""
+    return any(value_of(need)[0] == "values" for need in algorithm.needs)
+
+
+def with_critic(config: TrainConfig, algorithm: Algorithm, policy: Policy, params: Params) -> tuple[Policy, Params]:
+    """The policy and its parameters with a critic, where the method needs one."""
+    if not needs_values(algorithm):
+        return policy, params
+    heads = int(max(values_of(algorithm.needs, "values"), default=1))
+    critic = Critic(kind=config.critic, heads=heads)
+    policy = dataclasses.replace(policy, critic=critic)
+    return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
+
+
+def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Params, Any]:
+    """Policy, initial parameters (the critic's among them) and tokenizer of a run."""
+    remat: Remat = config.remat
+    if remat and config.keep_projections:
+        remat = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy, params, tokenizer = load_policy(
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat
+    )
+    return *with_critic(config, algorithm, policy, params), tokenizer
+
+
+def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
+    """What a model holds, in a few letters: another digest, another content."""
+    weights = {name: x for name, x in params.items() if name != "critic"}
+    return {"the model's weights": weights_digest(weights), "the tokenizer": tokenizer_digest(tokenizer)}
+
+
+def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
+    """The parameters that never learn, None for none, and those that do: `lora.join` makes the policy's of them.
+
+    Without LoRA all learn. With it, the model's weights do not, and new adapters do, and a critic where there is one.
+    Raises InputError where the model cannot have the adapters.
+    """
+    if not config.lora_rank:
+        return None, params
+    key, rank = jax.random.key(config.seed), config.lora_rank
+    adapters = lora.init(key, policy.config, rank, config.lora_targets)
+    base = {name: x for name, x in params.items() if name != "critic"}
+    learning = {name: x for name, x in params.items() if name == "critic"} | adapters
+    return lora.scaled(base, rank, config.lora_alpha), learning
+
+
+def reference_of(config: TrainConfig, frozen: Params | None, params: Params) -> Params:
+    """The initial policy, in buffers that no update donates: frozen weights themselves, or a copy where all learn."""
+    if frozen is not None:
+        return frozen
+    copy = jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name != "critic"})
+    return to_host(copy) if config.reference_memory == "host" else copy
+
+
+def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
+    """InputError where settings are of a critic, but the method has none."""
+    if needs_values(algorithm):
+        return
+    default = TrainConfig()
+    given = [name for name in ("critic", "critic_steps") if getattr(config, name) != getattr(default, name)]
+    given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
+    if given:
+        raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
+
+
+def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
+    """How a step's rollout ends early, if it does: as the run's settings say, where they do, else as the method asks.
+
+    InputError where the method resamples: both choose which groups a step waits for; and where whole groups are to be
+    scored at once, but are not finished at once.
+    """
+    strategy, given = algorithm.strategy, dict[str, Any]()
+    if config.oversample > 1:
+        given["oversample"] = config.oversample
+    if config.segment_tokens:
+        given["segment_tokens"] = config.segment_tokens
+    if given:
+        strategy = dataclasses.replace(strategy or Partial(), **given)
+    if strategy is not None and algorithm.curriculum is not None:
+        raise InputError(
+            f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
+            "segment_tokens) cannot do: leave out one of the two"
+        )
+    if strategy is not None and strategy.train_unfinished and config.stream_rewards:
+        raise InputError(
+            f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "
+            "leave it out"
+        )
+    return strategy
+
+
+def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
+    """InputError where a hyper-parameter is to name one of the rewards, but does not."""
+    named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
+    if named is not None and named not in known:
+        raise unknown(f"reward for the hyper-parameter accuracy of {config.algorithm}", named, known)
+
+
+def check_method(config: TrainConfig, mesh: jax.sharding.Mesh) -> Algorithm:
+    """The method of a run. InputError for all that is wrong with it and its batches, before a model is loaded."""
+    algorithm = make_algorithm(config)
+    rows = config.prompts_per_step * config.group_size
+    gather(
+        lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
+        lambda: check_groups(config, algorithm),
+        lambda: check_critic(config, algorithm),
+        lambda: strategy_of(config, algorithm),
+    )
+    return algorithm
+
+
+def set_up(config: TrainConfig, inputs: Inputs | None = None) -> tuple[Parts, TrainState, Any]:
+    """The parts of a run, and its state and the method's memory before the first step, on all devices.
+
+    inputs: prompts and rewards, where they have been read already; else the rewards' processes end with this one.
+    """
+    mesh = data_mesh()
+    algorithm = check_method(config, mesh)
+    if inputs is None:
+        inputs = Inputs(split_prompts(config), make_rewards(config))
+    check_components(config, inputs.rewards)
+    policy, params, tokenizer = load_model(config, algorithm)
+    for layer in values_of(algorithm.needs, "internal_logp"):
+        inner_policy(policy, params, int(layer))  # for its own check
+    prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
+    digests = {**inputs.digests, **model_digests(params, tokenizer)}
+    if mesh.size > 1:
+        policy = dataclasses.replace(policy, mesh=mesh)
+    frozen, params = replicate(split_parameters(config, policy, params), mesh)
+    refers = any(need.startswith("reference") for need in algorithm.needs)
+    reference = reference_of(config, frozen, params) if refers else None
+    gradient_steps = config.steps * config.epochs * config.minibatches
+    optimizer = make_optimizer(config.optimizer, gradient_steps)
+    # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
+    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init()), mesh)
+    parts = Parts(
+        algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
+        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
+    )  # fmt: skip
+    return parts, state, memory

@@ -1,1 +1,0 @@
-"""Training: the update, the host loop over it, checkpoints, evaluation."""

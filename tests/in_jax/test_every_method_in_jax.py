@@ -1,0 +1,25 @@
+"""Two iterations of every method of the catalogue on a tiny task: all is finite, and parameters stay so."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.in_jax.tasks import sequence_lock
+from jaxrl_llm.in_jax.train import LABORATORY, Settings, make_train
+
+TINY = Settings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
+UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@pytest.mark.usefixtures("own_programs")
+@pytest.mark.parametrize("name", algorithms.names())
+def test_two_iterations_are_finite(name: str) -> None:
+    train = make_train(sequence_lock(1, 2), name, TINY)
+    run = jax.jit(lambda key: train(key, LABORATORY.get(name)), compiler_options=UNOPTIMISED)(jax.random.key(0))
+    for metric, values in run.metrics.items():
+        assert np.isfinite(values).all(), metric
+    np.testing.assert_array_equal(run.metrics["finite"], 1.0)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.params))

@@ -1,0 +1,95 @@
+"""What counts as a learning signal: every method's own advantages, and rewards where there are none."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
+
+from experience import N, case
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.learner.signal import signal
+from jaxrl_llm.trajectory import Trajectories
+
+# Their credit is not only what a reward is beside the group's: a value or greedy baseline, the whole batch's mean, a
+# divergence within the reward, a vote of the answers.
+NOT_OF_THE_GROUP_ALONE = {
+    "baichuan_m2", "dcpo_distribution_centric", "ettrl", "optimal_token_baseline", "otr", "pf_ppo", "ppo", "ppo_max",
+    "reinforce_plus_plus", "remax", "rloo", "safe_entropy_aware", "t_ppo", "ttrl", "vapo", "vc_ppo", "verpo",
+}  # fmt: skip
+ONE_SAMPLE_A_PROMPT = {
+    "dcpo_distribution_centric", "optimal_token_baseline", "otr", "pf_ppo", "ppo", "ppo_max", "reinforce",
+    "reinforce_plus_plus", "remax", "riskpo", "safe_entropy_aware", "spo_single_stream", "t_ppo", "vapo", "vc_ppo",
+}  # fmt: skip
+NO_ADVANTAGES = {"drpo_decoupled_reward", "trpa"}
+# Groups are dropped whose random reference is an outlier, as all of this batch; sets of more samples than a group has.
+SILENT = {"brpo", "passk_grpo"}
+
+
+@cache
+def signal_of(name: str, reward: Any = None, lone: bool = False) -> float:
+    algorithm = algorithms.get(name)
+    changes = (
+        {} if reward is None else {"reward": np.full(N, reward), "rewards": dict.fromkeys("ab", np.full(N, reward))}
+    )
+    batch = case(11, algorithm, **changes).batch
+    if lone:
+        batch = batch.replace(group=jnp.arange(N, dtype=jnp.int32))
+    _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
+    return signal(ready)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_method_s_own_advantages_say(name: str) -> None:
+    assert 0 <= signal_of(name) <= 1
+    assert (signal_of(name) > 0) == (name not in SILENT)
+    assert (signal_of(name, 1.0) > 0) == (name in NOT_OF_THE_GROUP_ALONE)
+    assert (signal_of(name, lone=True) > 0) == (name in ONE_SAMPLE_A_PROMPT | NO_ADVANTAGES)
+
+
+def bare(reward: list[float], group: list[int], **fields: Any) -> Trajectories:
+    """Rows of two actions each."""
+    rows, zeros = len(reward), jnp.zeros((len(reward), 3), jnp.int32)
+    action = jnp.asarray([[False, True, True]] * rows)
+    return Trajectories(
+        tokens=zeros, token_mask=~action | action, action_mask=action, behaviour_logp=-1.0 * action, policy_step=zeros,
+        turn=zeros, group=jnp.asarray(group), prompt_id=jnp.asarray(group), truncated=jnp.zeros(rows, bool),
+        reward=jnp.asarray(reward), **fields,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reward", "group", "share"),
+    [
+        ([0, 1, 1, 1], [0, 0, 1, 1], 0.5),
+        ([0.1, 0.1, 0.1, 0.1], [0, 0, 1, 1], 0.0),
+        ([0, 1, 0.5, 1], [0, 1, 2, 3], 1.0),
+        ([1, 1, 1, 1], [0, 1, 2, 3], 0.0),
+        ([0, np.nan, 1, 1], [0, 0, 1, 1], 0.0),
+        ([0, 1, np.nan, np.nan], [0, 0, 1, 1], 0.5),
+        ([np.nan] * 4, [0, 0, 1, 1], 0.0),
+    ],
+)
+def test_without_advantages_rewards_are_compared(reward: list[float], group: list[int], share: float) -> None:
+    assert signal(bare(reward, group)) == share
+
+
+def test_only_what_counts_in_the_loss_is_a_signal() -> None:
+    """An advantage of a token that is dropped, or that is no action, is none; rows without actions are not counted."""
+    one = jnp.zeros((4, 3)).at[1, 1].set(-1e-6)
+    batch = bare([1, 1, 1, 1], [0, 0, 1, 1], advantages=one)
+    assert signal(batch) == 0.25
+    assert signal(batch.replace(advantages=jnp.roll(one, -1, axis=1))) == 0
+    assert signal(batch.replace(weights=jnp.ones((4, 3)).at[1, 1].set(0.0))) == 0
+    assert signal(batch.replace(weights=jnp.ones((4, 3)).at[1, 2].set(0.0))) == 0.25
+    half = batch.action_mask & (jnp.arange(4) < 2)[:, None]
+    assert signal(batch.replace(action_mask=half)) == 0.5
+    assert signal(batch.replace(action_mask=jnp.zeros((4, 3), bool))) == 0

@@ -1,0 +1,122 @@
+"""Accuracy and pass@k are counts of what the reward says."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs as runs
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import load_policy
+from jaxrl_llm.rewards import Reward
+from jaxrl_llm.sampling import completion_ids, sample
+from jaxrl_llm.runs.evaluate import Evaluation, evaluate
+from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Any, Any, Any]:
+    return load_policy(runs.MODEL)
+
+
+@pytest.fixture(scope="module")
+def prompts(model: tuple[Any, Any, Any]) -> PromptSet:
+    rows = [{"prompt": f"number {i:02d}:", "answer": str(i)} for i in range(4)]
+    return encode_rows(model[2], rows, max_tokens=64, long_prompts="skip", system_prompt=None)
+
+
+def run(model: tuple[Any, Any, Any], prompts: PromptSet, reward: Any, **settings: Any) -> Evaluation:
+    policy, params, _ = model
+    rewards = reward if isinstance(reward, list) else [Reward(reward, name="reward")]
+    return evaluate(policy, params, prompts, rewards, max_new_tokens=6, **settings)
+
+
+def fixed(*scores: float) -> Any:
+    """A reward that does not look."""
+    return lambda completions: list(scores)
+
+
+def test_accuracy_is_the_share_of_ones(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    result = run(model, prompts, fixed(1.0, 0.75, 1.0, -3.0))
+    figures = result.figures
+    assert figures["accuracy"] == 0.5
+    assert figures["reward"] == pytest.approx((1 + 0.75 + 1 - 3) / 4)
+    assert (figures["prompts"], figures["samples"], figures["temperature"]) == (4, 1, 0.0)
+    # Wilson's interval for 2 of 4: (p + z^2/2n +- z sqrt(p q / n + z^2/4n^2)) / (1 + z^2/n)
+    z = 1.959964
+    middle, half = 0.5, z * math.sqrt(1 / 16 + z * z / 64) / (1 + z * z / 4)
+    assert figures["low"] == pytest.approx(middle - half, abs=1e-5)
+    assert figures["high"] == pytest.approx(middle + half, abs=1e-5)
+    assert "pass_at" not in figures
+
+
+def test_accuracy_is_a_count_over_greedy_completions(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    def first_is_even(completions: list[str], completion_ids: list[list[int]]) -> list[float]:
+        return [float(ids[0] % 2 == 0) for ids in completion_ids]
+
+    policy, params, _ = model
+    result = run(model, prompts, first_is_even)
+    ids = np.asarray(prompts.ids)
+    logits = policy.logits(params, ids)[:, -1]
+    by_hand = int(np.sum(np.argmax(np.asarray(logits), axis=-1) % 2 == 0))
+    assert result.figures["accuracy"] == by_hand / 4
+    greedy = sample(policy, params, prompts.ids, jax.random.key(5), max_new_tokens=6, temperature=0.0)
+    assert completion_ids(result.scored.batch) == completion_ids(greedy)
+    lengths = [len(ids) for ids in completion_ids(greedy)]
+    assert result.figures["length"] == np.mean(lengths)
+    assert result.figures["truncated"] == np.mean([n == 6 for n in lengths])
+
+
+def test_the_judge_is_the_first_reward_or_the_one_named(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    rewards = [Reward(fixed(1, 1, 1, 0), name="style"), Reward(fixed(0, 0, 0, 1), name="right", weight=3.0)]
+    assert run(model, prompts, rewards).figures["accuracy"] == 0.75
+    named = run(model, prompts, rewards, judge="right").figures
+    assert named["accuracy"] == 0.25
+    assert named["reward"] == pytest.approx((1 + 1 + 1 + 3) / 4)
+    with pytest.raises(InputError, match="unknown reward to judge by 'rigth': did you mean 'right'"):
+        run(model, prompts, rewards, judge="rigth")
+
+
+def test_pass_at_k(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    """Of 4 samples each, 0, 1, 2 and 4 are right: pass@k is 1 - C(4 - c, k) / C(4, k), averaged over the prompts."""
+    right = [0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 1, 1, 1, 1, 1]
+    result = run(model, prompts, fixed(*right), samples=4, temperature=1.0)
+    figures = result.figures
+    assert figures["accuracy"] == 7 / 16
+    assert set(figures["pass_at"]) == {"1", "2", "4"}
+    for k in (1, 2, 4):
+        expected = np.mean([1 - math.comb(4 - c, k) / math.comb(4, k) for c in (0, 1, 2, 4)])
+        found = figures["pass_at"][str(k)]
+        assert found["value"] == pytest.approx(expected)
+        assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+    assert figures["low"] <= figures["accuracy"] <= figures["high"]
+    assert len(completion_ids(result.scored.batch)) == 16
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_samples_that_are_no_power_of_two(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    figures = run(model, prompts, fixed(*[1] * 12), samples=3, temperature=1.0).figures
+    assert {k: v["value"] for k, v in figures["pass_at"].items()} == {"1": 1.0, "2": 1.0}
+
+
+def test_how_many_rows_go_at_once_changes_nothing(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    results = [
+        completion_ids(run(model, prompts, fixed(*[0] * 16), samples=4, temperature=1.0, slots=n).scored.batch)
+        for n in (0, 16, 6)
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+def test_nothing_scored_is_no_number_and_no_right_answer(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    """A reward that abstains throughout must not stop the run that waits to write its summary."""
+    nan = float("nan")
+    figures = run(model, prompts, fixed(nan, nan, nan, nan)).figures
+    assert figures["reward"] is None
+    assert figures["accuracy"] == 0.0
+    json.dumps(figures, allow_nan=False)
+    assert run(model, prompts, fixed(nan, 1, nan, nan)).figures["reward"] == 1.0

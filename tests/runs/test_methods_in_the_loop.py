@@ -1,0 +1,131 @@
+"""What methods ask of the host loop: more prompts, greedy completions, a critic, feedback, other looks at the policy.
+
+One method for each need; that every method runs by name is the table of experiments/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs as runs
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms.needs import NEEDS, value_of
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.load_run import load_run
+from jaxrl_llm.runs.setup import check_groups, make_algorithm, set_up
+
+METHODS: dict[str, dict[str, Any]] = {
+    "remax": {},
+    "ppo": {"kl_coefficient": 0.05},
+    "safe_entropy_aware": {},
+    "r2vpo": {},
+    "dgpo_distribution_guided": {},
+    "capo_curvature": {},
+    "rover": {},
+    "bupo": {"layer": 1},
+    "verl_velocity_rank": {},
+    "dcpo_distribution_centric": {},
+}
+
+
+def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
+    settings: dict[str, Any] = {
+        "algorithm": name, "hyperparameters": METHODS.get(name, {}), "steps": 2, "eval_size": 0, "minibatches": 1,
+        "top_p": 1.0, "checkpoint_every": 1, "max_new_tokens": 6,
+    }  # fmt: skip
+    return runs.small_config(folder, **{**settings, **changes})
+
+
+def lines_of(config: TrainConfig) -> list[dict[str, Any]]:
+    return runs.lines_of(Path(config.output) / "metrics.jsonl")
+
+
+def test_every_need_is_tried() -> None:
+    asked = {value_of(need)[0] for name in METHODS for need in algorithms.get(name, **METHODS[name]).needs}
+    assert asked == set(NEEDS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loop_gives_what_is_needed(name: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, name)
+    runs.train(config)
+    for line in lines_of(config):
+        assert np.isfinite(line["loss"])
+        assert line["grad_norm"] > 0
+        assert line["mismatch"] < 1e-4
+
+
+def test_feedback_and_a_critic_survive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """r2vpo's multiplier goes by the metrics of the last update; PPO's critic is among the parameters."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    for name in ("r2vpo", "ppo"):
+        (tmp_path / name).mkdir()
+        config = config_of(tmp_path / name, name, steps=3, keep_checkpoints=3)
+        runs.train(config)
+        whole, cut = Path(config.output), tmp_path / f"{name}-cut"
+        shutil.copytree(whole, cut)
+        for step in ("2", "3"):
+            shutil.rmtree(cut / "checkpoints" / step, ignore_errors=True)
+        loop.resume(str(cut))
+        assert runs.reproducible(cut / "metrics.jsonl") == runs.reproducible(whole / "metrics.jsonl")
+    policy, params = load_run(str(cut))[1:3]
+    assert "critic" not in params
+    assert policy.config.vocab_size == params["embed"].shape[0]
+
+
+def test_a_critic_may_learn_first_and_alone(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "ppo", steps=1, critic_steps=1, critic="shared")
+    parts, before, _ = set_up(config)
+    before = jax.tree.map(np.array, before.params)
+    assert parts.policy.critic.kind == "shared"
+    runs.train(config)
+    after = loop.Checkpoints(Path(config.output) / "checkpoints").latest(before)
+    assert after is not None
+    for name, was in before.items():
+        same = all(
+            np.array_equal(a, b) for a, b in zip(jax.tree.leaves(was), jax.tree.leaves(after.params[name]), strict=True)
+        )
+        assert same == (name != "critic"), name
+
+
+def test_uninformative_groups_are_replaced(tmp_path: Path) -> None:
+    """`starts_even` is 0 or 1 and often alike in a group of four; more prompts are drawn until four groups differ."""
+    config = config_of(tmp_path, "dapo", reward="starts_even", steps=3)
+    runs.train(config)
+    lines = lines_of(config)
+    assert max(line["rounds"] for line in lines) > 1
+    for line in lines:
+        rows = [row for row in runs.lines_of(Path(config.output) / "completions.jsonl") if row["step"] == line["step"]]
+        rewards = np.asarray([row["reward"] for row in rows]).reshape(4, 4)
+        informative = (np.ptp(rewards, axis=1) > 0).sum()
+        assert informative == 4 or line["rounds"] == 10
+        assert line["groups/uniform"] == 1 - informative / 4
+
+
+def test_what_cannot_be_had_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    deep = config_of(tmp_path, "bupo", hyperparameters={"layer": 99})
+    with pytest.raises(InputError, match="layer is 99, but the model has layers 1 to"):
+        runs.train(deep)
+    assert not Path(deep.output).exists()
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "passk_grpo", "gdpo", "drpo_decoupled_reward"])
+def test_a_method_that_compares_samples_wants_more_than_one(name: str, tmp_path: Path) -> None:
+    lone = config_of(tmp_path, name, group_size=1)
+    with pytest.raises(InputError, match=f"{name} compares .* group_size is 1, but must be at least 2"):
+        runs.train(lone)
+    assert not Path(lone.output).exists()
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_plus_plus", "ppo", "spo_single_stream", "remax"])
+def test_others_do_not(name: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, name, group_size=1)
+    check_groups(config, make_algorithm(config))

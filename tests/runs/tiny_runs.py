@@ -1,0 +1,211 @@
+"""What tests of whole runs share: a configuration that takes seconds, rewards, and runs in processes of their own."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.models import load_policy
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.checkpoints import Checkpoints
+from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.learner.optimizer import OptimizerConfig
+
+MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"
+TIMED = ("rollout/tokens_per_second", "rollout/first_token_seconds", "rollout/compiles", "rollout/moved_seconds")
+
+# `even` looks at token ids, so that a policy that writes noise scores between 0 and 1, and seldom alike in a group.
+REWARDS = """
+import os
+import time
+
+
+def even(completions, completion_ids):
+    time.sleep(float(os.environ.get("REWARD_SECONDS", 0)))
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def starts_even(completions, completion_ids):
+    return [float(ids[0] % 2 == 0) for ids in completion_ids]
+
+
+def constant(completions):
+    return [0.5] * len(completions)
+
+
+def picky(completions, completion_ids):
+    if any(ids[-1] % 3 == 0 for ids in completion_ids):
+        raise ValueError("a last token\\nthat three divides")
+    return [1.0] * len(completions)
+
+
+def hanging(completions):
+    time.sleep(60)
+
+
+def short(completions):
+    return [1.0]
+
+
+def unscored(completions):
+    return [None] * len(completions)
+
+
+def needy(completions, solution):
+    return [1.0] * len(completions)
+
+
+def from_answer(completions, answer):
+    return [float(value) for value in answer]
+"""
+
+
+def write_rewards(folder: Path) -> Path:
+    """The file of the rewards above."""
+    path = folder / "rewards.py"
+    path.write_text(REWARDS)
+    return path
+
+
+def write_prompts(path: Path, count: int = 12, first: int = 0) -> Path:
+    """A file of `count` prompts of 10 tokens, with the column "answer"."""
+    rows = [{"prompt": f"number {i:02d}:", "answer": str(i % 2)} for i in range(first, first + count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def small_config(folder: Path, **changes: Any) -> TrainConfig:
+    """A run into folder/run: a reference policy, nucleus sampling and two minibatches; 4 steps of 4 x 4 completions.
+
+    Changes of data, rewards, steps and files leave its compiled programs as they are; other changes take compiling.
+    """
+    reward = f"{write_rewards(folder)}:{changes.pop('reward', 'even')}"
+    settings: dict[str, Any] = {
+        "model": str(MODEL),
+        "output": str(folder / "run"),
+        "prompts": str(folder / "prompts.jsonl"),
+        "rewards": (reward,),
+        "steps": 4,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "max_new_tokens": 6,
+        "top_p": 0.9,
+        "minibatches": 2,
+        "optimizer": OptimizerConfig(learning_rate=2e-3),
+        "remat": False,
+        "eval_size": 4,
+        "checkpoint_every": 2,
+        "log_completions_every": 1,
+        "tensorboard": False,
+        **changes,
+    }
+    if settings["prompts"] == str(folder / "prompts.jsonl"):
+        write_prompts(folder / "prompts.jsonl")
+    return TrainConfig(**settings)
+
+
+def train(config: TrainConfig) -> dict[str, Any]:
+    """`loop.train` without the report, whose charts take longer than such a run."""
+    before = loop.write_report
+    loop.write_report = lambda folder: folder
+    try:
+        return loop.train(config)
+    finally:
+        loop.write_report = before
+
+
+@cache
+def _scratch() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="jaxrl-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def finished_run() -> Path:
+    """The folder of a run of `small_config` with its report. It is shared: copy it before changing it."""
+    loop.train(small_config(_scratch()))
+    return _scratch() / "run"
+
+
+def as_arguments(config: TrainConfig) -> list[str]:
+    """The options that give this configuration."""
+
+    def options(values: dict[str, Any], prefix: str) -> list[str]:
+        out = []
+        for name, value in values.items():
+            flag = prefix + name.replace("_", "-")
+            if isinstance(value, dict):
+                out += options(value, flag + ".")
+            elif isinstance(value, bool):
+                out.append(flag if value else f"{prefix}no-{name.replace('_', '-')}")
+            elif isinstance(value, tuple):
+                out += [flag, *value]
+            elif value is not None:
+                out.append(f"{flag}={value}")
+        return out
+
+    default, values = to_dict(TrainConfig()), to_dict(config)
+    changed = {name: value for name, value in values.items() if value != default[name]}
+    return options({"algorithm" if name == "hyperparameters" else name: value for name, value in changed.items()}, "--")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Environment of a process that computes as this one does and shares its compiled programs."""
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **changes,
+    }
+
+
+def start(*arguments: str, code: str = "", **changes: str) -> subprocess.Popen[str]:
+    """Start the command line in a process of its own, `code` running before it; `changes` are of its environment."""
+    source = f"import sys\n{code}\nfrom jaxrl_llm.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**changes),
+    )
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; none where there is no file yet."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def reproducible(path: Path) -> list[dict[str, Any]]:
+    """The metrics of a run without those that depend on the machine's speed."""
+    timed = ("seconds/", "tokens_per_second", "compiles", *TIMED)
+    return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines_of(path)]
+
+
+def final_params(run: Path) -> Any:
+    """The parameters of a run's newest checkpoint, as NumPy arrays."""
+    _, shapes, _ = load_policy(MODEL)
+    restored = Checkpoints(run / "checkpoints").latest(shapes)
+    assert restored is not None
+    return jax.tree.map(np.asarray, restored.params)
+
+
+def assert_equal_trees(a: Any, b: Any) -> None:
+    """Bit for bit, dtypes too."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
