@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxrl_llm import heap
 from jaxrl_llm.compilation import compiles, count_compiles, use_compile_cache
-from jaxrl_llm.data import PromptStream
 from jaxrl_llm.distributed import replicate, shard_rows
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.interrupts import interruptible, stop_if
@@ -22,10 +21,8 @@ from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.reporting import Progress, write_report
-from jaxrl_llm.rollouts.partial import Pool, from_arrays, to_arrays
 from jaxrl_llm.runs.changes import ACCEPT, check_changes, settings_to_compare
 from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.collect import collect
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite, not_finite_in, refusal
 from jaxrl_llm.runs.evaluate import evaluate
@@ -35,7 +32,9 @@ from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.runs.record import about, describe, facts, outcome, tally, writers
 from jaxrl_llm.runs.run_folder import Clock, RunFolder
-from jaxrl_llm.runs.setup import Parts, needs_values, set_up, strategy_of
+from jaxrl_llm.runs.rollout import strategy_of
+from jaxrl_llm.runs.setup import Parts, needs_values, set_up
+from jaxrl_llm.runs.source import source_of
 from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.learner.steps import filled, plan_steps
 from jaxrl_llm.learner.update import TrainState, prepare, update
@@ -97,10 +96,9 @@ def _run(
     accept_changed_inputs: bool,
 ) -> dict[str, Any]:
     """`train`, once all is set up."""
-    strategy, pool = strategy_of(config, parts.algorithm), Pool()
+    source, strategy = source_of(config, parts, clock), strategy_of(config, parts.algorithm)
+    source_state = source.init()
     algorithm, policy, prompts, held_out = parts.algorithm, parts.policy, parts.prompts, parts.held_out
-    at_once = 1 if strategy else config.prompts_per_step
-    stream = PromptStream(prompts.rows, batch_size=at_once, seed=config.seed)
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
     record = {"settings": settings_to_compare(config, os.getcwd()), "inputs": parts.digests}
     first, counts, feedback, remarks = 0, dict[str, int](), dict[str, float](), list[str]()
@@ -118,12 +116,11 @@ def _run(
         rest, memory = replicate((restored.state["rest"], restored.state["memory"]), parts.mesh)
         state = type(state)(replicate(restored.params, parts.mesh), *rest)
         try:
-            stream.restore(restored.meta["prompts"])
+            source_state = source.load(restored.meta["source"], restored.arrays)
         except InputError as error:  # there are more prompts, or fewer
             if not accept_changed_inputs:
                 raise
             remarks.append(f"the prompts are drawn from the beginning of an epoch ({error})")
-        pool = from_arrays(restored.arrays)
         clock.seconds |= {"load": clock.seconds["load"] + restored.meta["seconds"].pop("load", 0.0)}
         clock.seconds |= restored.meta["seconds"]
         counts = restored.meta["counts"]
@@ -170,9 +167,9 @@ def _run(
             step_key = jax.random.fold_in(key, step)
             before = dict(clock.seconds)
             params = join(parts.frozen, state.params)
-            collected = collect(parts, config, params, stream, step_key, step, clock, pool)
+            collected, source_state = source.next(source_state, params, step_key, step)
             stop_if(interrupted())
-            scored, pool = collected.scored, collected.pool
+            scored = collected.scored
             heap.give_back()
             with clock("update"):
                 batch = fill_up(scored.batch, config.prompts_per_step * config.group_size, config.group_size)
@@ -213,7 +210,6 @@ def _run(
             metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in clock.seconds.items()}
             metrics |= {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
             metrics["packing/filled"] = filled(steps)
-            metrics |= {"rounds": collected.rounds} if algorithm.curriculum else {}
             stop_if(interrupted())
             counts, remarks = tally(counts, step, metrics, config)
             for text in remarks:
@@ -238,9 +234,9 @@ def _run(
                             f"in {folder.checkpoints} are good"
                         )
                     writer.flush()  # what is logged of these steps must not be lost once they are not taken again
-                    meta = {"prompts": stream.state(), "counts": counts, "feedback": feedback}
+                    saved, begun = source.save(source_state)
+                    meta = {"source": saved, "counts": counts, "feedback": feedback}
                     meta |= {"seconds": clock.seconds, "logs": folder.logs(), "summary": summary, **record}
-                    begun = to_arrays(pool) if strategy else None
                     checkpoints.save(done, state.params, {"rest": state[1:], "memory": memory}, meta, begun)
                 stop_if(interrupted())
         if held_out is not None:

@@ -28,6 +28,7 @@ from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rollouts.partial import Partial
 from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.rollout import check_rollout
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, split_prompts
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.runs.inputs import prompt_sets
@@ -171,32 +172,6 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
 
 
-def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
-    """How a step's rollout ends early, if it does: as the run's settings say, where they do, else as the method asks.
-
-    InputError where the method resamples: both choose which groups a step waits for; and where whole groups are to be
-    scored at once, but are not finished at once.
-    """
-    strategy, given = algorithm.strategy, dict[str, Any]()
-    if config.oversample > 1:
-        given["oversample"] = config.oversample
-    if config.segment_tokens:
-        given["segment_tokens"] = config.segment_tokens
-    if given:
-        strategy = dataclasses.replace(strategy or Partial(), **given)
-    if strategy is not None and algorithm.curriculum is not None:
-        raise InputError(
-            f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
-            "segment_tokens) cannot do: leave out one of the two"
-        )
-    if strategy is not None and strategy.train_unfinished and config.stream_rewards:
-        raise InputError(
-            f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "
-            "leave it out"
-        )
-    return strategy
-
-
 def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
     """InputError where a hyper-parameter is to name one of the rewards, but does not."""
     named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
@@ -212,7 +187,7 @@ def check_method(config: TrainConfig, mesh: jax.sharding.Mesh) -> Algorithm:
         lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
-        lambda: strategy_of(config, algorithm),
+        lambda: check_rollout(config, algorithm),
     )
     return algorithm
 

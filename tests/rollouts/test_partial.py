@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts import partial
 from jaxrl_llm.rollouts.partial import Enough, Group, Partial, Pool, Sample
-from jaxrl_llm.sampling import engine
+from jaxrl_llm.sampling import stream
 from jaxrl_llm.sampling.draw import Settings, seed_of
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.weights import take_weights
@@ -342,7 +342,7 @@ def test_rows_stay_busy_under_a_heavy_tail(vectors: Any) -> None:
                 def ends(c: Completion) -> Completion:
                     return replace(c, ended=c.tokens.size == length[c.index])
 
-                for completion in engine.stream(
+                for completion in stream(
                     model.policy, weights, asked, sampling, slots=8, chunk=4, policy_step=step, stats=runs[-1],
                     enough=lambda c: enough(ends(c)),
                 ):  # fmt: skip

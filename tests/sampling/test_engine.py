@@ -19,10 +19,10 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.sampling.decode import decode
 from jaxrl_llm.sampling.draw import Settings, seed_of
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.prefill import prefill
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.sampler import assemble
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 KEY = jax.random.key(5)
