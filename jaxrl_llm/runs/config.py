@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_llm.errors import InputError, gather, require, shown, unknown
-from jaxrl_llm.settings import conform, raised
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
+from jaxrl_llm.settings import conform, raised
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
 COUNT = 2**31 - 1  # the greatest whole number that a device counts with

@@ -13,9 +13,12 @@ import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
+from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
@@ -25,15 +28,10 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
-from jaxrl_llm.rollouts.partial import Partial
-from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.runs.rollout import check_rollout
-from jaxrl_llm.runs.inputs import Inputs, make_rewards, split_prompts
-from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.runs.inputs import prompt_sets
-from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
 
