@@ -54,7 +54,7 @@ class Collected(NamedTuple):
 
     groups: list[Group]
     left: Pool
-    stats: Stats
+    stats: list[Stats]  # of each engine that sampled, one for each segment
 
 
 class Driver:
@@ -101,7 +101,7 @@ class _Run:
     """One call of `Driver.run`; to its groups, their `Driving`."""
 
     def __init__(self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> None:
-        self.driver, self.rule, self.stats = driver, rule, Stats()
+        self.driver, self.rule, self.stats = driver, rule, list[Stats]()
         seen: Counter[int] = Counter()
         self.groups: list[GroupRun] = []
         for log, task in flight:
@@ -128,7 +128,7 @@ class _Run:
         """Run all programs."""
         self.news = asyncio.Event()
         count_compiles()
-        before, self.stats.began = compiles()[0], time.perf_counter()
+        before, began = compiles()[0], time.perf_counter()
         with interruptible() as interrupted:
             try:
                 for place, group in enumerate(self.groups):
@@ -141,8 +141,9 @@ class _Run:
                 logs = [group.log() for group in self.groups]
             finally:
                 await self._cancel()
-        self.stats.seconds = time.perf_counter() - self.stats.began
-        self.stats.compiles = compiles()[0] - before
+        if self.stats:
+            self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
+            self.stats[0].compiles = compiles()[0] - before
         chosen = set(self.complete)
         if not self.rule.at_least_one:  # a step trains on all that is in flight
             chosen = set(range(len(self.groups)))
@@ -169,7 +170,7 @@ class _Run:
         elif self.parked and not outside:
             if self.complete or not self.rule.at_least_one:
                 return True
-            self.waiting, self.parked = self.parked, []
+            self.waiting, self.parked, self.engines = self.parked, [], {}
         else:
             await self._wait()
         return False
@@ -198,7 +199,8 @@ class _Run:
         for greedy in (False, True):
             asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.greedy == greedy]
             if asked and greedy not in self.engines:
-                stats = Stats() if greedy else self.stats
+                stats = Stats(began=time.perf_counter())
+                self.stats += [] if greedy else [stats]
                 self.engines[greedy] = self.driver.make_engine([request for _, request in asked], greedy, stats), {}
             for ticket, request in asked:
                 engine, open_ones = self.engines[greedy]

@@ -132,14 +132,15 @@ def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step
     kept: list[tuple[Scored, dict[str, Any]]] = []
     spare: list[tuple[Scored, dict[str, Any]]] = []
     runs: list[dict[str, float]] = []
-    stats: list[Stats] = []
+    stats, rounds = list[Stats](), 0
     while True:
-        round_key = jax.random.fold_in(key, len(stats)) if stats else key
+        round_key = jax.random.fold_in(key, rounds) if rounds else key
         ids, curriculum = setup.curriculum.select(state.curriculum, wanted)
         state = state._replace(curriculum=curriculum)
         flight = [_begin(setup, int(i), step) for i in ids]
         found, scored = _round(setup, flight, Rule(), params, round_key, step)
-        stats.append(found.stats)
+        stats += found.stats
+        rounds += 1
         runs.append(_program_metrics(setup, found))
         rows = [dict(one.task.row) for one in found.groups]
         if dynamic is None:
@@ -148,10 +149,10 @@ def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step
         groups = [(group_of(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
         spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
-        if len(kept) >= wanted or len(stats) >= dynamic.rounds:
+        if len(kept) >= wanted or rounds >= dynamic.rounds:
             break
     chosen = (kept + spare)[:wanted]
-    metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": float(len(stats))}
+    metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": rounds}
     return Step(join([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
 
 
@@ -169,7 +170,7 @@ def _partial(
     # Of the tokens that the policy is trained on.
     age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
     metrics = {
-        **rollout_metrics([found.stats]),
+        **rollout_metrics(found.stats),
         **_program_metrics(setup, found),
         **(window_metrics(scored) if windows else {}),
         "rollout/stale_tokens": float(np.mean(age > 0)),

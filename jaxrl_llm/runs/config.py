@@ -23,7 +23,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
-    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6), "reward_default": (-1e30, 1e30),
+    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
+    "reward_default": (-1e30, 1e30),
     "lora_alpha": (SMALLEST, 1e6),
 }  # fmt: skip
 GENERATED = "reasoning-gym:"  # how the names of generated prompts begin, which have no end

@@ -29,7 +29,8 @@ class Learned(NamedTuple):
 
     state: RunState
     batch: Trajectories  # as the method prepared it, filled up
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # of the update
+    filled: float  # share of places in packed rows that hold a token
 
 
 def learn(
@@ -68,8 +69,7 @@ def learn(
             frozen=parts.frozen, only=only,
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
-    metrics["packing/filled"] = filled(steps)
-    return Learned(state._replace(train=train, memory=memory), batch, metrics)
+    return Learned(state._replace(train=train, memory=memory), batch, metrics, filled(steps))
 
 
 def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:

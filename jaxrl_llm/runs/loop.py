@@ -97,7 +97,7 @@ def _run(
     def test(name: str, step: int, title: str) -> None:
         if parts.held_out is None:
             return
-        if name not in summary or name == "eval_latest":
+        if name != "eval_before" or name not in summary:
             with clock("evaluate"):
                 result = evaluate_run(config, parts, join(parts.frozen, state.train.params))
             summary[name] = result.figures

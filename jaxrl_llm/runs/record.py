@@ -174,7 +174,7 @@ def metrics_of(
 ) -> dict[str, float]:
     """All metrics of a step. before, seconds: of the clock before the step and now; taken: gradient steps before it."""
     scored, batch = as_scored(found, learned), learned.batch
-    metrics = {**learned.metrics, "signal": signal(batch)}
+    metrics = {**learned.metrics, "signal": signal(batch), "packing/filled": learned.filled}
     shaped, reward = np.asarray(batch.need("reward"))[: len(scored.texts)], np.asarray(scored.batch.need("reward"))
     if not np.array_equal(shaped, reward, equal_nan=True):
         metrics["reward/shaped"] = float(np.nanmean(shaped))
