@@ -157,6 +157,10 @@ def _in_one_line(box: str, program: str, options: list[str]) -> str:
     if wrong := re.search(r"Unrecognized options: (--[^\s,=]+)", said):
         near = _nearest_option(wrong[1].replace("_", "-"), options)
         said += f"; did you mean {near}?" if near else ""
+    if wrong := re.search(r"invalid choice '([^']*)' for argument '(--[^']*)'\. Expected one of \(([^)]*)\)", said):
+        choice, option, choices = wrong.groups()
+        if near := nearest(choice, re.findall(r"'([^']*)'", choices)):
+            said = f"{option}: invalid choice {choice!r}: did you mean {near!r}? It must be one of {choices}"
     return f"{said.rstrip('.')} ({program} --help lists the options)"
 
 
@@ -218,8 +222,9 @@ def _check_names(values: dict[str, Any], algorithm: str, parameters: Collection[
 
     for name in values:
         if name not in names(TrainConfig):
-            if name in names(OptimizerConfig):
-                raise InputError(f"{name} is a setting of the section optimizer: move it there")
+            section, _, inside = name.partition(".")
+            if name in names(OptimizerConfig) or (section == "optimizer" and inside in names(OptimizerConfig)):
+                raise InputError(f"{name!r} is a setting of the section optimizer: move {inside or name} there")
             if name in parameters:
                 raise InputError(f"{name} is a hyper-parameter of {algorithm}: move it to the section hyperparameters")
             raise unknown("setting", name, names(TrainConfig))

@@ -221,7 +221,7 @@ def test_a_reward_that_the_held_out_prompts_cannot_feed(tmp_path: Path, capsys: 
         ("a.yaml", "steps: [1]\n", "steps is [1], but must be a single value"),
         ("a.yaml", "rewards: [true]\n", "rewards is [True], but must be a list of texts"),
         ("a.yaml", "optimizer: {warmup-steps: true}\n", "optimizer.warmup-steps is True"),
-        ("a.yaml", "learning_rate: 1e-6\n", "learning_rate is a setting of the section optimizer"),
+        ("a.yaml", "learning_rate: 1e-6\n", "'learning_rate' is a setting of the section optimizer"),
         (
             "a.yaml",
             "clip-high: 0.3\n",
