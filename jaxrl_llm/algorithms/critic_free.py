@@ -84,7 +84,7 @@ def spo_single_stream(
     half_life: float = 0.06,
     least_kept: float = 0.875,
     most_kept: float = 0.96,
-    prompts: int = 4096,
+    prompts: int | None = None,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     epsilon: float = 1e-8,
@@ -100,7 +100,8 @@ def spo_single_stream(
     in PPO's clipped loss (clip_low, clip_high), mean over tokens. D, how far the policy moved since it last answered x,
     is info["drift"] f32[N] where the batch has it (0 on the first visit); else k = least_kept, the paper's fallback.
     Trackers start at v = 0.5 with the weight of one observation, as the code's without offline samples. prompts: places
-    of the tracker; prompt ids share them modulo that. Several responses to a prompt are counted together.
+    of the tracker, where None one for each prompt of the run; prompt ids share them modulo that. Several responses to a
+    prompt are counted together.
     Rollout: one response per prompt, prompts drawn by `advantages.trackers.uncertainty`.
     """
     transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon)

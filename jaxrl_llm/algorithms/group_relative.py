@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
-from jaxrl_llm.objectives.averages import average_by_name, token_mean
+from jaxrl_llm.objectives.averages import average_by_name, constant, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
@@ -53,8 +53,8 @@ def grpo(
     bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of a sample without others, "zero"
     (TRL) or its "reward" (verl).
     """
-    mean, refresh = average_by_name(average, max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    mean = average_by_name(average, max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
     require_choice("group_of_one", group_of_one, ("zero", "reward"))
     credit = group_relative(scale, ddof, epsilon)
     return Algorithm(
@@ -86,7 +86,7 @@ def dr_grpo(clip_low: float = 0.2, clip_high: float = 0.2, max_length: int | Non
     max_length: the generation budget (paper: 3000). No KL. Older code divided the sum over the batch by the length
     alone, or used the width of the padded batch. G / (G - 1) times A would be RLOO's; the learning rate absorbs it.
     """
-    mean, _ = average_by_name("constant", 3000 if max_length is None else max_length)
+    mean = constant(3000 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
     return Algorithm(group_relative(scale="none"), objective)
 
@@ -147,8 +147,8 @@ def dapo(
     steps.append(group_relative("std", ddof, epsilon))
     if overlong_filter:
         steps.append(drop_rows(lambda b: b.truncated))
-    mean, refresh = average_by_name(average, max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    mean = average_by_name(average, max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
     resample = Resample(informative=lambda b: ~uniform(b), rounds=rounds) if dynamic_sampling else None
     return Algorithm(chain(*steps), objective, curriculum=resample)
 
@@ -172,8 +172,7 @@ def baichuan_m2(
     The paper prints length_bonus 4 and quantile 0.2, but neither threshold nor clip_low, clip_high and max_length (when
     not known: the longest row of the batch). Lengths are in tokens. Rubrics and patient simulator are the task's.
     """
-    mean, refresh = average_by_name("constant", max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 
     def bonus(batch: Trajectories) -> jax.Array:
         return gated_length_bonus(batch.scores, batch.lengths, batch.group, length_bonus, quantile, threshold)
@@ -214,8 +213,7 @@ def degrpo(
     tokens, and rewards that prefer short right answers (paper: short 1, long 0.5, wrong -1).
     """
     groups = {"control": (control_weight, first_action), "answer": (1.0, later_actions)}
-    mean, refresh = token_groups(groups, over=average)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_groups(groups, over=average))
     objective = regularised(
         objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient
     )

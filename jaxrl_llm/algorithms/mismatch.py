@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.objectives.averages import average_by_name, sequence_sum, token_mean
+from jaxrl_llm.objectives.averages import constant, sequence_sum, token_mean
 from jaxrl_llm.objectives.corrections import importance_correction, mismatch_ratio
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import span_ratio, token_ratio
@@ -87,8 +87,7 @@ def hispo(
     dual_clip is taken as a ratio. max_length: the text says a constant, the generation budget; when it is not known the
     longest row, as the formula has it (there of the group, here of the batch). A as in grpo (scale, ddof, epsilon).
     """
-    mean, refresh = average_by_name("constant", max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), constant(max_length))
     masks = [
         importance_correction(level, "reject", 1 - bound, 1 + bound)
         for level, bound in (("geometric", sequence_bound), ("token", token_bound))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.objectives.averages import average_by_name, sequence_mean, token_mean
+from jaxrl_llm.objectives.averages import constant, sequence_mean, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability, soft_gate
@@ -75,8 +75,7 @@ def dppo(
     usual = 0.15 if divergence == "tv" else 0.05
     low, high = (usual if bound is None else bound for bound in (threshold_low, threshold_high))
     weight = product(within_divergence(low, high, divergence), capped(cap))
-    mean, refresh = average_by_name("constant", max_length)
-    objective = policy_gradient(token_ratio(), log_probability(weight), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), log_probability(weight), constant(max_length))
     return Algorithm(group_relative(scale="none"), objective)
 
 

@@ -33,7 +33,7 @@ from jaxrl_llm.training.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.training.rollout import PromptSet, prompt_sets
 from jaxrl_llm.training.update import TrainState, init_state
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, chain
+from jaxrl_llm.transform import RunFacts, Transform, chain
 
 
 class Parts(NamedTuple):
@@ -239,7 +239,8 @@ def set_up(config: TrainConfig, inputs: Inputs | None = None) -> tuple[Parts, Tr
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
-    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init()), mesh)
+    facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
+    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init(facts)), mesh)
     parts = Parts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
