@@ -13,12 +13,13 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
 from jaxrl_llm.objectives.penalties import likelihood_preserving, right_answers
 from jaxrl_llm.objectives.subset import mean_by
 from jaxrl_llm.sampling.partial import Partial
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Objective, chain, stateless
+from jaxrl_llm.transform import chain, stateless
 
 Number = float | jax.Array
 __all__ = ["epo", "llds", "ulorl"]
@@ -90,16 +91,19 @@ def llds(
     check_number("coefficient", coefficient, least=0)
     require_choice("penalty_over", penalty_over, ("nonnegative", "all"))
     base = grpo(clip_low, clip_high, kl_coefficient, average=average)
-    if penalty_over == "all":
-        return Algorithm(base.transform, base.objective + coefficient * likelihood_preserving(gate, final=final))
-    kept = likelihood_preserving(gate, final=final, average=mean_by("nonnegative_tokens"))
-    penalty = Objective(kept.function, kept.needs, count_nonnegative)
-    return Algorithm(base.transform, base.objective + coefficient * penalty)
+    mean = token_mean() if penalty_over == "all" else nonnegative_mean()
+    return Algorithm(
+        base.transform, base.objective + coefficient * likelihood_preserving(gate, final=final, average=mean)
+    )
 
 
-def count_nonnegative(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-    """A `Refresh`: the weighted tokens with advantage >= 0, as the control "nonnegative_tokens"."""
-    return batch.with_controls(nonnegative_tokens=jnp.sum(batch.loss_weights * (batch.need("advantages") >= 0)))
+def nonnegative_mean() -> Average:
+    """Sum over all tokens / number of tokens with advantage >= 0 in the batch; 0 where there are none."""
+
+    def count(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        return batch.with_controls(nonnegative_tokens=jnp.sum(batch.loss_weights * (batch.need("advantages") >= 0)))
+
+    return Average(mean_by("nonnegative_tokens"), refresh=count)
 
 
 def mastered(
