@@ -80,7 +80,7 @@ def rloo(
         R_i = r_i - kl_coefficient sum_t (logp_behaviour - logp_ref),    A_i = R_i - 1/(G-1) sum_{j != i} R_j
         loss = -1/N sum_i A_i sum_t log pi(a_t)
 
-    loss: "policy_gradient" is the paper's; "sequence_clip" is TRL's, the mean of -min(A S, A clip(S, 1 - e, 1 + e)) with
+    loss: "policy_gradient" is the paper's; "sequence_clip" is TRL's, mean -min(A S, A clip(S, 1 - e, 1 + e)) with
     e = clip_range and S the product of the response's token ratios; "token_clip" is verl's, with token ratios and a
     token mean. normalize: (A - mean) / (std + epsilon) over the batch (an option of TRL). TRL's kl_coefficient is 0.05.
     The advantage of a group of one is 0 (verl's loop version: its reward).
