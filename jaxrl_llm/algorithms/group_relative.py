@@ -9,6 +9,7 @@ from jaxrl_llm.advantages.baselines import bucket_quantile
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.advantages.multi_reward import component
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
@@ -109,6 +110,7 @@ def bnpo(
     return grpo(clip_low, clip_high, kl_coefficient, 0.0, scale, ddof, epsilon, average="slice")
 
 
+@presets(paper={"average": "prompt"}, code={"average": "token", "dual_clip": 10.0})
 def dapo(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
@@ -137,7 +139,8 @@ def dapo(
 
     average: the paper's formula divides by the tokens of a prompt's group, then averages over prompts ("prompt"); its
     code, and all others, by those of the whole batch ("token"), followed here. dual_clip: 10 in the authors' recipe,
-    not in the paper. A = (r - mean) / (std + epsilon) with ddof. The paper's rewards are -1 and 1.
+    not in the paper. preset "paper" or "code" sets both as they do. A = (r - mean) / (std + epsilon) with ddof. The
+    paper's rewards are -1 and 1.
     """
     check_number("rounds", rounds, least=1)
     uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
