@@ -13,8 +13,11 @@ T = TypeVar("T")
 class InputError(ValueError):
     """Bad input. The message is one line: what was found, and what to do about it.
 
-    The command line prints it without a traceback (unless `--traceback`) and exits with status 2.
+    The command line prints it without a traceback (unless `--traceback`) and exits with status 2. `known`: the names
+    that would have done, where it is about a name.
     """
+
+    known: tuple[str, ...] = ()
 
 
 class InputErrors(InputError):
@@ -72,7 +75,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = nearest(name, names)
     hint = f": did you mean {near!r}?" if near else "."
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}")
+    error = InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}")
+    error.known = tuple(names)
+    return error
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

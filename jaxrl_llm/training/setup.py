@@ -13,6 +13,7 @@ import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.algorithms.unfinished import reward_names, take_without
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
@@ -56,12 +57,11 @@ class Parts(NamedTuple):
 def make_algorithm(config: TrainConfig) -> Algorithm:
     """The configured method, told the facts of the run, with the soft overlong penalty in front where it is on.
 
-    InputError for an unknown method or hyper-parameter, or a value out of range.
+    InputError for an unknown method or hyper-parameter, a value out of range, or a part that the method lacks.
     """
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
-    given = with_facts(
-        constructor(config.algorithm), config.hyperparameters, learning_rate=config.optimizer.learning_rate, **facts
-    )
+    chosen = take_without(config.algorithm, config.hyperparameters, reward_names(config.rewards))
+    given = with_facts(constructor(config.algorithm), chosen, learning_rate=config.optimizer.learning_rate, **facts)
     algorithm = get(config.algorithm, **given)
     for need in algorithm.needs:
         value_of(need)  # for its own check

@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "safe_entropy_aware": {},
     "r2vpo": {},
     "dgpo_distribution_guided": {},
-    "capo_curvature": {},
+    "capo_curvature": {"without": "adam"},
     "rover": {},
     "bupo": {"layer": 1},
     "verl_velocity_rank": {},
