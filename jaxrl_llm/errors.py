@@ -17,7 +17,9 @@ class InputError(ValueError):
     that would have done, where it is about a name.
     """
 
-    known: tuple[str, ...] = ()
+    def __init__(self, message: str = "", known: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.known = tuple(known)
 
 
 class InputErrors(InputError):
@@ -75,9 +77,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = nearest(name, names)
     hint = f": did you mean {near!r}?" if near else "."
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    error = InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}")
-    error.known = tuple(names)
-    return error
+    return InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}", known=names)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

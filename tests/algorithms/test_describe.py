@@ -80,7 +80,7 @@ def test_origins_are_read_from_the_last_paragraph() -> None:
 
 
 def test_choices_are_those_that_the_method_takes() -> None:
-    assert choices(algorithms.constructor("grpo"), "scale") == ("max", "none", "std")
+    assert choices(algorithms.constructor("grpo"), "scale") == ("std", "none", "batch", "sum", "mean")
     for name in algorithms.names():
         for one in parameters(name):
             for text in choices(algorithms.constructor(name), one.name) if isinstance(one.default, str) else ():
