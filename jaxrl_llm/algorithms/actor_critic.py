@@ -19,6 +19,7 @@ from jaxrl_llm.advantages.returns import (
 )
 from jaxrl_llm.advantages.windows import windowed_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
@@ -98,6 +99,10 @@ def ppo(
     return Algorithm(transform, objective - entropy_coefficient * entropy())
 
 
+@presets(
+    paper={"kl_coefficient": 0.05, "reward_scaling": "normalise", "reward_clip": 0.3},
+    code={"kl_coefficient": 0.01, "reward_scaling": "scale", "reward_clip": None},
+)
 def ppo_max(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -128,8 +133,8 @@ def ppo_max(
     size. Clipped losses of policy and values with clip_low, clip_high, value_clip and value_coefficient as in `ppo`.
     entropy_weight adds that times |mean entropy - entropy_target|: a target, not a bonus.
 
-    The released scripts use reward_scaling "scale", reward_clip None, and kl_coefficient 0.01 (English) or 0.1
-    (Chinese); the code's own defaults for what they leave out are reward_clip 10 and advantage_clip 0.5. The paper
+    The released scripts (preset "code") have reward_scaling "scale", reward_clip None, and kl_coefficient 0.01
+    (English) or 0.1 (Chinese). The code has reward_clip 10 and advantage_clip 0.5 where these are on. The paper
     initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`); its
     pretraining loss is not included.
 

@@ -29,6 +29,7 @@ from jaxrl_llm.advantages.multipliers import (
 )
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.log_ratios import log_ratio
@@ -154,6 +155,10 @@ def aepo_arbitrary_entropy(
     return Algorithm(chain(controller("temperature", hot, temperature), counted(replaced)), objective)
 
 
+@presets(
+    paper={"over": "group", "ddof": 0, "dual_clip": None},
+    code={"over": "batch", "ddof": 1, "dual_clip": 3.0},
+)
 def aepo_agentic(
     strength: float = 0.2,
     clip_low: float = 0.2,
@@ -172,9 +177,9 @@ def aepo_agentic(
 
     so that the gradient is F A grad log pi, F = 1 + clip_high where rho > 1 + clip_high and A > 0, 0 where
     rho < 1 - clip_low and A < 0, else rho. H is the entropy at sampling; its moments are over the tokens of the group.
-    The released code takes those of the current policy over the tokens of the micro-batch: over "batch" and ddof 1,
-    with dual_clip 3 where A < 0. clamp: no negative factor of A (z < -1 / strength). The paper's strength and clip
-    range were not available to us; the range is DAPO's.
+    The released code takes those of the current policy over the tokens of the micro-batch: over "batch", ddof 1, and
+    dual_clip 3 where A < 0 (preset "code"). clamp: no negative factor of A (z < -1 / strength). The paper's strength
+    and clip range were not available to us; the range is DAPO's.
 
     Special rollout: trees whose budget is split by entropy, see `selection.budgets`; any rollout will do.
 

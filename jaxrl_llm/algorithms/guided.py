@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.difficulty import solved_without
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.guidance import guided, guided_rows, summed
@@ -66,6 +67,10 @@ def icpo_in_context(
     return Algorithm(chain(*parts, counted(raised), group_relative(epsilon=epsilon)), objective)
 
 
+@presets(
+    paper={"scale": "std", "over": "kinds", "dual_clip": None, "entropy_coefficient": 0.0},
+    code={"scale": "none", "over": "batch", "dual_clip": 10.0, "entropy_coefficient": 0.001},
+)
 def ampo_multi_guidance(
     success: float = 0.6,
     shape: float = 0.1,
@@ -91,9 +96,9 @@ def ampo_multi_guidance(
     the teacher's probability set to 1, as in the released code; its clip of f never takes effect, because f < 1 and no
     teacher's A is negative. dual_clip bounds the loss of bad actions; entropy_coefficient: bonus.
 
-    The released code has scale "none", over "batch", dual_clip 10 and entropy_coefficient 0.001: over "batch" sums the
-    same two terms over all tokens of the batch and divides by max_length (None: 8192) alone. Rollout: it takes the
-    teachers' answers after whose reasoning the policy finds the reference answer most probable.
+    The released code (preset "code") has scale "none", over "batch", dual_clip 10 and entropy_coefficient 0.001: over
+    "batch" sums the same two terms over all tokens of the batch and divides by max_length (None: 8192) alone. Rollout:
+    it takes the teachers' answers after whose reasoning the policy finds the reference answer most probable.
 
     Defaults. Paper: shape, scale, over, dual_clip, entropy_coefficient. Code: success, clip_low, clip_high.
     Run: max_length.

@@ -9,11 +9,16 @@ from __future__ import annotations
 from jaxrl_llm.advantages.multi_reward import check_credit, decoupled, variance_weighted
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 __all__ = ["dvao", "gdpo", "verpo"]
 
 
+@presets(
+    paper={"normalise": "sequences", "average": "sequence"},
+    code={"normalise": "tokens", "epsilon": 1e-6, "batch_epsilon": 1e-8, "average": "token"},
+)
 def gdpo(
     weights: str = "",
     normalise: str = "sequences",
@@ -37,9 +42,9 @@ def gdpo(
 
     normalise: "sequences" counts each sequence once (paper, TRL code) and leaves a single component as it is (TRL code;
     the paper always has several); "tokens" is the verl code, in which each sequence counts by its length, the divisor
-    is sqrt(var + batch_epsilon), a single component is normalised too, and the epsilons are 1e-6 and 1e-8; "none"
-    leaves the step out. Both codes count a component that did not score a row as 0; here it adds nothing and is left
-    out of its group's mean and deviation.
+    is sqrt(var + batch_epsilon), a single component is normalised too, and the epsilons are 1e-6 and 1e-8 (preset
+    "code"); "none" leaves the step out. Both codes count a component that did not score a row as 0; here it adds
+    nothing and is left out of its group's mean and deviation.
 
     Defaults. Paper: weights, normalise, kl_coefficient, average. Code: epsilon, batch_epsilon, ddof, clip_low,
     clip_high.

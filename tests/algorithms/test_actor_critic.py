@@ -186,7 +186,7 @@ def test_normalised_returns_make_the_scale_of_rewards_irrelevant_to_the_critic()
 
 
 def test_the_scripts_of_ppo_max_scale_by_the_running_deviation() -> None:
-    algorithm = ppo_max(reward_scaling="scale", reward_clip=None, kl_coefficient=0.02)
+    algorithm = ppo_max(preset="code", kl_coefficient=0.02)
     mask, logp = np.array([[1, 1, 1], [1, 1, 1]], bool), np.array([[-1, -0.5, -2]] * 2)
     batch = batch_of(
         mask, [1.0, 3.0], logp, values=np.array([[0.3, 0.5, 0.6]] * 2), reference_logp=np.array([[-1.2, -0.4, -2]] * 2)

@@ -117,7 +117,7 @@ def test_the_worked_example_of_agentic_aepo() -> None:
     batch = batch_of(np.ones((2, 2)), [1.0, 0], np.zeros((2, 2)), entropy=np.array([[0.5, 1.5], [1, 1]]))
     A = prepared(aepo_agentic(strength=0.3), batch).advantages * np.sqrt(2)
     close(A, [[0.575736, 1.424264], [-1, -1]], atol=5e-6)
-    A = prepared(aepo_agentic(over="batch", ddof=1), batch).advantages * np.sqrt(2)
+    A = prepared(aepo_agentic(preset="code"), batch).advantages * np.sqrt(2)
     close(A, [[0.755051, 1.244949], [-1, -1]], atol=5e-6)
     rho, A, F = np.array([[1.5, 0.5, 1.1, 1.5]]), np.array([[1.0, -1, 1, -1]]), [1.28, 0, 1.1, 1.5]
     rows = batch_of(np.ones((1, 4)), [1.0], np.zeros((1, 4))).replace(advantages=jnp.float32(A))

@@ -77,8 +77,7 @@ def test_ampo_against_a_loop(choice: str) -> None:
     left_out = helped & (GROUP != 1)
     r = np.where(left_out, np.nan, np.where(shown, 1.0, reward))
     batch = BATCH.replace(reward=jnp.asarray(reward, jnp.float32)).with_info(guided=jnp.asarray(helped[:, None] & MASK))
-    code = {"scale": "none", "over": "batch", "dual_clip": 10.0, "entropy_coefficient": 0.001}
-    method = ampo_multi_guidance(max_length=6, **(code if choice == "code" else {}))
+    method = ampo_multi_guidance(max_length=6, preset=choice)
     A, old = group_scores(r, GROUP, scale=choice == "paper"), np.asarray(BATCH.behaviour_logp, np.float64)
     np.testing.assert_allclose(advantages(method, batch), A[:, None] * MASK, rtol=2e-5, atol=3e-6)
 

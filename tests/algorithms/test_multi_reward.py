@@ -44,6 +44,7 @@ def test_gdpo_worked_example() -> None:
     found = advantages(gdpo(normalise="tokens", epsilon=1e-6, batch_epsilon=1e-8), batch)
     np.testing.assert_allclose(found[:8, 0], tokens, **near)
     assert (found[3, 1:] == 0).all()
+    np.testing.assert_array_equal(advantages(gdpo(preset="code"), batch), found)
 
 
 def test_dvao_worked_example() -> None:
