@@ -46,7 +46,7 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
         kind = eval(compile(ast.Expression(argument.annotation), method, "eval"), {"__builtins__": {}}, _KINDS)
         found.append(Hyperparameter(argument.arg, kind, values.get(argument.arg, ast.literal_eval(default))))
     if sets:
-        found.append(Hyperparameter("preset", Literal[tuple(sets)] | None, preset))  # type: ignore[valid-type]
+        found.append(Hyperparameter("preset", Literal[tuple(sets)] | None, preset))
     return found
 
 

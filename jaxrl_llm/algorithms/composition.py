@@ -46,11 +46,11 @@ def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[
     bound, imported = dict[str, ast.stmt](), dict[str, tuple[str, str | None]]()
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-            for one in node.names:
-                imported[one.asname or one.name] = (node.module or "", _renamed(one))
+            for alias in node.names:
+                imported[alias.asname or alias.name] = (node.module or "", _renamed(alias))
         elif isinstance(node, ast.Import):
-            for one in node.names:
-                imported[one.asname or one.name.partition(".")[0]] = ("", _renamed(one))
+            for alias in node.names:
+                imported[alias.asname or alias.name.partition(".")[0]] = ("", _renamed(alias))
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             bound[node.name] = node
         elif isinstance(node, ast.Assign):

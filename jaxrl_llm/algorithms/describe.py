@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.algorithms import CATALOGUE, FAMILIES, constructor, get, names
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.needs import NEEDS, value_of
+from jaxrl_llm.algorithms.needs import need_of
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
 from jaxrl_llm.algorithms.ranges import RANGES, WORDS
@@ -223,7 +223,7 @@ def _lacks(parts: dict[str, tuple[str, str]]) -> str:
 
 
 def _needs(name: str) -> str:
-    return "\n".join(f"  {need}: {NEEDS[value_of(need)[0]]}" for need in describe(name).needs) or "  nothing"
+    return "\n".join(f"  {need}: {need_of(need).text}" for need in describe(name).needs) or "  nothing"
 
 
 def _gives(name: str) -> str:
