@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -61,6 +62,10 @@ def epo(
     return Algorithm(chain(base.transform, corridor), base.objective - entropy_coefficient * smoothed_entropy())
 
 
+@presets(
+    paper={"penalty_over": "nonnegative", "kl_coefficient": 0.0, "average": "prompt"},
+    code={"penalty_over": "all", "kl_coefficient": 0.001, "average": "token"},
+)
 def llds(
     coefficient: float = 0.2,
     gate: str = "turn",
@@ -83,8 +88,8 @@ def llds(
     lambda = coefficient; final scales it on the last turn, the answer (the paper's variant MA lowers it).
 
     GRPO here is a token mean without KL (eq. 1), over the whole batch as in the code; average "prompt" is the mean over
-    groups of each group's token mean. The code's script adds 0.001 times k3 (kl_coefficient). The penalty is 0 at the
-    first update of a batch unless rollouts are stale.
+    groups of each group's token mean. The code's script adds 0.001 times k3 (kl_coefficient). preset "paper" or "code"
+    sets all of these. The penalty is 0 at the first update of a batch unless rollouts are stale.
 
     Defaults. Paper: coefficient, gate, final, penalty_over, kl_coefficient. Code: clip_low, clip_high, average.
     """

@@ -10,6 +10,7 @@ from jaxrl_llm.advantages.group import SCALES, group_advantage, group_relative, 
 from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal_rewards
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import (
@@ -103,6 +104,10 @@ def rloo(
     return Algorithm(with_kl_reward(kl_coefficient, on_actions(advantage)), objective)
 
 
+@presets(
+    paper={"gamma": 1.0, "reward_clip": None, "average": "sum"},
+    code={"gamma": 0.99, "reward_clip": 5.0, "average": "token"},
+)
 def remax(
     gamma: float = 1.0,
     kl_coefficient: float = 0.05,
@@ -117,8 +122,8 @@ def remax(
         loss = -1/N sum_i sum_t A_t log pi(a_t)
 
     c = reward_clip; None: no bound. As in the released code, each token has its own KL term, not the sum over later
-    tokens. That code also has gamma 0.99 with a power one higher (gamma^1 on the last token), c = 5, and a token mean
-    (average "token") where the paper sums.
+    tokens. That code (preset "code") also has gamma 0.99, c = 5, and a token mean where the paper sums; its power of
+    gamma is one higher (gamma^1 on the last token), which is not done here.
     Rollout: one greedy completion per prompt, with the sampling weights.
 
     Defaults. Paper: gamma, reward_clip, average. Code: kl_coefficient.

@@ -19,6 +19,7 @@ from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
@@ -66,6 +67,7 @@ def fapo(
     return Algorithm(chain(*parts, group_relative(epsilon=epsilon)), objective)
 
 
+@presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
 def hbpo(
     scale: float = 4.0,
     slope: float | None = None,
@@ -89,7 +91,7 @@ def hbpo(
 
     slope None is 1 / max_length; max_length is 4096 where None. The first term of A is never positive, so in a group
     without a correct completion every advantage is negative. The loss is a token mean of PPO's clip (clip_low,
-    clip_high, dual_clip: defaults of the code's framework). The released code adds the first term twice
+    clip_high, dual_clip: defaults of the code's framework). The released code (preset "code") adds the first term twice
     (intra_coefficient = 2) and has R = min(c(n) - slope |n - b|, c(b)), which also penalises completions shorter than
     their budget (flat = False).
 

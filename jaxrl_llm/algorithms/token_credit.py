@@ -11,6 +11,7 @@ from jaxrl_llm.advantages.rank import rank_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.score_function import averaged_gradient
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
@@ -153,6 +154,7 @@ def verl_velocity_rank(
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 
+@presets(paper={"average": "sequence", "dual_clip": None}, code={"average": "token", "dual_clip": 10.0})
 def bupo(
     layer: int = 6,
     internal_steps: float = 30,
@@ -170,9 +172,9 @@ def bupo(
         loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  A = (r - mean_g) / std_g
 
     Rollouts are those of the full model; rho^l only limits the step. The paper averages per sequence (eq. 9); its
-    script has average "token" and dual_clip 10, which bounds the loss of bad actions by 10 |A|. The paper's
-    internal_steps is 30 of 300, its layer 6 for Qwen3-4B and 8B: the last one whose feed-forward block raises the
-    entropy of the unembedded distribution.
+    script (preset "code") has average "token" and dual_clip 10, the bound of the loss of bad actions in |A|. The
+    paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B and 8B: the last one whose feed-forward block raises
+    the entropy of the unembedded distribution.
 
     Defaults. Paper: layer, internal_steps, dual_clip, average. Code: clip_low, clip_high.
     """

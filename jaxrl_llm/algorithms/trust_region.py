@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import (
@@ -91,6 +92,12 @@ def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsi
     return Algorithm(group_relative("std", ddof, epsilon), objective)
 
 
+@presets(
+    paper={"target": 0.4, "low_end": 0.9, "low_step": 0.02, "high_end": 3.0,
+           "order": "high_first", "criterion": "share", "weighted": True, "dual": None},
+    code={"target": 1.0, "low_end": 0.8, "low_step": 0.05, "high_end": 2.0,
+          "order": "low_first", "criterion": "ratio", "weighted": False, "dual": 3.0},
+)  # fmt: skip
 def bapo_adaptive_clip(
     target: float = 0.4,
     low_start: float = 0.6,
@@ -112,11 +119,11 @@ def bapo_adaptive_clip(
     with A > 0 contribute a share of at least `target` to sum q |min(rho A, clip(rho, c_low, c_high) A)|, q the
     probability of the token when it was sampled. A is GRPO's.
 
-    Where paper (v1, section 5.1 and algorithm 1; the defaults) and released code differ: order "high_first" raises
-    c_high as far as it goes, then c_low by one step; the code's "low_first" raises c_low to its end, then c_high. The
-    code's criterion is "ratio", of positive to negative contributions, without q (weighted False), with target 1,
-    bounds 0.6 to 0.8 and 1.2 to 2, and both steps 0.05; its README gives the paper's target as 0.5. It alone bounds the
-    loss of bad actions by dual |A|, with dual = 3 (None: no bound).
+    Where the paper (v1, section 5.1 and algorithm 1; the defaults) and the released code (preset "code") differ: order
+    "high_first" raises c_high as far as it goes, then c_low by one step; the code's "low_first" raises c_low to its
+    end, then c_high. The code's criterion is "ratio", of positive to negative contributions, without q (weighted
+    False), with target 1, bounds 0.6 to 0.8 and 1.2 to 2, and both steps 0.05; its README gives the paper's target as
+    0.5. The code alone bounds the loss of bad actions by dual |A|, with dual = 3 (None: no bound).
 
     With statistic "value", the formula of both, raising c_low increases the contribution of bad tokens, away from the
     target, so only c_high helps. "gradient" counts rho |A| of the tokens that are not clipped, which matches the

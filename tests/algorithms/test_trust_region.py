@@ -150,6 +150,9 @@ def test_bapo_of_the_paper() -> None:
     assert float(control(refreshed, "clip_high")) == pytest.approx(1.6)
     loss = objective(outputs_of(np.log(rho)[None]), batch)[0]
     assert float(loss) == pytest.approx(-(1.6 + 0.8 - 0.8 - 1.0 - 1.75) / 5, abs=1e-6)
+    of_code = bapo_adaptive_clip(preset="code").objective.refreshed(outputs_of(np.log(rho)[None]), batch)
+    found = [float(control(of_code, name)) for name in ("clip_low", "clip_high")]
+    assert found == pytest.approx([0.8, 2.0]), "good tokens never contribute as much as bad ones"
     bad = batch.replace(advantages=-jnp.ones((1, 5)))
     refreshed = objective.refreshed(outputs_of(np.log(rho)[None]), bad)
     assert float(control(refreshed, "clip_low")) == pytest.approx(0.9)
