@@ -66,7 +66,8 @@ def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
 
     loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. Neither ratio nor
     clip: the square keeps the policy near the one that sampled. scale "std" divides A by the population's deviation.
-    Kimi k1.5 has the square of the whole sequence's log-ratio, with weight tau/2 (not printed); REC that of each token.
+    Kimi k1.5 squares the log-ratio of the whole sequence, with a weight tau/2 that it does not print; REC that of each
+    token.
 
     Defaults. Paper: scale. Code: coefficient.
     """
