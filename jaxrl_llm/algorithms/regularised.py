@@ -56,7 +56,7 @@ def epo(
     Defaults. Paper: entropy_coefficient, smoothing, corridor_low, corridor_high. Code: decay, clip_low, clip_high,
     kl_coefficient, average. Run: total_steps.
     """
-    base = grpo(clip_low, clip_high, kl_coefficient, average=average)
+    base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     total = 150 if total_steps is None else total_steps
     corridor = corridor_of_history(corridor_low, corridor_high, smoothing, total, decay)
     return Algorithm(chain(base.transform, corridor), base.objective - entropy_coefficient * smoothed_entropy())
@@ -95,7 +95,7 @@ def llds(
     """
     check_number("coefficient", coefficient, least=0)
     require_choice("penalty_over", penalty_over, ("nonnegative", "all"))
-    base = grpo(clip_low, clip_high, kl_coefficient, average=average)
+    base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     mean = token_mean() if penalty_over == "all" else nonnegative_mean()
     return Algorithm(
         base.transform, base.objective + coefficient * likelihood_preserving(gate, final=final, average=mean)

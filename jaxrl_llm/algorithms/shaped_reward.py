@@ -197,7 +197,10 @@ def dgrpo_vital(
         parts += [rewards.rescore(lambda b: b.scores * weight(b)), group_relative(scale)]
     else:
         parts += [group_relative(scale), weigh_advantages(weight)]
-    return Algorithm(chain(*parts), grpo(clip_low, clip_high, kl_coefficient, average=average).objective)
+    return Algorithm(
+        chain(*parts),
+        grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
+    )
 
 
 def adora(
@@ -240,4 +243,7 @@ def adora(
         return jnp.where(now, weight, other_weight)
 
     transform = chain(group_relative(), weigh_advantages(factor))
-    return Algorithm(transform, grpo(clip_low, clip_high, kl_coefficient, average=average).objective)
+    return Algorithm(
+        transform,
+        grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
+    )

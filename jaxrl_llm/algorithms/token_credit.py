@@ -150,7 +150,13 @@ def verl_velocity_rank(
     Defaults. Paper: place. Code: gain, coefficient, rate, kappa, start, clip_low, clip_high, kl_coefficient,
     entropy_coefficient, average.
     """
-    objective = grpo(clip_low, clip_high, kl_coefficient, entropy_coefficient, average=average).objective
+    objective = grpo(
+        clip_low=clip_low,
+        clip_high=clip_high,
+        kl_coefficient=kl_coefficient,
+        entropy_coefficient=entropy_coefficient,
+        average=average,
+    ).objective
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 
