@@ -28,7 +28,7 @@ from jaxrl_llm.runs.setup import Parts, set_up
 from jaxrl_llm.runs.source import source_of
 from jaxrl_llm.runs.state import Course, RunState, record_of, restore, save
 
-logger = logging.getLogger("jaxrl_llm.training")
+logger = logging.getLogger("jaxrl_llm.runs")
 
 
 def train(

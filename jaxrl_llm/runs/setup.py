@@ -13,6 +13,7 @@ import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.algorithms.unfinished import reward_names, take_without
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
@@ -33,7 +34,7 @@ from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_promp
 from jaxrl_llm.runs.rollout import check_rollout
 from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, chain
+from jaxrl_llm.transform import RunFacts, Transform, chain
 
 
 class Parts(NamedTuple):
@@ -56,12 +57,11 @@ class Parts(NamedTuple):
 def make_algorithm(config: TrainConfig) -> Algorithm:
     """The configured method, told the facts of the run, with the soft overlong penalty in front where it is on.
 
-    InputError for an unknown method or hyper-parameter, or a value out of range.
+    InputError for an unknown method or hyper-parameter, a value out of range, or a part that the method lacks.
     """
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
-    given = with_facts(
-        constructor(config.algorithm), config.hyperparameters, learning_rate=config.optimizer.learning_rate, **facts
-    )
+    chosen = take_without(config.algorithm, config.hyperparameters, reward_names(config.rewards))
+    given = with_facts(constructor(config.algorithm), chosen, learning_rate=config.optimizer.learning_rate, **facts)
     algorithm = get(config.algorithm, **given)
     for need in algorithm.needs:
         value_of(need)  # for its own check
@@ -213,7 +213,8 @@ def set_up(config: TrainConfig, inputs: Inputs | None = None) -> tuple[Parts, Tr
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
-    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init()), mesh)
+    facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
+    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init(facts)), mesh)
     parts = Parts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,

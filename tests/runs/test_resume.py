@@ -195,7 +195,7 @@ CANNOT: dict[str, tuple[Callable[[Path], None], str]] = {
         "optimizer.moments was 'float32', and is now 'factored'",
     ),
     "another method": (edit(algorithm="rloo"), "algorithm was 'grpo', and is now 'rloo'"),
-    "a method with memory": (edit(algorithm="epo"), "algorithm was 'grpo', and is now 'epo'"),
+    "a method with memory": (edit(algorithm="r2vpo"), "algorithm was 'grpo', and is now 'r2vpo'"),
     "another model": (edit(model=str(MODELS / "llama")), "model was .*, and is now .*; the model's weights changed"),
     "another learning rate": (
         edit(optimizer={"learning_rate": 0.5}),
