@@ -277,8 +277,8 @@ def test_a_batch_that_the_devices_do_not_divide(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import pathlib, resource, time
-from jaxrl_llm.runs import collect
-scoring, run = collect.score_batch, pathlib.Path({run!r})
+from jaxrl_llm.rollouts import experience
+scoring, run = experience.score_batch, pathlib.Path({run!r})
 
 def score_batch(*arguments):
     if len((run / "metrics.jsonl").read_bytes().splitlines()) == 3:
@@ -288,7 +288,7 @@ def score_batch(*arguments):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     return scoring(*arguments)
 
-collect.score_batch = score_batch
+experience.score_batch = score_batch
 """
 
 

@@ -20,7 +20,7 @@ import tiny_runs as runs
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.files import read_json
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import learn, loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.load_run import load_run
 from jaxrl_llm.runs.lock import locked
@@ -305,8 +305,8 @@ def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             signal.raise_signal(signal.SIGINT)
         return prepare(*arguments)
 
-    prepare = loop.prepare
-    monkeypatch.setattr(loop, "prepare", swallow)
+    prepare = learn.prepare
+    monkeypatch.setattr(learn, "prepare", swallow)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         runs.train(config)
