@@ -178,11 +178,12 @@ def settings_of(
 ) -> Settings:
     """How to draw tokens, for the engine; the arguments are those of `sample`."""
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
+    mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
     return Settings(
         seed=seed_of(key),
         temperature=jnp.float32(temperature),
         filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
-        allowed=None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size),
+        allowed=mask,
         stop_tokens=jnp.asarray(ends_of(stop_token_ids, policy), jnp.int32),
     )
 
