@@ -195,7 +195,13 @@ class _Run:
 
     def _decode(self) -> bool:
         """Give the engines what is asked of them and decode; False where there is nothing to decode."""
-        tickets, self.waiting = [t for t in self.waiting if not t.group.over], []
+        # In the order of the flight, whoever answered first outside.
+        place = {id(group): number for number, group in enumerate(self.groups)}
+        tickets = sorted(
+            (ticket for ticket in self.waiting if not ticket.group.over),
+            key=lambda ticket: (place[id(ticket.group)], ticket.call),
+        )
+        self.waiting = []
         for greedy in (False, True):
             asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.greedy == greedy]
             if asked and greedy not in self.engines:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, digest
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
@@ -124,7 +125,8 @@ class GroupRun:
 
     def log(self) -> GroupLog:
         """What it was answered by now."""
-        return self.before._replace(drawn=dict(self.drawn), said=dict(self.said))
+        # Sorted: in which order things outside answer is not a matter of the log.
+        return self.before._replace(drawn=dict(sorted(self.drawn.items())), said=dict(sorted(self.said.items())))
 
     def group(self) -> Group:
         """The group as it is: the program's episodes, or the newest of each sample where it is not over."""
@@ -199,6 +201,10 @@ class GroupRun:
         finally:
             self.outside -= 1
             self.run.moved()
+        try:
+            found = json.loads(json.dumps(found))  # as it comes back from a checkpoint
+        except (TypeError, ValueError):
+            raise InputError(f"{name!r} answers {shown(found)}, which JSON cannot hold: give plain values") from None
         if known and found != self.said[name]:
             raise self._other(f"{name!r} answers otherwise than before")
         self.said[name] = found

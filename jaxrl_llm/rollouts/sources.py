@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from jaxrl_llm.data.stream import PromptStream
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
 
@@ -76,23 +75,6 @@ def shuffled_epochs(rows: list[dict[str, Any]], seed: int) -> Curriculum:
     return Curriculum(lambda: start, select, lambda state, step: state)
 
 
-def check_position(curriculum: Curriculum, state: State) -> None:
-    """InputError where a state is of another curriculum, e.g. one with fewer prompts."""
-    curriculum.select(state, 0)
-
-
 def no_replay() -> Replay:
     """Nothing of the past."""
     return Replay(lambda: (), lambda state, scored: (scored, state))
-
-
-def one_after_another(batches: Callable[[int], Step]) -> Source:
-    """The source of batches that are there already, by the number of the step: texts for supervised steps, a file of
-    scored trajectories, a critic's data. Nothing is sampled."""
-
-    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> State:
-        if arrays:
-            raise InputError("the checkpoint holds completions that were begun, but this run samples none")
-        return ()
-
-    return Source(lambda: (), lambda state, params, key, step: (batches(step), state), lambda state: ({}, {}), load)

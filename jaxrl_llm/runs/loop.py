@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm import heap
+from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.compilation import count_compiles, use_compile_cache
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.interrupts import interruptible, stop_if
@@ -32,7 +33,13 @@ logger = logging.getLogger("jaxrl_llm.runs")
 
 
 def train(
-    config: TrainConfig, *, resume: bool = False, inputs: Inputs | None = None, accept_changed_inputs: bool = False
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    inputs: Inputs | None = None,
+    accept_changed_inputs: bool = False,
+    algorithm: Algorithm | None = None,
+    source: Callable[[Parts], Source] | None = None,
 ) -> dict[str, Any]:
     """Run (or go on with) a training run and return its summary, which is also in summary.json.
 
@@ -42,6 +49,8 @@ def train(
 
     inputs: prompts and rewards, where they have been read already (`read_inputs`, within its context).
     accept_changed_inputs: resume although settings, prompts, rewards or the model are not what they were.
+    algorithm: in place of the configured one. source: makes what gives the batches, in place of prompts, rollouts and
+    rewards (see `rollouts.sources`).
 
     Raises InputError for bad input, before anything is made; where the run is in use by another process; and on resume
     where there are checkpoints of which none can be used, or they are of other inputs. NotFiniteError where a loss, a
@@ -49,7 +58,10 @@ def train(
     """
     if inputs is None:
         with read_inputs(config, resume=resume) as inputs:
-            return train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept_changed_inputs)
+            return train(
+                config, resume=resume, inputs=inputs, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm,
+                source=source,
+            )  # fmt: skip
     heap.keep_little()
     use_compile_cache()
     count_compiles()
@@ -57,16 +69,16 @@ def train(
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         with clock("load"):
-            parts, train_state, memory = set_up(config, inputs)
-            source = source_of(config, parts, clock)
-            state = RunState(train_state, memory, source.init())
+            parts, train_state, memory = set_up(config, inputs, algorithm)
+            batches = source_of(config, parts, clock) if source is None else source(parts)
+            state = RunState(train_state, memory, batches.init())
         stop_if(interrupted())
         folder = RunFolder(config.output)
         if not resume:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
             folder.create(to_dict(config))
-        summary = _run(config, parts, state, source, folder, clock, interrupted, resume, accept_changed_inputs)
+        summary = _run(config, parts, state, batches, folder, clock, interrupted, resume, accept_changed_inputs)
         try:
             write_report(folder.path)
         except (InputError, OSError) as error:  # e.g. no matplotlib; the run itself is done and saved

@@ -177,9 +177,13 @@ def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
         raise unknown(f"reward for the hyper-parameter accuracy of {config.algorithm}", named, known)
 
 
-def check_method(config: TrainConfig, mesh: jax.sharding.Mesh) -> Algorithm:
-    """The method of a run. InputError for all that is wrong with it and its batches, before a model is loaded."""
-    algorithm = make_algorithm(config)
+def check_method(config: TrainConfig, mesh: jax.sharding.Mesh, algorithm: Algorithm | None = None) -> Algorithm:
+    """The method of a run. InputError for all that is wrong with it and its batches, before a model is loaded.
+
+    algorithm: in place of the configured one.
+    """
+    if algorithm is None:
+        algorithm = make_algorithm(config)
     rows = config.prompts_per_step * config.group_size
     gather(
         lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
@@ -190,13 +194,16 @@ def check_method(config: TrainConfig, mesh: jax.sharding.Mesh) -> Algorithm:
     return algorithm
 
 
-def set_up(config: TrainConfig, inputs: Inputs | None = None) -> tuple[Parts, TrainState, Any]:
+def set_up(
+    config: TrainConfig, inputs: Inputs | None = None, algorithm: Algorithm | None = None
+) -> tuple[Parts, TrainState, Any]:
     """The parts of a run, and its state and the method's memory before the first step, on all devices.
 
     inputs: prompts and rewards, where they have been read already; else the rewards' processes end with this one.
+    algorithm: in place of the configured one.
     """
     mesh = data_mesh()
-    algorithm = check_method(config, mesh)
+    algorithm = check_method(config, mesh, algorithm)
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)

@@ -1,0 +1,123 @@
+"""Runs whose groups are programs: forks, pauses, a second turn; killed and resumed, they end as if they were not."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_runs as runs
+from test_resume import assert_same_run, kill
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.by_name import rollout_by_name
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.config import TrainConfig
+
+WORLDS = Path(__file__).parent / "worlds.py"
+STEPS = 6
+# Completions go on over several steps, most of them in the middle of a turn.
+SETTINGS: dict[str, Any] = {
+    "rollout": f"{WORLDS}:everything", "max_new_tokens": 12, "segment_tokens": 4, "oversample": 1.5, "steps": STEPS,
+    "eval_size": 0, "minibatches": 1, "top_p": 1.0, "keep_checkpoints": 3, "checkpoint_every": 1, "slots": 8,
+}  # fmt: skip
+
+
+class Kept:
+    """A finished run, and what each of its steps was given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config, self.steps = runs.small_config(folder, **SETTINGS), list[runs.Taken]()
+        with runs.watched(self.steps):
+            runs.train(self.config)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.output)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    return Kept(tmp_path_factory.mktemp("programs"))
+
+
+def test_rows_hold_forks_and_turns(kept: Kept) -> None:
+    turns, shared = 0, 0
+    for taken in kept.steps:
+        batch = taken.scored.batch
+        action, turn = np.asarray(batch.action_mask), np.asarray(batch.turn)
+        assert ((turn >= 0) == action).all()
+        for row in range(0, len(action), 2):
+            first, other = (np.asarray(batch.tokens)[i][np.asarray(batch.token_mask)[i]] for i in (row, row + 1))
+            start = int(action[row].argmax())
+            assert first[: start + 3].tolist() == other[: start + 3].tolist(), "two branches of a trunk"
+            shared += first.tolist() != other.tolist()
+        for row in range(len(action)):
+            inside = action[row].nonzero()[0]
+            between = ~action[row, inside[0] : inside[-1]]
+            turns += between.any()
+            assert between.any() == (turn[row].max() == 1)
+    assert turns >= 8, "no row has two turns: this test shows nothing"
+    assert shared >= 4, "no fork parts: this test shows nothing"
+    assert any(answer.tokens.size and not answer.ended for taken in kept.steps for answer in taken.waiting)
+    assert any(call.place > 3 for taken in kept.steps for log in taken.pool for call in log.drawn), "in a second turn"
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_it_goes_on_in_the_middle_of_a_conversation(kept: Kept, step: int, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    run = tmp_path / "run"
+    shutil.copytree(kept.folder, run)
+    for later in range(step + 1, STEPS + 1):
+        shutil.rmtree(run / "checkpoints" / str(later), ignore_errors=True)
+    loop.resume(str(run))
+    assert_same_run(run, kept.folder)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_killed_at_a_random_moment(kept: Kept, seed: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """With forks, pauses and environments in flight."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    chance, run = random.Random(seed), tmp_path / "run"
+    config = TrainConfig(**{**vars(kept.config), "output": str(run)})
+    metrics, wanted = run / "metrics.jsonl", chance.randrange(1, STEPS - 1)
+    process = runs.start("train", *runs.as_arguments(config), WORLD_SECONDS="0.05")
+    kill(
+        process, lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= wanted, delay=chance.uniform(0, 0.5)
+    )
+    loop.resume(str(run))
+    assert_same_run(run, kept.folder)
+
+
+def test_a_run_of_two_turns(tmp_path: Path) -> None:
+    """Without partial rollouts: all groups are finished in their step."""
+    taken: list[runs.Taken] = []
+    more: Any = {"segment_tokens": 0, "oversample": 1.0, "steps": 2, "rollout": f"{WORLDS}:talk"}
+    more["stop"] = tuple(string.ascii_letters[:20])  # so that turns end before their limit
+    with runs.watched(taken):
+        runs.train(runs.small_config(tmp_path, **{**SETTINGS, **more}))
+    for one in taken:
+        assert one.pool == ()
+        assert np.asarray(one.scored.batch.turn).max() == 1
+    assert runs.lines_of(tmp_path / "run" / "metrics.jsonl")[-1]["rollout/turns"] > 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("gruop", "unknown rollout 'gruop': did you mean 'group'"),
+        ("hinted(a, b, c)", r"hinted\(a, b, c\) has other arguments"),
+        ("forked(4, 2)", "forks are at .*ascending"),
+        ("forked", "forks are at"),
+        ("nowhere.py:talk", "cannot load a rollout from 'nowhere.py'"),
+        (f"{WORLDS}:talks", "unknown function in .*did you mean 'talk'"),
+        (f"{WORLDS}:Adding", "rollout .*Adding"),
+    ],
+)
+def test_rollouts_that_are_none(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rollout_by_name(spec)
