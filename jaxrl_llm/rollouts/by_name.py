@@ -36,7 +36,10 @@ def rollout_by_name(spec: str) -> Rollout:
     function: Any = load_function(spec, "a rollout").function
     if inspect.iscoroutinefunction(function):
         return Rollout(function, spec)
-    made = function() if callable(function) else function
+    try:
+        made = function()
+    except TypeError as error:
+        raise InputError(f"the rollout {spec} cannot be made: {error}") from None
     if not isinstance(made, Rollout):
         raise InputError(f"the rollout {spec} gives {shown(made)}, but must be an async function or give a Rollout")
     return made
