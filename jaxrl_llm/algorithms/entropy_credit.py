@@ -161,7 +161,7 @@ def aepo_agentic(
     over="batch", ddof=1 and dual_clip=3 (A < 0). clamp: no negative factor of A (z < -1 / strength). The paper's values
     of strength and of the clip range were not found: 0.2 is the code's, the range DAPO's.
 
-    Special rollout: trees whose budget is split by entropy, see `selection.budgets`; any rollout will do.
+    Special rollout: trees whose budget is split by entropy; any rollout will do.
     """
     require_choice("over", over, ("group", "batch"))
 

@@ -244,7 +244,7 @@ def capo_curvature(
     sequence by max_length (4096 where None: ours), as Dr. GRPO does; with that the
     paper has kl_limit 1e-3 or 1e-2, change_limit 5e-4.
     G = g, a plain gradient step of learning_rate (the paper's 1.5e-5 where None): the closed form needs no
-    distributions. The paper's model is of Adam's step, which `objectives.curvature.step_effect` has for full arrays.
+    distributions. The paper's model is of Adam's step.
     """
     require_choice("average", average, ("sequence", "constant"))
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length

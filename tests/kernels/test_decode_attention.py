@@ -80,9 +80,7 @@ def result(part: Part) -> tuple[np.ndarray, np.ndarray]:
     assert all(np.isfinite(x).all() for x in (acc, m, l))
     nothing = m == np.float32(MASKED)
     l = np.where(nothing, 1.0, l)
-    return np.where(nothing[..., None], 0.0, acc / l[..., None]), np.where(
-        nothing, -np.inf, m + np.log(l)
-    )
+    return np.where(nothing[..., None], 0.0, acc / l[..., None]), np.where(nothing, -np.inf, m + np.log(l))
 
 
 def compare(given: dict[str, Any], tile: int | None = None, tolerance: float = 2e-5, **numbers: Any) -> None:

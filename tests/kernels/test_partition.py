@@ -35,23 +35,22 @@ def put(tree, *spec):
     return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P(*spec))), tree)
 
 def compare(name, program, arrays, placed, cut=True):
-    text = jax.jit(program).lower(*placed).as_text()
-    assert ("sdy.manual_computation" in text) == cut, name
-    found, wanted = jax.jit(program)(*placed), jax.jit(program)(*arrays)
+    lowered = jax.jit(program).lower(*placed)
+    assert ("sdy.manual_computation" in lowered.as_text()) == cut, name
+    found, wanted = lowered.compile()(*placed), jax.jit(program)(*arrays)
     far = [float(jnp.max(jnp.abs(a - b))) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)]
     out.append([name, max(far)])
 
 for N in (8, 7):  # rows that two devices share, and that they cannot
     rows = [normal(N, 12) for _ in range(4)]
     placed = put(rows, *(["data"] if N % 2 == 0 else []))
-    for implementation in (None, "pallas", "reference"):
-        def program(*arrays, **given):
+    for implementation in (None, "pallas", "reference") if N == 8 else (None,):
+        def program(*arrays):
             def total(*arrays):
-                found = ratio_clip(*arrays, whole_row=True, low=0.1, implementation=implementation, **given)
+                found = ratio_clip(*arrays, whole_row=True, low=0.1, implementation=implementation)
                 return found.value.sum(), found
             return jax.grad(total, has_aux=True)(*arrays)
         compare(f"ratio_clip {N} {implementation}", program, rows, placed, cut=implementation != "reference")
-compare("along another axis", partial(program, row_axis=("tensor", "data")), rows, placed, cut=False)
 # A batch of calls, one call as it is, one in a `shard_map`, and one where no array is on the mesh.
 stacked = [normal(3, 8, 12) for _ in range(4)]
 compare("vmap", jax.vmap(lambda *x: ratio_clip(*x)), stacked, put(stacked, None, "data"))
@@ -76,28 +75,24 @@ for K in (4, 3):  # heads that two devices share, and that they cannot
     eight_bit = lambda *shape: jnp.asarray(random.integers(-127, 128, shape), jnp.int8)
     part = Part(normal(B, K, R, h), normal(B, K, R), jnp.abs(normal(B, K, R)))
     own = normal(B, K, R, h), eight_bit(B, K, h), eight_bit(B, K, h), eight_bit(B, K, h, S), eight_bit(B, K, S, h)
-    for implementation in (None, "pallas"):
-        def at_prompts(q, keys, values, length, position, scales):
-            return decode_attention(
-                q, keys, values, length, position, key_scale=scales[0], value_scale=scales[1], window=12,
-                implementation=implementation,
-            )
-        arrays = *prompt, *numbers, scales
-        placed = *put(prompt, "data", *heads), *put(numbers, "data"), put(scales, None, "data", *heads)
-        compare(f"decode_attention {K} {implementation}", at_prompts, arrays, placed)
 
-        def at_own(q, k, v, keys, values, count, step, part, scales, new_scales):
-            return own_attention(
-                q, k, v, keys, values, count, step, part, scales=tuple(scales), new_scales=tuple(new_scales),
-                implementation=implementation,
-            )
-        rest = jnp.array([0, 3, 15, 7]), jnp.int32(21)
-        arrays = *own, *rest, part, *of_ring
-        placed = (
-            *put(own, "data", *heads), *rest, put(part, "data", *heads),
-            *(put(x, None, "data", *heads) for x in of_ring),
+    def at_prompts(q, keys, values, length, position, scales):
+        return decode_attention(
+            q, keys, values, length, position, key_scale=scales[0], value_scale=scales[1], window=12
         )
-        compare(f"own_attention {K} {implementation}", at_own, arrays, placed)
+
+    placed = *put(prompt, "data", *heads), *put(numbers, "data"), put(scales, None, "data", *heads)
+    compare(f"decode_attention {K}", at_prompts, (*prompt, *numbers, scales), placed)
+
+    def at_own(q, k, v, keys, values, count, step, part, scales, new_scales):
+        return own_attention(
+            q, k, v, keys, values, count, step, part, scales=tuple(scales), new_scales=tuple(new_scales)
+        )
+
+    rest = jnp.array([0, 3, 15, 7]), jnp.int32(21)
+    placed = *put(own, "data", *heads), *rest, put(part, "data", *heads)
+    placed += tuple(put(x, None, "data", *heads) for x in of_ring)
+    compare(f"own_attention {K}", at_own, (*own, *rest, part, *of_ring), placed)
 print("RESULT" + json.dumps(out))
 """
 
@@ -109,7 +104,7 @@ def test_on_a_mesh_results_are_the_same() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
     found = json.loads(done.stdout.split("RESULT")[1])
-    assert len(found) == 6 + 2 + 8
+    assert len(found) == 4 + 1 + 4
     for name, far in found:
         assert far < 1e-4, (name, far)
 
