@@ -45,9 +45,8 @@ def in_one_pass(
         if value_weights is None or batch.advantages is None:
             return composed(outputs, batch)
         other = source(batch, extent.against)
-        arrays = (outputs.logp, other, batch.advantages, batch.loss_weights, value_weights)
-        *arrays, value_weights = (x.astype(dtype) for x in arrays)
-        rows = run(*arrays, value_weights=value_weights)
+        arrays = outputs.logp, other, batch.advantages, batch.loss_weights
+        rows = run(*(x.astype(dtype) for x in arrays), value_weights=value_weights.astype(dtype))
         sums = {"ratio/mean": rows.ratio, "clip/low": rows.cut_low, "clip/high": rows.cut_high}
         return -jnp.sum(rows.value), {name: jnp.sum(x) / totals_of(batch)["tokens"] for name, x in sums.items()}
 

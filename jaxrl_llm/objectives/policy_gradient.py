@@ -41,14 +41,14 @@ def policy_gradient(
     _expect_function("surrogate", surrogate, "Surrogate", 3)
     _expect_function("average", average, "Average", 2)
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def composed(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         rho = ratio(outputs, batch)
         gain, statistics = surrogate(rho, outputs, _with_finite_advantages(batch))
         per_token = token_mean()
         metrics = {name: per_token(x, batch) for name, x in {"ratio/mean": rho, **statistics}.items()}
         return -average(gain, batch), metrics
 
-    objective = in_one_pass(objective, ratio, surrogate, average, kernel)
+    objective = in_one_pass(composed, ratio, surrogate, average, kernel)
     return Objective(objective, ratio.needs | names_of(needs), refresh)
 
 

@@ -12,7 +12,6 @@ from jaxrl_llm.objectives.curvature import gradient_step_effect
 H, PI, ACTION = jnp.array([0.5, -1.0]), jnp.array([0.7, 0.2, 0.1]), 1
 
 
-
 def head_gradient(h: jax.Array, pi: jax.Array, action: int, A: float) -> jax.Array:
     """g = A (onehot(a) - pi) h^T, f32[V, d]."""
     return A * jnp.outer(jax.nn.one_hot(action, pi.shape[0]) - pi, h)

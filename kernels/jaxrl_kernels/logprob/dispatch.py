@@ -39,14 +39,14 @@ def slice_parts(
     Differentiable once, in reverse mode, with respect to hidden and unembedding. m is a constant.
     """
     targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile may be padded
-    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support), None), way)
+    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, None)), way)
 
 
 def slice_normaliser(hidden: jax.Array, unembedding: jax.Array, temperature: jax.Array, way: Way) -> Normaliser:
     """That of the slice alone, f32[M]. Has no derivative: gradients are zero."""
     nowhere = jnp.full(hidden.shape[:1], -1, jnp.int32)
-    arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None))
-    parts = _forward(Inputs(*vary_together(*arrays), None), way)[0]
+    arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, None))
+    parts = _forward(Inputs(*vary_together(*arrays)), way)[0]
     return Normaliser(parts.m, parts.log_l)
 
 
