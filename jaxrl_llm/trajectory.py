@@ -11,7 +11,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from jaxrl_llm.errors import InputError
 
@@ -99,8 +98,6 @@ class PolicyOutputs(flax.struct.PyTreeNode):
     logp: Array  # f32[N, L]
     entropy: Array  # f32[N, L]
     extras: dict[str, Any] | None = None  # what else an objective declared that it needs
-    # Devices over whose axis "data" rows are spread, where that is known: kernels have to be told.
-    mesh: Mesh | None = flax.struct.field(pytree_node=False, default=None)
 
 
 def weighted(values: Array, batch: Trajectories) -> Array:

@@ -123,12 +123,3 @@ def diverse_sets_advantage(
     check_number("k", k, least=1, whole=True)
     member = diverse_sets(values, answers, keys, k, diversity)
     return above_baseline(jnp.where(jnp.isnan(values), jnp.nan, member), keys)
-
-
-def drawn_sets_advantage(scores: jax.Array, members: jax.Array) -> jax.Array:
-    """Mean of f_s - mean f over the drawn sets that contain a sample, f32[N]; 0 for one in no set.
-
-    For any objective of sets: scores f32[S] of the sets, members bool[S, N].
-    """
-    difference = (scores - jnp.mean(scores))[:, None]
-    return jnp.sum(jnp.where(members, difference, 0.0), axis=0) / jnp.maximum(jnp.sum(members, axis=0), 1)

@@ -28,11 +28,6 @@ def start_tracker(prompts: int, value: jax.Array | float = 0.5, memory: jax.Arra
     return Tracker(v, m, jnp.zeros(prompts, bool))
 
 
-def offline_value(total: jax.Array, samples: int) -> jax.Array:
-    """The smoothed first value of a prompt from offline samples: (sum r + 0.5) / (samples + 1) (2509.13232)."""
-    return (total + 0.5) / (samples + 1)
-
-
 def retention(
     divergence: jax.Array,
     half_life: jax.Array | float = 0.06,

@@ -181,7 +181,7 @@ def aepo_agentic(
     dual_clip 3 where A < 0 (preset "code"). clamp: no negative factor of A (z < -1 / strength). The paper's strength
     and clip range were not available to us; the range is DAPO's.
 
-    Special rollout: trees whose budget is split by entropy, see `selection.budgets`; any rollout will do.
+    Special rollout: trees whose budget is split by entropy; any rollout will do.
 
     Defaults. Paper: over, clamp, dual_clip. Code: strength. Ours: clip_low, clip_high, ddof.
     """

@@ -99,8 +99,8 @@ def xrpo(
 
     on GRPO's A, then its loss with clip_low and clip_high. A re-implementation adds the bonus to wrong responses too.
 
-    Special rollout: the budget goes in rounds to the prompts of greatest `selection.budgets.exploration_priority`, and
-    prompts without a right response get solved examples put before them; any rollout will do.
+    Special rollout: the budget goes in rounds to the prompts whose mean reward is least certain, and prompts without a
+    right response get solved examples put before them; any rollout will do.
 
     Defaults. Paper: novelty_coefficient, kappa. Ours: clip_low, clip_high.
     """

@@ -275,7 +275,7 @@ def capo_curvature(
     and change_limit 5e-4.
 
     Here G = g, a plain gradient step with learning_rate (the paper's 1.5e-5 where None), whose closed form needs no
-    distributions. The paper models Adam's step, which `objectives.curvature.step_effect` has for full arrays.
+    distributions. The paper models Adam's step.
 
     Defaults. Paper: change_limit, kl_limit, symmetric, average. Code: clip_low, clip_high, scale.
     Run: learning_rate, max_length.

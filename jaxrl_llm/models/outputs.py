@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
-from jaxrl_kernels import fused_logprob, sharded_logprob
+from jaxrl_kernels import fused_logprob
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.layers import wide
@@ -78,7 +77,7 @@ def policy_outputs(
     if "values" in wanted.names:
         found["values"] = _values(policy, params, view, batch, layout)
     spread = {name: _spread(values, view, batch) for name, values in found.items()}
-    return PolicyOutputs(spread.pop("logp"), spread.pop("entropy"), spread or None, policy.mesh)
+    return PolicyOutputs(spread.pop("logp"), spread.pop("entropy"), spread or None)
 
 
 def affinity(
@@ -145,27 +144,10 @@ def _packing(batch: Trajectories, layout: Layout | Packing | None) -> Packing:
 
 
 def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.Array]:
-    unembedding, softcap, mesh = policy.unembedding(params), policy.config.logit_softcap, policy.mesh
-    if mesh is None:
-        return fused_logprob(
-            view.states, unembedding, view.targets, temperature=view.temperature, softcap=softcap,
-            support_floor=view.floor,
-        )  # fmt: skip
-    # A kernel is not partitioned by the compiler: each device takes its tokens and its part of the vocabulary.
-    tensor = mesh.shape.get("tensor", 1)
-    cut = "tensor" if tensor > 1 and unembedding.shape[0] % tensor == 0 else None
-    rows = PartitionSpec("data" if view.states.shape[0] % mesh.shape["data"] == 0 else None)
-
-    def on_device(states: jax.Array, unembedding: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
-        targets, temperature, floor = rest
-        options = {"temperature": temperature, "softcap": softcap, "support_floor": floor}
-        if cut is None:
-            return fused_logprob(states, unembedding, targets, **options)
-        return sharded_logprob(states, unembedding, targets, axis_name=cut, **options)
-
-    specs = rows, PartitionSpec(cut), rows, rows, rows
-    run = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=cut is not None)
-    return run(view.states, unembedding, view.targets, view.temperature, view.floor)
+    return fused_logprob(
+        view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
+        softcap=policy.config.logit_softcap, support_floor=view.floor,
+    )  # fmt: skip
 
 
 def _values(

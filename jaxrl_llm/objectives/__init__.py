@@ -21,7 +21,6 @@ from jaxrl_llm.objectives.penalties import (
     kl,
     likelihood_preserving,
     ratio_variance,
-    top_kl,
 )
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
@@ -74,7 +73,6 @@ __all__ = [
     "token_groups",
     "token_mean",
     "token_ratio",
-    "top_kl",
     "unclipped",
     "value_loss",
     "within",

@@ -1,7 +1,10 @@
 """What the step of one token alone would do, in a second-order model of the last layer (CAPO, 2510.00819).
 
-h is the last hidden state f32[d], pi the next-token distribution f32[V], a the action, A its advantage,
-v = onehot(a) - pi; the gradient of the unembedding is g = A v h^T. The step direction is G, and u = G h.
+h is the last hidden state f32[d], pi the next-token distribution f32[V], a the action, A its advantage and
+v = onehot(a) - pi; the gradient of the unembedding is g = A v h^T. A step lr G, with u = G h, changes the objective by
+m_H and has the KL divergence m_F:
+
+    m_H = lr <g, G> + lr^2/2 A ((v.u)^2 - u^T (diag(pi) - pi pi^T) u),  m_F = lr^2/2 (v.u)^2.
 """
 
 from __future__ import annotations
@@ -17,43 +20,10 @@ from jaxrl_llm.transform import Transform, stateless
 Number = float | jax.Array
 
 
-def head_gradient(h: jax.Array, pi: jax.Array, action: jax.Array | int, A: Number) -> jax.Array:
-    """g = A (onehot(a) - pi) h^T, f32[V, d]."""
-    return A * jnp.outer(jax.nn.one_hot(action, pi.shape[0]) - pi, h)
-
-
-def adam_direction(
-    g: jax.Array,
-    first: jax.Array,
-    second: jax.Array,
-    steps: Number,
-    b1: Number = 0.9,
-    b2: Number = 0.999,
-    epsilon: Number = 1e-8,
-) -> jax.Array:
-    """The step that Adam with these moments, after so many steps, would take for g alone; shape of g."""
-    m = (b1 * first + (1 - b1) * g) / (1 - b1 ** (steps + 1))
-    s = (b2 * second + (1 - b2) * g**2) / (1 - b2 ** (steps + 1))
-    return m / (jnp.sqrt(s) + epsilon)
-
-
-def step_effect(
-    h: jax.Array, pi: jax.Array, action: jax.Array | int, A: Number, direction: jax.Array, learning_rate: Number
-) -> tuple[jax.Array, jax.Array]:
-    """Predicted change of the objective and predicted KL of the step lr G, f32[] each:
-
-    m_H = lr <g, G> + lr^2/2 A ((v.u)^2 - u^T (diag(pi) - pi pi^T) u),  m_F = lr^2/2 (v.u)^2.
-    """
-    v, u = jax.nn.one_hot(action, pi.shape[0]) - pi, direction @ h
-    curvature = A * ((v @ u) ** 2 - (jnp.sum(pi * u**2) - (pi @ u) ** 2))
-    slope = jnp.sum(head_gradient(h, pi, action, A) * direction)
-    return learning_rate * slope + 0.5 * learning_rate**2 * curvature, 0.5 * learning_rate**2 * (v @ u) ** 2
-
-
 def gradient_step_effect(
     p: jax.Array, squares: jax.Array, cubes: jax.Array, h_square: jax.Array, A: jax.Array, learning_rate: Number
 ) -> tuple[jax.Array, jax.Array]:
-    """`step_effect` of a plain gradient step, G = g, in closed form; elementwise.
+    """m_H and m_F of a plain gradient step, G = g, in closed form; elementwise.
 
     p = pi(a), squares = sum pi^2, cubes = sum pi^3, h_square = |h|^2. As u = A |h|^2 v:
     v.v = 1 - 2 p + squares, sum pi v^2 = p - 2 p^2 + cubes, pi.v = p - squares.

@@ -67,21 +67,6 @@ def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Ar
     return jnp.sum(jnp.where(drawn, jnp.exp(first) * (first - jnp.where(drawn, second, 0.0)), 0.0), axis=-1)
 
 
-def with_rest(logp: jax.Array) -> jax.Array:
-    """Log-probabilities [..., K] of some tokens with one more, of all the others together, [..., K + 1]."""
-    rest = jnp.log(jnp.maximum(1 - jnp.sum(jnp.exp(logp), axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny))
-    return jnp.concatenate([logp, rest], axis=-1)
-
-
-def top_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Array:
-    """`exact_kl` of the distributions over K tokens and the rest as one: both arrays [..., K], of the same tokens.
-
-    A lower bound of the exact divergence, and the exact gradient of the coarse one; normalising the K tokens alone
-    would be neither.
-    """
-    return exact_kl(with_rest(logp), with_rest(other), reverse)
-
-
 def entropy(average: Average | None = None, metric: str = "entropy") -> Objective:
     """Mean entropy of the policy's token distributions, nats; subtract it (times a coefficient) as a bonus.
 

@@ -1,8 +1,8 @@
 """What sampling remembers: prompts stored once, and each row's own tokens in a ring.
 
 P prompt slots, W lanes of a prompt slot (rows that may continue it at a time), B rows, K key-value heads, R = H / K
-query heads of each, h head size, S columns. Attention has two parts, over the prompt and over the row's own tokens,
-merged by their log-sum-exps.
+query heads of each, h head size, S columns. Cascade attention: attention to the prompt, which rows share, and to
+the row's own tokens are computed apart and merged by their log-sum-exps.
 
 The ring: at step s of the decode loop every row writes the keys and values of its newest token to column s mod S, so a
 step writes one column whenever its rows began, and a layer with a sliding window needs a ring of its window only.
@@ -11,17 +11,15 @@ step writes one column whenever its rows began, and a layer with a sliding windo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
 from jaxrl_kernels.decode_attention import Part, decode_attention, own_attention
 
 from jaxrl_llm.models.config import ModelConfig
 
 Array = jax.Array
-Result = TypeVar("Result")
 
 
 class LayerCache(NamedTuple):
@@ -97,31 +95,13 @@ def pack(k: Array, v: Array, dtype: Any) -> LayerCache:
     return LayerCache(k.swapaxes(2, 3), v, key_scale, value_scale)
 
 
-def on_devices(attention: Callable[..., Result], heads: int, mesh: Mesh | None, *arrays: Any) -> Result:
-    """attention(*arrays), under a mesh on each device with its rows or prompt slots and its heads of them.
-
-    For a kernel, which a TPU has for both parts, is not partitioned by the compiler. Arrays of three axes and more have
-    heads along their second one, which are cut if they are in the caches (`weights.shardings`).
-    """
-    if mesh is None:
-        return attention(*arrays)
-    rows = "data" if "data" in mesh.axis_names else None
-    tensor = mesh.shape.get("tensor", 1)
-    cut = PartitionSpec(rows, "tensor" if tensor > 1 and heads % tensor == 0 else None)
-
-    def place(x: Array) -> PartitionSpec:
-        return cut if x.ndim > 2 else PartitionSpec(rows) if x.ndim else PartitionSpec()
-
-    return jax.shard_map(attention, mesh=mesh, in_specs=jax.tree.map(place, arrays), out_specs=cut)(*arrays)
-
-
 def rearranged(x: Array, order: Array | None, shape: tuple[int, ...]) -> Array:
     """x[order] along the first axis, or x as it is for None, its first axes in another shape."""
     x = x if order is None else x[order]
     return x.reshape(*shape, *x.shape[1:])
 
 
-def two_part_attention(
+def cascade_attention(
     q: Array,
     k: Array,
     v: Array,
@@ -134,13 +114,11 @@ def two_part_attention(
     step: Array,
     window: int,
     config: ModelConfig,
-    mesh: Mesh | None = None,
 ) -> tuple[Array, LayerCache]:
     """Each row's newest token, q [B, 1, H, h], at its prompt and at its own tokens; and the ring with its k, v.
 
     k, v: [B, 1, K, h]; they are written to column step mod S of the ring. lanes: None where row b stands in lane b;
-    count, position: int32[B]; length: int32[P], of the prompts. mesh: over which rows, prompts and heads are cut, if
-    they are. The result is [B, 1, H, h].
+    count, position: int32[B]; length: int32[P], of the prompts. The result is [B, 1, H, h].
     """
     B, _, H, h = q.shape
     P, K = prefix.keys.shape[:2]
@@ -150,27 +128,17 @@ def two_part_attention(
     of_lanes = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]
     numbers: Any = {"query_scale": config.query_scale, "softcap": config.attention_softcap, "window": window}
 
-    def at_prompts(q: Array, cache: LayerCache, length: Array, position: Array) -> Part:
-        keys, values, key_scale, value_scale = cache
-        return decode_attention(
-            q, keys, values, length, position, key_scale=key_scale, value_scale=value_scale, **numbers
-        )
-
-    def at_own(
-        q: Array, new: LayerCache, cache: LayerCache, count: Array, step: Array, prompt: Part
-    ) -> tuple[Array, LayerCache]:
-        newest = each(lambda x, axis: jnp.squeeze(x, axis), new)
-        found = own_attention(
-            q, newest.keys, newest.values, cache.keys, cache.values, count, step, prompt,
-            new_scales=scales(newest), scales=scales(cache), **numbers,
-        )  # fmt: skip
-        return found.result, LayerCache(found.keys, found.values, *(found.scales or (None, None)))
-
     def rows(x: Array) -> Array:
         """[P, K, W, ...] -> [B, K, ...]"""
         return rearranged(x.swapaxes(1, 2).reshape(P * W, *x.shape[1:2], *x.shape[3:]), back, (B,))
 
-    prompt = on_devices(at_prompts, K, mesh, of_lanes, prefix, length, rearranged(position, order, (P, W)))
-    new = pack(k, v, own.keys.dtype)
-    y, own = on_devices(at_own, K, mesh, q, new, own, count, step, Part(*map(rows, prompt)))
-    return y.reshape(B, 1, H, h), own
+    prompt = decode_attention(
+        of_lanes, prefix.keys, prefix.values, length, rearranged(position, order, (P, W)),
+        key_scale=prefix.key_scale, value_scale=prefix.value_scale, **numbers,
+    )  # fmt: skip
+    new = each(lambda x, axis: jnp.squeeze(x, axis), pack(k, v, own.keys.dtype))
+    y, keys, values, of_ring = own_attention(
+        q, new.keys, new.values, own.keys, own.values, count, step, Part(*map(rows, prompt)),
+        new_scales=scales(new), scales=scales(own), **numbers,
+    )  # fmt: skip
+    return y.reshape(B, 1, H, h), LayerCache(keys, values, *(of_ring or (None, None)))

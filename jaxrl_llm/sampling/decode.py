@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.rope import rotation
-from jaxrl_llm.sampling.cache import Lanes, LayerCache, Prefixes, empty, two_part_attention
+from jaxrl_llm.sampling.cache import Lanes, LayerCache, Prefixes, cascade_attention, empty
 from jaxrl_llm.sampling.draw import Drawn, Settings, draw
 
 Array = jax.Array
@@ -90,16 +90,14 @@ def _take(drawn: Drawn, rows: Rows, new: Drawn, which: Array, column: Array, sto
     )
 
 
-def _draw(
-    policy: Policy, params: Params, hidden: Array, rows: Rows, settings: Settings, mesh: jax.sharding.Mesh | None
-) -> Drawn:
+def _draw(policy: Policy, params: Params, hidden: Array, rows: Rows, settings: Settings) -> Drawn:
     """The next token of each row, from hidden states [B, D]."""
     seeds = jnp.broadcast_to(settings.seed, rows.own.shape)
     counters = jnp.stack([seeds, rows.prompt_id, rows.sample, rows.own], axis=1)
-    return draw(policy, params, hidden, counters.astype(jnp.uint32), settings, mesh)
+    return draw(policy, params, hidden, counters.astype(jnp.uint32), settings)
 
 
-@jax.jit(static_argnames=("policy", "mesh"), donate_argnames=("drawn",))
+@jax.jit(static_argnames=("policy",), donate_argnames=("drawn",))
 def begin(
     policy: Policy,
     params: Params,
@@ -109,8 +107,6 @@ def begin(
     step: Array,
     rows: Rows,
     settings: Settings,
-    *,
-    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Drawn, Rows]:
     """First tokens of fresh rows, from the ends of their prompts. `drawn`, of the ring, is donated; step: the ring's.
 
@@ -119,11 +115,11 @@ def begin(
     """
     B, P = rows.own.shape[0], prefixes.length.shape[0]
     slot = jnp.arange(B) // (B // P) if lanes is None else lanes.of_row // (lanes.row.shape[0] // P)
-    new = _draw(policy, params, prefixes.hidden[slot], rows, settings, mesh)
+    new = _draw(policy, params, prefixes.hidden[slot], rows, settings)
     return _take(drawn, rows, new, rows.fresh & ~rows.done, (step - 1) % drawn.token.shape[1], settings.stop_tokens)
 
 
-@jax.jit(static_argnames=("policy", "mesh"), donate_argnames=("ring",))
+@jax.jit(static_argnames=("policy",), donate_argnames=("ring",))
 def decode(
     policy: Policy,
     params: Params,
@@ -134,8 +130,6 @@ def decode(
     settings: Settings,
     leave_at: Array,
     most: Array,
-    *,
-    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Ring, Rows, Work]:
     """Decode until `leave_at` (int32[]) rows are done, or for `most` (int32[]) steps. The ring is donated.
 
@@ -159,15 +153,15 @@ def decode(
 
         def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
             own, prefix = memory
-            return two_part_attention(
-                q, k, v, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config, mesh
+            return cascade_attention(
+                q, k, v, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config
             )
 
         memory = tuple(zip(ring.layers, prefixes.layers, strict=True))
         hidden, layers = policy.run(params, rows.newest[:, None], position[:, None], attend, memory, rotations=turned)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)
-        new = _draw(policy, params, hidden[:, 0], rows, settings, mesh)
+        new = _draw(policy, params, hidden[:, 0], rows, settings)
         drawn, rows = _take(ring.drawn, rows, new, which, ring.step % T, settings.stop_tokens)
         work = Work(work.steps + 1, work.live + jnp.sum(which, dtype=jnp.int32))
         return Ring(ring.step + 1, layers, drawn), rows, work, rotations(rows)

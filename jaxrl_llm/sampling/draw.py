@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
-from jaxrl_kernels.sample import fused_sample, sample_logits, sharded_sample
+from jaxrl_kernels import fused_sample, sample_logits
 
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
@@ -41,9 +39,7 @@ def seed_of(key: Array) -> Array:
     return jax.random.bits(key, dtype=jnp.uint32)
 
 
-def draw(
-    policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings, mesh: Mesh | None = None
-) -> Drawn:
+def draw(policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings) -> Drawn:
     """Draw a token for each row from hidden states [N, D].
 
     counters: uint32[N, 4], seed, prompt id, sample number and position: the noise depends on nothing else. Temperature
@@ -52,7 +48,7 @@ def draw(
     """
     N = hidden.shape[0]
     if settings.filters is None and settings.allowed is None:
-        token, logp, entropy = _fused(policy, params, hidden, counters, settings, mesh)
+        token, logp, entropy = _fused(policy, params, hidden, counters, settings)
         return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
     logits = _logits(policy, params, hidden)
     scaled = logits / jnp.where(settings.temperature > 0, settings.temperature, 1.0)
@@ -86,23 +82,11 @@ def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
 
 
 def _fused(
-    policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings, mesh: Mesh | None
+    policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings
 ) -> tuple[Array, Array, Array]:
-    (unembedding, hidden), cap = _unembedding(policy, params, hidden), policy.config.logit_softcap
-    if mesh is None:
-        return fused_sample(hidden, unembedding, counters, temperature=settings.temperature, softcap=cap)
-    # A kernel is not partitioned by the compiler: each device draws for its rows from its part of the vocabulary.
-    rows = PartitionSpec(*("data" for name in mesh.axis_names if name == "data"))
-    cut = "tensor" in mesh.axis_names and mesh.shape["tensor"] > 1
-    vocabulary = PartitionSpec("tensor") if cut else PartitionSpec()
-
-    def on_device(hidden: Array, unembedding: Array, counters: Array, temperature: Array) -> tuple[Array, Array, Array]:
-        if not cut:
-            return fused_sample(hidden, unembedding, counters, temperature=temperature, softcap=cap)
-        return sharded_sample(
-            hidden, unembedding, counters, axis_name="tensor", temperature=temperature, softcap=cap,
-            vocab_size=policy.config.vocab_size,
-        )  # fmt: skip
-
-    run = partial(jax.shard_map, mesh=mesh, in_specs=(rows, vocabulary, rows, PartitionSpec()), out_specs=rows)
-    return run(on_device)(hidden, unembedding, counters, settings.temperature)
+    unembedding, hidden = _unembedding(policy, params, hidden)
+    padded = unembedding.shape[0] > policy.config.vocab_size
+    return fused_sample(
+        hidden, unembedding, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
+        vocab_size=policy.config.vocab_size if padded else None,
+    )  # fmt: skip

@@ -224,12 +224,12 @@ class Engine:
         leave_at = min(free + max(rows // IDLE_SHARE, 1), rows) if waiting else rows
         fresh = int(np.sum(np.asarray(self.rows.fresh) & ~np.asarray(self.rows.done)))
         numbers = self.weights.spread(Rows(*map(jnp.asarray, self.rows)))
-        of_policy, mesh = (self.policy, self.weights.loop, self.prefixes, lanes), self.weights.mesh
+        of_policy = self.policy, self.weights.loop, self.prefixes, lanes
         if fresh:
-            drawn, numbers = begin(*of_policy, self.ring.drawn, self.ring.step, numbers, self.settings, mesh=mesh)
+            drawn, numbers = begin(*of_policy, self.ring.drawn, self.ring.step, numbers, self.settings)
             self.ring = self.ring._replace(drawn=drawn)
         most = jnp.int32(leave_at), jnp.int32(chunk)
-        self.ring, self.rows, work = decode(*of_policy, self.ring, numbers, self.settings, *most, mesh=mesh)
+        self.ring, self.rows, work = decode(*of_policy, self.ring, numbers, self.settings, *most)
         steps, live = int(work.steps), int(work.live)
         # A token that is none: it is said now, and not when its row is done.
         lost = np.flatnonzero(np.asarray(self.rows.newest) < 0)

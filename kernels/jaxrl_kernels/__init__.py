@@ -1,20 +1,22 @@
 """Kernels for reinforcement learning of language models. They need jax and nothing else.
 
 Each operation is a folder: a plain reference that anyone can check, fast implementations tested against it, and one
-public function that picks among them.
+public function that picks among them (`implementations`). That function works on any mesh of devices, by itself and
+under `jax.jit`: see `partition`.
 """
 
-from jaxrl_kernels.decode_attention import decode_attention
-from jaxrl_kernels.logprob import fused_logprob, sharded_logprob
+from jaxrl_kernels.decode_attention import decode_attention, own_attention
+from jaxrl_kernels.implementations import IMPLEMENTATIONS
+from jaxrl_kernels.logprob import fused_logprob
 from jaxrl_kernels.ratio_clip import ratio_clip
-from jaxrl_kernels.sample import fused_sample, sample_logits, sharded_sample
+from jaxrl_kernels.sample import fused_sample, sample_logits
 
 __all__ = [
+    "IMPLEMENTATIONS",
     "decode_attention",
     "fused_logprob",
     "fused_sample",
+    "own_attention",
     "ratio_clip",
     "sample_logits",
-    "sharded_logprob",
-    "sharded_sample",
 ]

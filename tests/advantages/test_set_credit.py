@@ -15,7 +15,6 @@ from jaxrl_llm.advantages.sets import (
     best_of_sets_advantage,
     diverse_sets,
     diverse_sets_advantage,
-    drawn_sets_advantage,
     sets_within,
 )  # fmt: skip
 from jaxrl_llm.errors import InputError
@@ -66,13 +65,3 @@ def test_diverse_sets_of_pairs_by_hand() -> None:
     np.testing.assert_allclose(diverse_sets(rewards, answers, keys, 2), [0.5, 0.5, 0.5], atol=1e-6)
     np.testing.assert_allclose(diverse_sets(rewards, answers, keys, 2, "zero_based"), [0.25, 0.25, 0.5], atol=1e-6)
     np.testing.assert_allclose(diverse_sets(rewards, answers, keys, 1), rewards, atol=1e-6)
-
-
-def test_drawn_sets_of_the_card() -> None:
-    R, keys = np.array([1.0, 1, 0, 1, 0, 0]), np.array([0, 0, 1, 2, 3, 1])
-    sets = [(0, 1), (2, 3), (4, 5), (0, 3), (1, 2)]
-    scores = jnp.array([R[list(s)].mean() * len(set(keys[list(s)])) / 2 for s in sets])
-    np.testing.assert_allclose(scores, [0.5, 0.5, 0, 1, 0.5])
-    members = jnp.array([[i in s for i in range(6)] for s in sets])
-    np.testing.assert_allclose(drawn_sets_advantage(scores, members), [0.25, 0, 0, 0.25, -0.5, -0.5], atol=1e-6)
-    assert drawn_sets_advantage(scores[:1], members[:1])[5] == 0

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxrl_kernels import fused_logprob
-from jaxrl_kernels.logprob import IMPLEMENTATIONS
+from jaxrl_kernels import IMPLEMENTATIONS, fused_logprob
 
 M, D, V = 6, 5, 23
 BLOCKS = (1, 4, 7, V - 1, V, V + 9)
@@ -397,7 +396,7 @@ GOOD = {"hidden": jnp.ones((3, 2)), "unembedding": jnp.ones((5, 2)), "targets": 
         ({"row_block": 0}, "row_block must be at least 1, found 0"),
         (
             {"implementation": "triton"},
-            "unknown implementation 'triton': use None or one of pallas, blocked, reference",
+            "unknown implementation 'triton': use None or one of pallas, xla, reference",
         ),
     ],
 )

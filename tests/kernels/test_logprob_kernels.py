@@ -111,7 +111,7 @@ def test_gradients_are_finite_differences() -> None:
         assert_near(slope, wanted, 2e-5)
 
 
-@pytest.mark.parametrize("implementation", ["pallas", "blocked"])
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
 @pytest.mark.parametrize("floor", [None, -3.0])
 def test_extreme_logits(implementation: str, floor: float | None) -> None:
     # The likeliest two are in different tiles; all others lie 1e4 and 2e4 lower.
@@ -140,7 +140,7 @@ def test_bfloat16_and_mixed_inputs_sum_in_float32() -> None:
         assert_near(found_slopes, slopes, 1e-2)
 
 
-@pytest.mark.parametrize("implementation", ["pallas", "blocked"])
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
 def test_within_grad_of_scan_of_checkpoint_and_vmap(implementation: str) -> None:
     hidden, unembedding, targets = drawn(9, rows=12, width=8, vocabulary=200)
     floor = jnp.asarray(floors(hidden, unembedding, 1.0, 0.0))

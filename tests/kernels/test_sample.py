@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import jaxrl_kernels.sample.from_logits
 import numpy as np
 import pytest
-from jaxrl_kernels import fused_sample, sharded_sample
-from jaxrl_kernels.sample import IMPLEMENTATIONS
+from jaxrl_kernels import IMPLEMENTATIONS, fused_sample
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel, row_keys, threefry2x32
 from scipy import stats
 from tpu_environment import tpu_environment
@@ -27,7 +26,7 @@ STATIC = ("softcap", "implementation", "block_size", "row_block")
 # V is no multiple of a block of 128. Tiles of one block and of several, and of more than V; None is the logits at once
 # in the blocked path. Row blocks that are and are not divisors of N.
 WAYS = [
-    *({"implementation": "blocked", "block_size": size} for size in (128, 256, 512, 640, 1024, None)),
+    *({"implementation": "xla", "block_size": size} for size in (128, 256, 512, 640, 1024, None)),
     *(
         {"implementation": "pallas", "block_size": size, "row_block": rows}
         for size, rows in ((128, 8), (256, 7), (512, 32), (1024, 21), (None, None))
@@ -176,7 +175,7 @@ def assert_as_the_reference(case: dict[str, Any], way: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-@pytest.mark.parametrize("implementation", ["pallas", "blocked"])
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
 def test_every_case_draws_the_tokens_of_the_reference(case: dict[str, Any], implementation: str) -> None:
     assert_as_the_reference(case, {"implementation": implementation, "block_size": 256})
 
@@ -210,7 +209,7 @@ def test_a_million_draws_follow_softmax() -> None:
     z[5], z[130], z[-1] = 5.0, 4.0, 9.0
     sample_number, position = np.divmod(np.arange(M * M), M)
     counters = np.stack([np.full(M * M, 1), np.full(M * M, 2), sample_number, position], axis=1)
-    draw = jax.jit(partial(fused_sample, temperature=1.5, implementation="blocked", block_size=256))
+    draw = jax.jit(partial(fused_sample, temperature=1.5, implementation="xla", block_size=256))
     parts = [
         draw(
             jnp.ones((len(part), 1)),
@@ -377,7 +376,8 @@ ON_FOUR_DEVICES = """
 import json
 import jax, jax.numpy as jnp, numpy as np
 from jax import P
-from jaxrl_kernels import fused_sample, sharded_sample
+from jax.sharding import NamedSharding
+from jaxrl_kernels import fused_sample
 
 random, out = np.random.default_rng(0), []
 devices = np.array(jax.devices())
@@ -393,16 +393,17 @@ def compare(V, mesh, rows, masked, implementation, real):
         unembedding = unembedding.at[V // 2 :].set(10 * hidden[5])
     allowed = jnp.asarray(random.random((N, V)) < 0.3).at[3].set(False) if masked else jnp.ones((N, V), bool)
     def program(hidden, unembedding, counters, temperature, allowed):
-        return sharded_sample(
-            hidden, unembedding, counters, axis_name="vocab", temperature=temperature, softcap=2.0,
+        return fused_sample(
+            hidden, unembedding, counters, vocab_axis="vocab", temperature=temperature, softcap=2.0,
             allowed=allowed if masked else None, vocab_size=real, implementation=implementation, block_size=256,
         )
     specs = (P(rows), P("vocab"), P(rows), P(rows), P(rows, "vocab"))
-    # Interpret mode does not know of varying axes.
-    spread = jax.shard_map(
-        program, mesh=mesh, in_specs=specs, out_specs=P(rows), check_vma=implementation != "pallas"
-    )
-    found = jax.jit(spread)(hidden, unembedding, counters, temperature, allowed)
+    arrays = hidden, unembedding, counters, temperature, allowed
+    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs)]
+    lowered = jax.jit(program).lower(*placed)
+    cut = V % 512 == 0 or mesh.shape["vocab"] == 2
+    assert ("all_reduce" in lowered.as_text()) == cut  # of what the slices give
+    found = lowered.compile()(*placed)
     wanted = fused_sample(
         hidden, unembedding, counters, temperature=temperature, softcap=2.0,
         allowed=allowed & (jnp.arange(V) < (real or V)),
@@ -417,12 +418,8 @@ compare(768, meshes[1], "data", True, None, None)
 compare(512, meshes[0], None, False, None, 300)
 compare(2048, meshes[1], "data", False, "pallas", 1000)
 compare(512, meshes[0], None, True, "pallas", 300)
-try:
-    compare(800, meshes[0], None, False, None, 300)
-except ValueError as error:
-    assert "must be a multiple of 128 tokens, found 200: pad unembedding" in str(error), error
-else:
-    raise AssertionError("a slice of 200 tokens was taken")
+# No block of 128 tokens is cut: every device draws from all.
+compare(800, meshes[0], None, False, None, 300)
 print("RESULT" + json.dumps(out))
 """
 
@@ -434,7 +431,7 @@ def test_a_cut_vocabulary_gives_the_same() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
     found = json.loads(done.stdout.split("RESULT")[1])
-    assert len(found) == 5
+    assert len(found) == 6
     for same, far, case in found:
         assert same, case
         assert far < 1e-5, case
@@ -462,17 +459,17 @@ def test_no_array_is_as_large_as_the_logits() -> None:
 
     assert largest() == 64 * 10000  # few enough to be made at once
     assert largest(implementation="reference") == 64 * -(-10000 // BLOCK) * BLOCK
-    assert largest(implementation="blocked", block_size=512) == 64 * 512
+    assert largest(implementation="xla", block_size=512) == 64 * 512
     assert largest(implementation="pallas", block_size=512) == 64 * 512
 
 
 def test_logits_beyond_the_limit_are_tiled_by_default() -> None:
-    traced = jax.make_jaxpr(partial(fused_sample, implementation="blocked"))(*shaped(256, 2, 151936)).jaxpr
+    traced = jax.make_jaxpr(partial(fused_sample, implementation="xla"))(*shaped(256, 2, 151936)).jaxpr
     assert max(sizes(traced)) == 256 * 4096
 
 
 def test_compiled_memory() -> None:
-    call = jax.jit(partial(fused_sample, implementation="blocked", block_size=1024))
+    call = jax.jit(partial(fused_sample, implementation="xla", block_size=1024))
     memory = call.lower(*shaped(256, 64, 32768)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 10 * 4 * 256 * 1024 < 4 * 256 * 32768 / 3
 
@@ -490,7 +487,7 @@ from functools import partial
 import jax, jax.numpy as jnp, numpy as np
 from jax import P
 from jax.experimental import topologies
-from jaxrl_kernels import fused_sample, sharded_sample
+from jaxrl_kernels import fused_sample
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
 N, D, V = 256, 2048, 151936
@@ -506,9 +503,7 @@ def arrays(rows, place, cut, vocabulary=V):
 
 one = jax.sharding.SingleDeviceSharding(devices[0])
 whole, cut = jax.sharding.NamedSharding(mesh, P()), jax.sharding.NamedSharding(mesh, P("vocab"))
-spread = jax.shard_map(
-    partial(sharded_sample, axis_name="vocab", vocab_size=V), mesh=mesh, in_specs=(P(), P("vocab"), P()), out_specs=P()
-)
+spread = partial(fused_sample, vocab_axis="vocab", vocab_size=V)
 allowed = jax.ShapeDtypeStruct((300, V), jnp.int8, sharding=one)
 print("RESULT" + json.dumps({
     "plain": report(fused_sample, *arrays(N, one, one)),
@@ -551,28 +546,18 @@ GOOD = {"hidden": jnp.ones((3, 2)), "unembedding": jnp.ones((5, 2)), "counters":
         ({"block_size": 0}, "block_size must be at least 1, found 0"),
         ({"block_size": 200}, "block_size must be a multiple of 128, found 200"),
         ({"row_block": 0}, "row_block must be at least 1, found 0"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, found 0"),
+        ({"vocab_size": 6}, "vocab_size is 6, but the unembedding has 5 rows"),
+        ({"row_axis": "x", "vocab_axis": ("y", "x")}, "mesh axis 'x' cannot cut rows and another dimension too"),
         (
             {"implementation": "triton"},
-            "unknown implementation 'triton': use None or one of pallas, blocked, reference",
+            "unknown implementation 'triton': use None or one of pallas, xla, reference",
         ),
     ],
 )
 def test_errors_say_what_was_found(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fused_sample(**{**GOOD, **change})
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"implementation": "reference"}, "unknown implementation 'reference': use None or one of pallas, blocked"),
-        ({"vocab_size": 0}, "vocab_size must be at least 1, found 0"),
-        ({"softcap": -1.0}, "softcap must be 0 .* found -1.0"),
-    ],
-)
-def test_errors_of_the_sharded_door(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sharded_sample(**{**GOOD, "axis_name": "vocab", **change})
 
 
 def test_docstring_examples() -> None:

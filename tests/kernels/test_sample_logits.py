@@ -29,7 +29,7 @@ def drawn(seed: int, V: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array
     return logits, hidden, unembedding, counters
 
 
-@pytest.mark.parametrize("implementation", ["blocked", "pallas", "reference"])
+@pytest.mark.parametrize("implementation", ["xla", "pallas", "reference"])
 @pytest.mark.parametrize("V", [3, 128, 700, 1024])
 def test_draws_the_tokens_of_fused_sample(V: int, implementation: str) -> None:
     logits, hidden, unembedding, counters = drawn(V, V)

@@ -25,7 +25,7 @@ from jaxrl_llm.objectives import (
 from jaxrl_llm.objectives.adaptive_clip import controlled_clip
 from jaxrl_llm.objectives.averages import AVERAGES, average_by_name
 from jaxrl_llm.objectives.entropy_history import turn_mean
-from jaxrl_llm.objectives.policy_gradient import token_weights
+from jaxrl_llm.objectives.one_pass import token_weights
 from jaxrl_llm.objectives.ratios import Ratio, span_ratio
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
 
@@ -88,7 +88,7 @@ def agree(found: Any, wanted: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "pallas"])
+@pytest.mark.parametrize("kernel", ["xla", "pallas"])
 @pytest.mark.parametrize("surrogate", CLIPS)
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_the_kernel_is_the_composition(ratio: str, surrogate: str, kernel: str) -> None:

@@ -22,7 +22,6 @@ from jaxrl_llm.objectives.penalties import (
     likelihood_preserving,
     ratio_variance,
     right_answers,
-    top_kl,
 )
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
@@ -195,13 +194,10 @@ def test_reversed_estimates_are_of_the_other_direction_on_samples_of_the_other()
         assert float(expected(estimator, jnp.log(PI), REF, reverse=True)) == pytest.approx(FORWARD, abs=1e-6)
 
 
-def test_exact_and_coarse_divergences() -> None:
+def test_exact_divergences() -> None:
     logp, other = jnp.log(PI), jnp.log(REF)
     assert float(exact_kl(logp, other)) == pytest.approx(REVERSE, abs=1e-6)
     assert float(exact_kl(logp, other, reverse=True)) == pytest.approx(FORWARD, abs=1e-6)
-    top = jnp.array([1, 0])  # the two most likely under pi
-    assert float(top_kl(logp[top], other[top])) == pytest.approx(0.190954, abs=1e-6)
-    assert 0 < float(top_kl(logp[top], other[top], reverse=True)) < FORWARD
     never = jnp.array([-jnp.inf, 0.0])
     value, by = jax.value_and_grad(exact_kl)(never, jnp.log(jnp.array([0.5, 0.5])))
     assert float(value) == pytest.approx(np.log(2), abs=1e-6)

@@ -1,4 +1,4 @@
-"""Two-part attention over the prompt store and the ring, against a plain softmax over all tokens that are seen."""
+"""Cascade attention over the prompt store and the ring, against a plain softmax over all tokens that are seen."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import (
     Lanes,
     LayerCache,
+    cascade_attention,
     columns,
     each,
     empty,
     pack,
-    two_part_attention,
 )
 from jaxrl_llm.sampling.prefill import empty_prefixes
 from jaxrl_llm.sampling.schedule import plan
 
 K, R, h = 2, 3, 8  # key-value heads, query heads of each, head size
-attend = jax.jit(two_part_attention, static_argnums=(10, 11))
+attend = jax.jit(cascade_attention, static_argnums=(10, 11))
 see_prompt = jax.jit(visible_prompt, static_argnums=(2, 3))
 see_own = jax.jit(visible_own, static_argnums=(2, 3))
 
@@ -124,7 +124,7 @@ class Story:
 # Windows: none, below all, between, as long as a ring, above all. Six rows behind three prompts.
 @pytest.mark.parametrize("window", [0, 1, 3, 6, 7, 12, 40])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_attention_in_two_parts(window: int, softcap: float) -> None:
+def test_cascade_attention(window: int, softcap: float) -> None:
     story = Story([11, 2, 5], [0, 0, 1, 1, 2, 2], [1, 6, 4, 2, 6, 1])
     size = min(7, window) if window else 7
     found = story.found(12, size, step=20, window=window, softcap=softcap)
@@ -193,7 +193,7 @@ def test_an_empty_part_counts_nothing() -> None:
     """Nothing seen in one part: the other's attention alone; in both, which only empty rows have: no NaN."""
     whole, _, v = random_part(0, [True, True])
     nothing, _, _ = random_part(1, [False, False, False])
-    alone = np.asarray(whole.weighted / whole.total[..., None])
+    alone = np.asarray(whole.acc / whole.l[..., None])
     for pair in ((whole, nothing), (nothing, whole)):
         np.testing.assert_allclose(merge(*pair), alone, rtol=1e-6)
     assert np.isfinite(np.asarray(merge(nothing, nothing))).all()
@@ -203,9 +203,9 @@ def test_an_empty_part_counts_nothing() -> None:
 
 def test_parts_of_very_different_size_merge_without_overflow() -> None:
     part, _, _ = random_part(3, [True] * 4)
-    far = part._replace(greatest=part.greatest + 500.0)
-    np.testing.assert_allclose(merge(far, part), far.weighted / far.total[..., None], rtol=1e-6)
-    np.testing.assert_allclose(merge(part, far), far.weighted / far.total[..., None], rtol=1e-6)
+    far = part._replace(m=part.m + 500.0)
+    np.testing.assert_allclose(merge(far, part), far.acc / far.l[..., None], rtol=1e-6)
+    np.testing.assert_allclose(merge(part, far), far.acc / far.l[..., None], rtol=1e-6)
 
 
 def unpacked(cache: LayerCache) -> tuple[np.ndarray, np.ndarray]:

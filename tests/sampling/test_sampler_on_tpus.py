@@ -63,10 +63,10 @@ out = {}
 programs = {
     "prefill": lambda: prefill.lower(policy, weights, prefixes, tokens, one, one),
     "begin": lambda: begin.lower(
-        policy, weights, prefixes, None, ring.drawn, number(()), spread(lambda: no_rows(B)), settings, mesh=mesh
+        policy, weights, prefixes, None, ring.drawn, number(()), spread(lambda: no_rows(B)), settings
     ),
     "decode": lambda: decode.lower(
-        policy, weights, prefixes, None, ring, spread(lambda: no_rows(B)), settings, number(()), number(()), mesh=mesh
+        policy, weights, prefixes, None, ring, spread(lambda: no_rows(B)), settings, number(()), number(())
     ),
 }
 for name in asked["programs"]:

@@ -1,4 +1,4 @@
-"""Selections of rows and tokens, and budgets, against brute force and worked examples."""
+"""Selections of rows and tokens against brute force and worked examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.selection.budgets import allocate, branch_score, confidence_width, exploration_priority, whole_samples
 from jaxrl_llm.selection.rows import (
     against_reference,
     key_noise,
@@ -105,16 +104,3 @@ def test_shares_do_not_suffer_from_rounding() -> None:
         exact = np.arange(1, 20001) * hundredths
         np.testing.assert_array_equal(share_down(n, jnp.float32(hundredths / 100)), exact // 100)
         np.testing.assert_array_equal(share_up(n, 1 - jnp.float32(1 - hundredths / 100)), -(-exact // 100))
-
-
-def test_the_allocator() -> None:
-    close([confidence_width(0.57735, n) for n in (4, 5)], [0.918693, 0.716875], atol=1e-6)
-    assert float(exploration_priority(0.57735, 4, 8)) == pytest.approx(0.275933, abs=1e-6)
-    np.testing.assert_array_equal(allocate([0.5, 0.0, 0.2], [4, 4, 4], 12, budget=2), [1, 0, 1])
-    np.testing.assert_array_equal(allocate([0.5, 0.0, 0.2], [4, 4, 4], 12, budget=4), [2, 1, 1])
-
-
-def test_the_budget_of_trees() -> None:
-    close([whole_samples(16, d, 0, 0.2) for d in (-1, 1)], [7.202656, 8.797344], atol=1e-6)
-    close([whole_samples(16, d, 0) for d in (-1, 1)], [6.040651, 9.959349], atol=1e-6)
-    close(branch_score(0.5, [0, 1, 2], 0.5, 0.2, 0.2), [0.6, 0.48, 0.36])

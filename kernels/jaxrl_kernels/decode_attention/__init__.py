@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.decode_attention.dispatch import IMPLEMENTATIONS, by_platform, check_cache, check_numbers
+from jaxrl_kernels.decode_attention.dispatch import check_cache, check_numbers, on_mesh
 from jaxrl_kernels.decode_attention.pallas_own import pallas_own
 from jaxrl_kernels.decode_attention.pallas_prompts import pallas_prompts
 from jaxrl_kernels.decode_attention.reference import (
@@ -22,9 +22,9 @@ from jaxrl_kernels.decode_attention.reference import (
     visible_own,
     visible_prompt,
 )
+from jaxrl_kernels.partition import AnyMesh, Axis, check_apart
 
 __all__ = [
-    "IMPLEMENTATIONS",
     "MASKED",
     "Own",
     "Part",
@@ -51,12 +51,15 @@ def decode_attention(
     window: int = 0,
     implementation: str | None = None,
     tile: int | None = None,
+    mesh: AnyMesh | None = None,
+    row_axis: Axis = "data",
+    head_axis: Axis = "tensor",
 ) -> Part:
     """Attention of one token of each row to its prompt, for P prompt slots that W rows each continue.
 
     With `cap(x) = softcap * tanh(x / softcap)` and logits `z_s = cap(query_scale * q . key_s)` over the columns s that
-    a query sees, `greatest = max_s z_s`, `total = sum_s exp(z_s - greatest)` and `weighted = sum_s exp(z_s - greatest)
-    value_s`; the attention's result is weighted / total, and `merge` puts two such parts together.
+    a query sees, `m = max_s z_s`, `l = sum_s exp(z_s - m)` and `acc = sum_s exp(z_s - m) value_s`; the attention's
+    result is acc / l, and `merge` puts two such parts together (cascade attention).
 
     A slot's columns hold the last S tokens of a prompt of `length` tokens, from its first column on: column s holds
     the token at max(length - S, 0) + s, and is seen if that is below length and, with a window, more than
@@ -74,14 +77,15 @@ def decode_attention(
       query_scale: of the logits. Static.
       softcap: 0 for none, else the bound of the logits (Gemma 2). Static.
       window: 0 for none, else how many positions back a token sees, itself included. Static.
-      implementation: "pallas" (one Mosaic kernel on TPU, in which tiles of keys and values are read once and logits do
-        not leave the core; elsewhere in interpret mode, for tests), "reference" (plain JAX), or None: pallas on TPU,
-        reference elsewhere. The choice is made when the program is lowered, for one platform. A Pallas kernel is not
-        partitioned by the compiler: under a mesh call this inside `jax.shard_map`, slots and heads cut as one likes.
+      implementation: "pallas" (tiles of keys and values are read once and logits do not leave the core), "xla",
+        "reference" or None, as `implementations` says; here xla is the formula too, so both names mean the same.
       tile: columns at a time of the kernel, a multiple of 128; None for as many as fit. Static.
+      mesh: the devices, where the types of the arrays do not name them (`partition.mesh_of`).
+      row_axis, head_axis: mesh axes over which prompt slots (with their rows) and heads are cut, where the mesh has
+        them and they divide P and K evenly.
 
     Returns:
-      weighted f32[P, K, W, R, h], greatest and total f32[P, K, W, R]. Where nothing is seen greatest is MASKED (-1e30),
+      acc f32[P, K, W, R, h], m and l f32[P, K, W, R]. Where nothing is seen m is MASKED (-1e30),
       and the sums, which differ between implementations, are finite and count nothing in `merge`.
 
     Raises:
@@ -91,10 +95,11 @@ def decode_attention(
     >>> values = jnp.array([0.0, 1.0, 9.0]).reshape(1, 1, 3, 1)
     >>> q, position = jnp.ones((1, 1, 1, 1, 1)), jnp.array([[2]])
     >>> part = decode_attention(q, keys, values, jnp.array([2]), position)
-    >>> print(f"{(part.weighted[..., 0] / part.total).item():.4f} {jnp.exp(part.greatest).item():.4f}")
+    >>> print(f"{(part.acc[..., 0] / part.l).item():.4f} {jnp.exp(part.m).item():.4f}")
     0.7500 3.0000
     """
     check_numbers(softcap, window, implementation, tile)
+    check_apart(row_axis, head_axis)
     if q.ndim != 5 or q.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"q must be float32 or bfloat16 [P, K, W, R, h], found {q.dtype}{list(q.shape)}")
     P, K, W, _, h = q.shape
@@ -104,8 +109,9 @@ def decode_attention(
             raise ValueError(f"{name} must be int32{list(shape)}, found {x.dtype}{list(x.shape)}")
     numbers: dict[str, Any] = {"query_scale": float(query_scale), "softcap": float(softcap), "window": window}
     operands = q, keys, values, length.astype(jnp.int32), position.astype(jnp.int32), key_scale, value_scale
-    kernel = partial(pallas_prompts, **numbers, tile=tile)
-    return by_platform(partial(reference_prompts, **numbers), kernel, implementation, *operands)
+    kernels = partial(reference_prompts, **numbers), partial(pallas_prompts, **numbers, tile=tile)
+    dimensions = "NK", "NK", "NK", "N", "N", "NK", "NK"
+    return on_mesh(*kernels, implementation, mesh, row_axis, head_axis, operands, dimensions)
 
 
 def own_attention(
@@ -125,6 +131,9 @@ def own_attention(
     window: int = 0,
     implementation: str | None = None,
     tile: int | None = None,
+    mesh: AnyMesh | None = None,
+    row_axis: Axis = "data",
+    head_axis: Axis = "tensor",
 ) -> Own:
     """Attention of the newest token of each of B rows to its prompt and its own tokens, which are kept in a ring.
 
@@ -139,10 +148,11 @@ def own_attention(
       values: [B, K, S, h], the dtype of the keys. Entries of columns that are not seen must be finite.
       count: int32[B], own tokens of each row before the newest one; 0 to S - 1.
       step: int32[], 0 or above, of the newest tokens.
-      prompt: what `decode_attention` gave for the rows, weighted f32[B, K, R, h], greatest and total f32[B, K, R].
+      prompt: what `decode_attention` gave for the rows, acc f32[B, K, R, h], m and l f32[B, K, R].
       new_scales, scales: what keys and values are to be multiplied with, f32[B, K] of the newest, f32[B, K, S] of the
         ring; both or neither.
-      query_scale, softcap, implementation, tile: as of `decode_attention`.
+      query_scale, softcap, implementation, tile, mesh, head_axis: as of `decode_attention`.
+      row_axis: mesh axis over which rows are cut, where it divides B evenly.
       window: 0 for none, else how many tokens back are seen, the newest included. Static.
 
     Returns:
@@ -160,6 +170,7 @@ def own_attention(
     5.0 [0. 1. 6.]
     """
     check_numbers(softcap, window, implementation, tile)
+    check_apart(row_axis, head_axis)
     if q.ndim != 4 or q.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"q must be float32 or bfloat16 [B, K, R, h], found {q.dtype}{list(q.shape)}")
     B, K, R, h = q.shape
@@ -181,5 +192,6 @@ def own_attention(
     numbers: dict[str, Any] = {"query_scale": float(query_scale), "softcap": float(softcap), "window": window}
     count, step = count.astype(jnp.int32), jnp.asarray(step, jnp.int32)
     operands = q, k, v, keys, values, count, step, prompt, new_scales, scales
-    kernel = partial(pallas_own, **numbers, tile=tile)
-    return by_platform(partial(reference_own, **numbers), kernel, implementation, *operands)
+    kernels = partial(reference_own, **numbers), partial(pallas_own, **numbers, tile=tile)
+    dimensions = "NK", "NK", "NK", "NK", "NK", "N", "", "NK", "NK", "NK"
+    return on_mesh(*kernels, implementation, mesh, row_axis, head_axis, operands, dimensions)

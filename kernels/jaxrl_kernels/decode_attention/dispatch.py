@@ -10,35 +10,50 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.decode_attention.tiles import LANES
-from jaxrl_kernels.logprob.dispatch import vary_together
+from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
 
 Result = TypeVar("Result")
 
-IMPLEMENTATIONS = ("pallas", "reference")
 
-
-def by_platform(
-    reference: Callable[..., Result], kernel: Callable[..., Result], implementation: str | None, *operands: Any
+def on_mesh(
+    reference: Callable[..., Result],
+    kernel: Callable[..., Result],
+    implementation: str | None,
+    mesh: AnyMesh | None,
+    row_axis: Axis,
+    head_axis: Axis,
+    operands: tuple[Any, ...],
+    dimensions: tuple[str, ...],
 ) -> Result:
-    """The result of one of them, of operands of which the first are the queries.
+    """The result of one of them, on a mesh by each device for its rows or prompt slots, and for its heads of them.
 
-    The platform is the one that the program is lowered for, so a program compiled ahead of time gets its kernel.
+    operands: the queries first. dimensions: of each operand (a pytree) the first ones, "NK" for rows or slots and then
+    heads, "N" for rows or slots, or "".
     """
-    if implementation == "reference" or 0 in operands[0].shape:
+    if implementation == "reference":
         return reference(*operands)
 
     def pallas(*operands: Any, interpret: bool) -> Result:
         # A kernel has no rule for a derivative.
         return kernel(*jax.lax.stop_gradient(vary_together(*operands)), interpret=interpret)
 
-    elsewhere = reference if implementation is None else partial(pallas, interpret=True)
-    return jax.lax.platform_dependent(*operands, tpu=partial(pallas, interpret=False), default=elsewhere)
+    empty = 0 in operands[0].shape
+    run = partial(by_platform, reference, pallas, "xla" if empty else implementation)
+    mesh = mesh_of(mesh, operands)
+    if mesh is None or empty:
+        return run(*operands)
+    rows, heads = operands[0].shape[:2]
+    axes = {"N": dividing(mesh, row_axis, rows), "K": dividing(mesh, head_axis, heads)}
+    specs = tuple(jax.P(*(axes[name] for name in names)) for names in dimensions)
+    # Interpret mode does not know of varying axes.
+    track = implementation != "pallas"
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=track)(*operands)
 
 
 def check_numbers(softcap: float, window: int, implementation: str | None, tile: int | None) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
+    check_implementation(implementation)
     if not softcap >= 0:
         raise ValueError(f"softcap must be 0 (none) or above, found {softcap}")
     if window < 0:

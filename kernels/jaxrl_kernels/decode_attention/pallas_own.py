@@ -72,16 +72,16 @@ def _kernel(
     query_scale: float,
     softcap: float,
 ) -> None:
-    """One tile for one block of n rows and m heads.
+    """One tile for one block of i rows and j heads.
 
     In SMEM: count int32[B], place int32[1], and the new scales f32[B * K] each, if there are scales. refs: q
-    [n, m, R, h], new keys and values [n, m, 1, h], the prompt's sums f32[n, m, R, h] and [n, m, R, 2], keys and values
-    with the columns along key_axis and value_axis (0 or 1), scales f32[n, m, 1, T]; results [n, m, R, h] and pieces of
+    [i, j, R, h], new keys and values [i, j, 1, h], the prompt's sums f32[i, j, R, h] and [i, j, R, 2], keys and values
+    with the columns along key_axis and value_axis (0 or 1), scales f32[i, j, 1, T]; results [i, j, R, h] and pieces of
     keys and values; the running sums.
     """
     nothing: tuple[Any, ...] = () if scaled else (None, None)
     of_key, of_value, q, k, v, so_far, numbers, keys, values, *rest = (*nothing, *refs)
-    key_scale, value_scale, y, keys_out, values_out, weighted, greatest, total = (*nothing, *rest)
+    key_scale, value_scale, y, keys_out, values_out, acc, m, l = (*nothing, *rest)
     rows, heads = keys.shape[:2]
     number, last, tile = pl.program_id(2), pl.num_programs(2) - 1, keys.shape[2 + key_axis]
     first_row, first_head, all_heads = pl.program_id(0) * rows, pl.program_id(1) * heads, pl.num_programs(1) * heads
@@ -98,10 +98,10 @@ def _kernel(
             before = numbers[here][:, :1]
             now = jnp.maximum(before, logits)
             fade, weights = jnp.exp(before - now), jnp.exp(logits - now)
-            greatest[here] = now
-            total[here] = fade * numbers[here][:, 1:] + weights
+            m[here] = now
+            l[here] = fade * numbers[here][:, 1:] + weights
             value = v[here].astype(jnp.float32)
-            weighted[here] = fade * so_far[here] + weights * (value * of_value[at] if scaled else value)
+            acc[here] = fade * so_far[here] + weights * (value * of_value[at] if scaled else value)
 
     for here in each:
         at = first + jax.lax.broadcasted_iota(jnp.int32, (1, tile), 1)
@@ -111,7 +111,7 @@ def _kernel(
         seen = seen & (age < window) if window else seen
         scales = (key_scale[here], value_scale[here]) if scaled else (None, None)
         add_tile(
-            (weighted, greatest, total), here, q[here], keys[here], values[here], seen, *scales, key_axis=key_axis,
+            (acc, m, l), here, q[here], keys[here], values[here], seen, *scales, key_axis=key_axis,
             value_axis=value_axis, query_scale=query_scale, softcap=softcap, first=first, columns=columns,
         )  # fmt: skip
 
@@ -123,7 +123,7 @@ def _kernel(
 
     @pl.when(number == last)
     def _() -> None:
-        y[...] = (weighted[...] / jnp.maximum(total[...], 1e-30)).astype(y.dtype)
+        y[...] = (acc[...] / jnp.maximum(l[...], 1e-30)).astype(y.dtype)
 
 
 def pallas_own(
@@ -147,19 +147,19 @@ def pallas_own(
     """As `reference_own`, by the kernel."""
     B, K, R, h = q.shape
     S, itemsize = keys.shape[3], keys.dtype.itemsize
-    n, m, tile = block_sizes(B, K, R, h, S, itemsize, tile)
+    i, j, tile = block_sizes(B, K, R, h, S, itemsize, tile)
     place = (step % S)[None]
 
-    of_block = lambda *shape: pl.BlockSpec((n, m, *shape), lambda b, k, t, *numbers: (b, k, 0, 0))  # noqa: E731
-    along = lambda rows: pl.BlockSpec((n, m, rows, tile), lambda b, k, t, *numbers: (b, k, 0, t))  # noqa: E731
-    down = pl.BlockSpec((n, m, tile, h), lambda b, k, t, *numbers: (b, k, t, 0))
+    of_block = lambda *shape: pl.BlockSpec((i, j, *shape), lambda b, k, t, *numbers: (b, k, 0, 0))  # noqa: E731
+    along = lambda rows: pl.BlockSpec((i, j, rows, tile), lambda b, k, t, *numbers: (b, k, 0, t))  # noqa: E731
+    down = pl.BlockSpec((i, j, tile, h), lambda b, k, t, *numbers: (b, k, t, 0))
 
     def piece(axis: int) -> pl.BlockSpec:
         size = piece_of(S, axis, itemsize)
         at = lambda place: jax.lax.div(place[0], jnp.int32(size))  # noqa: E731
         if axis:
-            return pl.BlockSpec((n, m, h, size), lambda b, k, t, count, place, *_: (b, k, 0, at(place)))
-        return pl.BlockSpec((n, m, size, h), lambda b, k, t, count, place, *_: (b, k, at(place), 0))
+            return pl.BlockSpec((i, j, h, size), lambda b, k, t, count, place, *_: (b, k, 0, at(place)))
+        return pl.BlockSpec((i, j, size, h), lambda b, k, t, count, place, *_: (b, k, at(place), 0))
 
     # Turned round as a TPU keeps them: see `pallas_prompts`.
     key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))
@@ -169,8 +169,8 @@ def pallas_own(
     if scales is not None and new_scales is not None:
         numbers += [x.reshape(-1) for x in new_scales]
         scales = write_scales(scales, new_scales, place[0])  # small, and of a layout of their own
-    sums = jnp.stack([prompt.greatest, prompt.total], axis=-1)
-    operands = [q, k[:, :, None], v[:, :, None], prompt.weighted, sums, *ring, *(x[:, :, None] for x in scales or ())]
+    sums = jnp.stack([prompt.m, prompt.l], axis=-1)
+    operands = [q, k[:, :, None], v[:, :, None], prompt.acc, sums, *ring, *(x[:, :, None] for x in scales or ())]
     specs = [of_block(R, h), of_block(1, h), of_block(1, h), of_block(R, h), of_block(R, 2)]
     specs += [along(h) if axis else down for axis in (key_axis, value_axis)] + [along(1)] * len(scales or ())
 
@@ -187,10 +187,10 @@ def pallas_own(
         out_shape=results,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(numbers),
-            grid=(B // n, K // m, pl.cdiv(S, tile)),
+            grid=(B // i, K // j, pl.cdiv(S, tile)),
             in_specs=specs,
             out_specs=[of_block(R, h), piece(key_axis), piece(value_axis)],
-            scratch_shapes=[pltpu.VMEM((n, m, R, width), jnp.float32) for width in (h, 1, 1)],
+            scratch_shapes=[pltpu.VMEM((i, j, R, width), jnp.float32) for width in (h, 1, 1)],
         ),
         input_output_aliases={at: 1, at + 1: 2},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),

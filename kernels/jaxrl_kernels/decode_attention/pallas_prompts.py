@@ -43,10 +43,10 @@ def _kernel(
 ) -> None:
     """One tile for one block of slots and heads.
 
-    length: int32[P] in SMEM; q [n, m, Q, h], keys and values of n slots and m heads with the columns along key_axis and
-    value_axis (0 or 1) of each; rest: positions int32[n, Q, 1] if there is a window, scales f32[n, m, 1, T], results.
+    length: int32[P] in SMEM; q [i, j, Q, h], keys and values of i slots and j heads with the columns along key_axis and
+    value_axis (0 or 1) of each; rest: positions int32[i, Q, 1] if there is a window, scales f32[i, j, 1, T], results.
     """
-    weighted, greatest, total = rest[-3:]
+    acc, m, l = rest[-3:]
     position = rest[0] if window else None
     key_scale, value_scale = rest[-5:-3] if scaled else (None, None)
     block, number, tile = pl.program_id(0), pl.program_id(2), keys.shape[2 + key_axis]
@@ -54,9 +54,9 @@ def _kernel(
 
     @pl.when(number == 0)
     def _() -> None:
-        weighted[...] = jnp.zeros_like(weighted)
-        greatest[...] = jnp.full_like(greatest, MASKED)
-        total[...] = jnp.zeros_like(total)
+        acc[...] = jnp.zeros_like(acc)
+        m[...] = jnp.full_like(m, MASKED)
+        l[...] = jnp.zeros_like(l)
 
     def look(slot: int) -> None:
         tokens = length[block * keys.shape[0] + slot]
@@ -69,7 +69,7 @@ def _kernel(
             here = slot, head
             scales = (key_scale[here], value_scale[here]) if scaled else (None, None)
             add_tile(
-                (weighted, greatest, total), here, q[here], keys[here], values[here], seen, *scales, key_axis=key_axis,
+                (acc, m, l), here, q[here], keys[here], values[here], seen, *scales, key_axis=key_axis,
                 value_axis=value_axis, query_scale=query_scale, softcap=softcap, first=first, columns=columns,
             )  # fmt: skip
 
@@ -98,17 +98,17 @@ def pallas_prompts(
     """As `reference_prompts`, by the kernel. Rows that see nothing have sums of 0."""
     P, K, W, R, h = q.shape
     S, Q = keys.shape[3], W * R
-    n, m, tile = block_sizes(P, K, Q, h, S, keys.dtype.itemsize, tile)
+    i, j, tile = block_sizes(P, K, Q, h, S, keys.dtype.itemsize, tile)
 
     def used(p: Any, t: Any, length: Any) -> Any:
         """Behind the end of a slot the last tile in use stays: it is not fetched again."""
-        return t if n > 1 else jnp.minimum(t, jax.lax.div(jnp.maximum(length[p] - 1, 0), jnp.int32(tile)))
+        return t if i > 1 else jnp.minimum(t, jax.lax.div(jnp.maximum(length[p] - 1, 0), jnp.int32(tile)))
 
-    of_block = lambda *shape: pl.BlockSpec((n, m, *shape), lambda p, k, t, length: (p, k, 0, 0))  # noqa: E731
+    of_block = lambda *shape: pl.BlockSpec((i, j, *shape), lambda p, k, t, length: (p, k, 0, 0))  # noqa: E731
     along = lambda rows: pl.BlockSpec(  # noqa: E731
-        (n, m, rows, tile), lambda p, k, t, length: (p, k, 0, used(p, t, length))
+        (i, j, rows, tile), lambda p, k, t, length: (p, k, 0, used(p, t, length))
     )
-    down = pl.BlockSpec((n, m, tile, h), lambda p, k, t, length: (p, k, used(p, t, length), 0))
+    down = pl.BlockSpec((i, j, tile, h), lambda p, k, t, length: (p, k, used(p, t, length), 0))
     # Turned round as a TPU keeps them, for the kernel takes rows of lanes only, and XLA would make them by a copy.
     key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))
     operands = [
@@ -119,7 +119,7 @@ def pallas_prompts(
     specs = [of_block(Q, h), *(along(h) if axis else down for axis in (key_axis, value_axis))]
     if window:
         operands.append(jnp.repeat(position, R, axis=1)[..., None])
-        specs.append(pl.BlockSpec((n, Q, 1), lambda p, k, t, length: (p, 0, 0)))
+        specs.append(pl.BlockSpec((i, Q, 1), lambda p, k, t, length: (p, 0, 0)))
     scales = [x[:, :, None] for x in (key_scale, value_scale) if x is not None]  # [P, K, 1, S]
     operands += scales
     specs += [along(1)] * len(scales)
@@ -136,7 +136,7 @@ def pallas_prompts(
         out_shape=results,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(P // n, K // m, pl.cdiv(S, tile)),
+            grid=(P // i, K // j, pl.cdiv(S, tile)),
             in_specs=specs,
             out_specs=[of_block(Q, h), of_block(Q, 1), of_block(Q, 1)],
         ),

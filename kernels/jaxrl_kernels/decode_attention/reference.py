@@ -13,11 +13,11 @@ MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
 
 
 class Part(NamedTuple):
-    """Attention to some of the tokens: sums of exp(logit - greatest)."""
+    """Attention to some of the tokens: sums of exp(logit - m)."""
 
-    weighted: Array  # f32[N, K, W, R, h], of the values
-    greatest: Array  # f32[N, K, W, R]
-    total: Array  # f32[N, K, W, R]
+    acc: Array  # f32[N, K, W, R, h], of the values
+    m: Array  # f32[N, K, W, R], the greatest logit
+    l: Array  # f32[N, K, W, R]
 
 
 class Own(NamedTuple):
@@ -61,7 +61,7 @@ def attention_part(
 ) -> Part:
     """q [N, K, W, R, h] at keys [N, K, h, S] and values [N, K, S, h], the scales f32[N, K, S] or None.
 
-    visible: bool[N, W, S], or [N, 1, S] if all lanes see the same. A row that sees nothing has greatest = MASKED, and
+    visible: bool[N, W, S], or [N, 1, S] if all rows of a slot see the same. A row that sees nothing has m = MASKED, and
     sums that `merge` weighs with 0.
     """
     N, K, W, R, h = q.shape
@@ -74,24 +74,24 @@ def attention_part(
         logits = softcap * jnp.tanh(logits / softcap)
     seen = jnp.repeat(visible, R, axis=1)[:, None] if visible.shape[1] > 1 else visible[:, None]
     logits = jnp.where(seen, logits, MASKED)
-    greatest = jnp.max(logits, axis=-1)
+    m = jnp.max(logits, axis=-1)
     # Where nothing is seen this is exp(0), which `merge` weighs with 0: the other part's logits are far above MASKED.
-    weights = jnp.exp(logits - greatest[..., None])
-    total = jnp.sum(weights, axis=-1)
+    weights = jnp.exp(logits - m[..., None])
+    l = jnp.sum(weights, axis=-1)
     if value_scale is not None:
         weights = weights * value_scale[:, :, None]
-    weighted = jnp.einsum(
+    acc = jnp.einsum(
         "nkqs,nksh->nkqh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
     )
-    return Part(weighted.reshape(N, K, W, R, h), greatest.reshape(N, K, W, R), total.reshape(N, K, W, R))
+    return Part(acc.reshape(N, K, W, R, h), m.reshape(N, K, W, R), l.reshape(N, K, W, R))
 
 
 def merge(a: Part, b: Part) -> Array:
     """The attention's result over the tokens of both, f32[N, K, W, R, h]."""
-    greatest = jnp.maximum(a.greatest, b.greatest)
-    of_a, of_b = jnp.exp(a.greatest - greatest), jnp.exp(b.greatest - greatest)
-    total = a.total * of_a + b.total * of_b
-    return (a.weighted * of_a[..., None] + b.weighted * of_b[..., None]) / jnp.maximum(total, 1e-30)[..., None]
+    m = jnp.maximum(a.m, b.m)
+    of_a, of_b = jnp.exp(a.m - m), jnp.exp(b.m - m)
+    l = a.l * of_a + b.l * of_b
+    return (a.acc * of_a[..., None] + b.acc * of_b[..., None]) / jnp.maximum(l, 1e-30)[..., None]
 
 
 def reference_prompts(

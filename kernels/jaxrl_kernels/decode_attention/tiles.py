@@ -45,10 +45,10 @@ def block_sizes(
     slots: int, heads: int, queries: int, width: int, columns: int, itemsize: int, tile: int | None
 ) -> tuple[int, int, int]:
     """Slots, heads and columns of a block. tile: columns that were asked for, or None."""
-    m = default_heads(heads, queries, width, itemsize)
-    tile = min(columns, tile) if tile else default_tile(columns, m, queries, width, itemsize)
-    whole = tile == columns and m == heads
-    return default_slots(slots, heads, queries, width, columns, itemsize) if whole else 1, m, tile
+    head_block = default_heads(heads, queries, width, itemsize)
+    tile = min(columns, tile) if tile else default_tile(columns, head_block, queries, width, itemsize)
+    whole = tile == columns and head_block == heads
+    return default_slots(slots, heads, queries, width, columns, itemsize) if whole else 1, head_block, tile
 
 
 def by_lanes(columns: int, width: int, natural: bool) -> bool:
@@ -86,21 +86,21 @@ def add_tile(
 ) -> None:
     """Add a tile of T columns, first, first + 1, ..., to the running sums of the queries q [Q, h] of a slot and head.
 
-    sums: references to weighted f32[n, m, Q, h], greatest and total f32[n, m, Q, 1]; here: the slot and the head in
+    sums: references to acc f32[i, j, Q, h], m and l f32[i, j, Q, 1]; here: the slot and the head in
     them. keys, values: [h, T] or [T, h], their columns along key_axis and value_axis; seen: bool, broadcasts to [Q, T],
     false from `columns` on, where a tile holds anything, NaN too; scales: f32[1, T].
     """
-    weighted, greatest, total = sums
+    acc, m, l = sums
     contract = (((1,), (1 - key_axis,)), ((), ()))
     logits = jax.lax.dot_general(q, keys.astype(q.dtype), contract, preferred_element_type=jnp.float32)
     logits = capped(logits if key_scale is None else logits * key_scale, query_scale, softcap)
     logits = jnp.where(seen, logits, MASKED)
-    before = greatest[here]
+    before = m[here]
     now = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
     weights = jnp.where(seen, jnp.exp(logits - now), 0.0)
     fade = jnp.exp(before - now)
-    greatest[here] = now
-    total[here] = fade * total[here] + jnp.sum(weights, axis=1, keepdims=True)
+    m[here] = now
+    l[here] = fade * l[here] + jnp.sum(weights, axis=1, keepdims=True)
     if value_scale is not None:
         weights = jnp.where(seen, weights * value_scale, 0.0)
     v = values.astype(q.dtype)
@@ -109,4 +109,4 @@ def add_tile(
         v = jnp.where(place < columns, v, jnp.zeros_like(v))
     contract = (((1,), (value_axis,)), ((), ()))
     new = jax.lax.dot_general(weights.astype(q.dtype), v, contract, preferred_element_type=jnp.float32)
-    weighted[here] = fade * weighted[here] + new
+    acc[here] = fade * acc[here] + new

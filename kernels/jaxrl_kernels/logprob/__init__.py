@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 
-from jaxrl_kernels.logprob.dispatch import FAST, Way, check, rows_of, slice_normaliser, slice_parts, vary_together
+from jaxrl_kernels.implementations import check_implementation
+from jaxrl_kernels.logprob.dispatch import Way, check, rows_of
 from jaxrl_kernels.logprob.reference import reference_logprob
-from jaxrl_kernels.logprob.sharded import sharded_logprob
-from jaxrl_kernels.logprob.tile import Support
+from jaxrl_kernels.logprob.sharded import by_slices, by_whole
+from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 
-__all__ = ["IMPLEMENTATIONS", "fused_logprob", "sharded_logprob"]
-
-IMPLEMENTATIONS = (*FAST, "reference")
+__all__ = ["fused_logprob"]
 
 
 def fused_logprob(
@@ -25,6 +26,9 @@ def fused_logprob(
     block_size: int | None = None,
     row_block: int | None = None,
     implementation: str | None = None,
+    mesh: AnyMesh | None = None,
+    row_axis: Axis = "data",
+    vocab_axis: Axis = "tensor",
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each target and entropy of the distribution it is drawn from.
 
@@ -36,8 +40,11 @@ def fused_logprob(
 
     Differentiable once, in reverse mode, with respect to `hidden` and `unembedding`; everything else has gradient
     zero. Peak memory is a few f32[M, block_size] arrays (with the kernels, one of [M, block_size] in the gradient only)
-    and the gradients that are asked for. Going back makes the logits once more, for both gradients: 8 M D V operations
-    in all, where the plain formula takes 6.
+    and the gradients that are asked for. The backward pass makes the logits once more, for both gradients: 8 M D V
+    operations in all, where the plain formula takes 6.
+
+    On a mesh each device works on its rows and its slice of the vocabulary: see `sharded`. No device gathers the
+    unembedding where its slices are equal, and no logits travel.
 
     Args:
       hidden: [M, D] final hidden states, float32 or bfloat16 (products are summed in float32); with
@@ -47,15 +54,15 @@ def fused_logprob(
       temperature: > 0, a scalar or f32[M].
       softcap: 0 for none, else the bound of the logits before temperature (Gemma 2). Static.
       support_floor: f32[M], <= 0; -inf keeps everything. None costs nothing; an array costs a second forward pass.
-      block_size: tokens of the vocabulary at a time; None for 2048 (blocked) or up to 8192 (pallas, which takes a
+      block_size: tokens of the vocabulary at a time; None for 2048 (xla) or up to 8192 (pallas, which takes a
         multiple of its tiles, 128 tokens or more, and has no blocks but in the gradient). Static; changes speed and
         memory only.
       row_block: rows at a time of the kernels, a multiple of 32; None for up to 1024. Static.
-      implementation: "pallas" (Mosaic kernels on TPU; elsewhere in interpret mode, for tests), "blocked" (plain JAX on
-        any platform), "reference" (builds [M, V]; for tests), or None: pallas on TPU, blocked elsewhere and for
-        float16. A Pallas kernel is not partitioned by the compiler: under a mesh call it inside `jax.shard_map`, or
-        `sharded_logprob` there if the vocabulary is cut. The choice is made when the program is lowered, for one
-        platform.
+      implementation: "pallas", "xla", "reference" (builds [M, V]) or None, as `implementations` says; in float16 and
+        float64 always xla.
+      mesh: the devices, where the types of the arrays do not name them (`partition.mesh_of`).
+      row_axis, vocab_axis: mesh axes over which rows and vocabulary are cut, where the mesh has them and they divide M
+        and V evenly.
 
     Returns:
       logp f32[M] and entropy f32[M] (in nats).
@@ -69,17 +76,10 @@ def fused_logprob(
     >>> print(f"{logp[0]:.4f} {entropy[0]:.4f}")
     -1.3863 1.3863
     """
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
-    check(
-        hidden,
-        unembedding,
-        targets,
-        temperature,
-        softcap,
-        support_floor,
-        {"block_size": block_size, "row_block": row_block},
-    )
+    check_implementation(implementation)
+    check_apart(row_axis, vocab_axis)
+    sizes = {"block_size": block_size, "row_block": row_block}
+    check(hidden, unembedding, targets, temperature, softcap, support_floor, sizes)
     targets, temperatures, floor = rows_of(hidden, targets, temperature, support_floor)
     if implementation == "reference":
         hidden, unembedding, targets, temperatures, floor = vary_together(
@@ -87,8 +87,13 @@ def fused_logprob(
         )
         return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap))
     way = Way(float(softcap), implementation, block_size, row_block)
-    support = None
-    if floor is not None:
-        support = Support(floor, slice_normaliser(hidden, unembedding, temperatures, None, way))
-    parts = slice_parts(hidden, unembedding, targets, temperatures, support, None, way)
-    return parts.target_logit - parts.maximum - parts.log_total, parts.entropy
+    arrays = hidden, unembedding, targets, temperatures, floor
+    mesh = mesh_of(mesh, arrays)
+    if mesh is None:
+        return by_whole(*arrays, way)
+    rows, cut = dividing(mesh, row_axis, hidden.shape[0]), dividing(mesh, vocab_axis, unembedding.shape[0])
+    on_device = partial(by_whole, way=way) if cut is None else partial(by_slices, way=way, axis_name=cut)
+    specs = jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows)
+    # Interpret mode does not know of varying axes.
+    track = cut is not None and implementation != "pallas"
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=jax.P(rows), check_vma=track)(*arrays)

@@ -25,8 +25,8 @@ from jaxrl_kernels.logprob.tile import (
     no_sums,
     products,
     wide,
-    zeros,
 )
+from jaxrl_kernels.partition import zeros
 
 Array = jax.Array
 
@@ -66,15 +66,15 @@ def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> Sums:
     z = capped_logits(logits, softcap) / rows.temperature
     count = counted(z, token, rows)
     z = z if count is None else jnp.where(count, z, EXCLUDED)
-    maximum = jnp.max(z, axis=1, keepdims=True)
-    total = jnp.sum(jnp.exp(z - maximum), axis=1, keepdims=True)
+    m = jnp.max(z, axis=1, keepdims=True)
+    l = jnp.sum(jnp.exp(z - m), axis=1, keepdims=True)
     # The barrier keeps the sums in two loops: in one, XLA for CPUs (2026) takes ten times as long.
-    again, total = jax.lax.optimization_barrier((maximum, total))
+    again, l = jax.lax.optimization_barrier((m, l))
     shifted = z - again
-    weighted = jnp.sum(jnp.exp(shifted) * shifted, axis=1, keepdims=True)
+    acc = jnp.sum(jnp.exp(shifted) * shifted, axis=1, keepdims=True)
     place = rows.targets - first
     target_logit = jnp.take_along_axis(z, jnp.clip(place, 0, width - 1), axis=1)
-    return Sums(maximum, total, weighted, jnp.where((place >= 0) & (place < width), target_logit, -jnp.inf))
+    return Sums(m, l, acc, jnp.where((place >= 0) & (place < width), target_logit, -jnp.inf))
 
 
 def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> Sums:

@@ -8,19 +8,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_kernels.implementations import by_platform
 from jaxrl_kernels.logprob.blocked import blocked_gradients, blocked_sums
 from jaxrl_kernels.logprob.pallas_kernel import pallas_gradients, pallas_sums, plan
-from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, Parts, Support, finish, varying, wide
+from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, Parts, Support, finish, wide
+from jaxrl_kernels.partition import vary_together
 
-FAST = ("pallas", "blocked")
-BLOCK_SIZE = 2048  # of the blocked path; on a CPU 1024 to 8192 are as fast
+BLOCK_SIZE = 2048  # of "xla"; on a CPU 1024 to 8192 are as fast
 
 
 class Way(NamedTuple):
     """How a slice is worked on; static."""
 
     softcap: float
-    implementation: str | None  # one of FAST; None for the best on the platform
+    implementation: str | None  # "pallas", "xla" or None
     block_size: int | None
     row_block: int | None
 
@@ -31,29 +32,22 @@ def slice_parts(
     targets: jax.Array,
     temperature: jax.Array,
     support: Support | None,
-    limit: jax.Array | None,
     way: Way,
 ) -> Parts:
     """What a slice of the vocabulary gives; arguments as of `Inputs`.
 
-    Differentiable once, in reverse mode, with respect to hidden and unembedding. The maximum is a constant.
+    Differentiable once, in reverse mode, with respect to hidden and unembedding. m is a constant.
     """
     targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile may be padded
-    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, limit)), way)
+    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, None)), way)
 
 
-def slice_normaliser(
-    hidden: jax.Array,
-    unembedding: jax.Array,
-    temperature: jax.Array,
-    limit: jax.Array | None,
-    way: Way,
-) -> Normaliser:
+def slice_normaliser(hidden: jax.Array, unembedding: jax.Array, temperature: jax.Array, way: Way) -> Normaliser:
     """That of the slice alone, f32[M]. Has no derivative: gradients are zero."""
     nowhere = jnp.full(hidden.shape[:1], -1, jnp.int32)
-    arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, limit))
+    arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, None))
     parts = _forward(Inputs(*vary_together(*arrays)), way)[0]
-    return Normaliser(parts.maximum, parts.log_total)
+    return Normaliser(parts.m, parts.log_l)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -94,16 +88,10 @@ def _width(inputs: Inputs, way: Way) -> int:
 
 
 def _on_this_platform(blocked: Any, pallas: Any, way: Way, inputs: Inputs, *rest: Any) -> Any:
-    """Call one of the two. The platform is the one that the program is lowered for, here or ahead of time."""
-    dtypes = inputs.hidden.dtype, inputs.unembedding.dtype
-    if (
-        way.implementation == "blocked"
-        or inputs.hidden.shape[0] == 0
-        or {jnp.dtype(jnp.float16), jnp.dtype(jnp.float64)} & set(dtypes)
-    ):
-        return blocked(inputs, *rest)
-    elsewhere = blocked if way.implementation is None else partial(pallas, interpret=True)
-    return jax.lax.platform_dependent(inputs, *rest, tpu=partial(pallas, interpret=False), default=elsewhere)
+    """Call one of the two."""
+    dtypes = {inputs.hidden.dtype, inputs.unembedding.dtype}
+    no_kernel = inputs.hidden.shape[0] == 0 or {jnp.dtype(jnp.float16), jnp.dtype(jnp.float64)} & dtypes
+    return by_platform(blocked, pallas, "xla" if no_kernel else way.implementation, inputs, *rest)
 
 
 def check(
@@ -153,19 +141,3 @@ def rows_of(
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, wide(hidden)), hidden.shape[:1])
     floor = None if support_floor is None else support_floor.astype(wide(hidden))
     return targets.astype(jnp.int32), *jax.lax.stop_gradient((temperatures, floor))
-
-
-def vary_together(*arrays: Any) -> tuple[Any, ...]:
-    """Inside `jax.shard_map`, make all inputs (pytrees) vary over the axes that any of them varies over.
-
-    A custom VJP must return a cotangent that varies as its input does: this puts the sum over data-parallel devices of
-    the unembedding's gradient, and over slices of the vocabulary of that of the hidden states, into the transpose of
-    the cast. Outside of `shard_map` it does nothing.
-    """
-    together = frozenset().union(*(varying(array) for array in jax.tree.leaves(arrays)))
-
-    def cast(array: jax.Array) -> jax.Array:
-        missing = tuple(sorted(together - varying(array)))
-        return jax.lax.pcast(array, missing, to="varying") if missing else array
-
-    return jax.tree.map(cast, arrays)

@@ -129,7 +129,7 @@ def _tile(
 def _sums_kernel(
     place: Any, hidden: Any, tile: Any, targets: Any, table: Any, *outputs: Any, of: Plan, has_support: bool
 ) -> None:
-    """One tile for one row block. place: int32[2] in SMEM, of which the second is the number of tokens that count."""
+    """One tile for one row block. place: int32[2] in SMEM, of which the second is the size of the vocabulary."""
     number = pl.program_id(1)
     numbers = _unpacked(table[...], has_support, has_parts=False)
     rows, logits, token = _tile(of, number * of.tile, place[1], hidden, tile, targets, numbers)
@@ -138,16 +138,16 @@ def _sums_kernel(
     assert count is not None  # there is a limit
     z = jnp.where(count, z, EXCLUDED)
     groups = [slice(start, start + LANES) for start in range(0, of.tile, LANES)]
-    maximum = reduce(jnp.maximum, [z[:, group] for group in groups])
-    total = weighted = jnp.zeros_like(maximum)
-    target_logit = jnp.full_like(maximum, -jnp.inf)
+    m = reduce(jnp.maximum, [z[:, group] for group in groups])
+    l = acc = jnp.zeros_like(m)
+    target_logit = jnp.full_like(m, -jnp.inf)
     for group in groups:
-        shifted = z[:, group] - maximum
+        shifted = z[:, group] - m
         exponential = jnp.exp(shifted)
-        total += exponential
-        weighted += exponential * shifted
+        l += exponential
+        acc += exponential * shifted
         target_logit = jnp.where(token[:, group] == rows.targets, z[:, group], target_logit)
-    new = Sums(maximum, total, weighted, target_logit)
+    new = Sums(m, l, acc, target_logit)
 
     def write(sums: Sums) -> None:
         for output, value in zip(outputs, sums, strict=True):
@@ -165,7 +165,7 @@ def _sums_kernel(
 def _dz_kernel(
     place: Any, hidden: Any, tile: Any, targets: Any, table: Any, dz: Any, *, of: Plan, has_support: bool
 ) -> None:
-    """One tile for one row block. place: int32[2] in SMEM, the first tile and the number of tokens that count."""
+    """One tile for one row block. place: int32[2] in SMEM, the first tile and the size of the vocabulary."""
     numbers = _unpacked(table[...], has_support, has_parts=True)
     assert numbers.parts is not None
     assert numbers.cotangents is not None
@@ -190,8 +190,7 @@ def _call(
     hidden, unembedding = inputs.hidden, inputs.unembedding
     (rows, width), vocabulary, packed = hidden.shape, unembedding.shape[0], _packed(table)
     grid = pl.cdiv(rows, of.rows), pl.cdiv(tokens, of.tile)
-    limit = vocabulary if inputs.limit is None else jnp.minimum(inputs.limit, vocabulary)
-    place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (first, limit)])
+    place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (first, vocabulary)])
 
     def of_rows(columns: int) -> pl.BlockSpec:
         return pl.BlockSpec((of.rows, columns), lambda r, t, place: (r, 0))

@@ -1,101 +1,79 @@
-"""`fused_logprob` over a vocabulary that is cut along a mesh axis."""
+"""`fused_logprob` on one device, and over a vocabulary that is cut into equal slices along a mesh axis.
+
+Device i of S along the axis holds tokens i V / S to (i + 1) V / S. Each makes one pass over its slice (two with a
+floor) and four numbers a row are combined by collectives on [M] arrays. With s_i the logsumexp of a slice's logits, H_i
+the entropy within it and w_i = exp(s_i - s),
+
+    s = logsumexp_i s_i,    logp = z[target] - s,    entropy = sum_i w_i (H_i - log w_i).
+
+In the backward pass the gradient of the hidden states is summed over the axis; that of the unembedding stays cut.
+"""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob.dispatch import FAST, Way, check, rows_of, slice_normaliser, slice_parts
+from jaxrl_kernels.logprob.dispatch import Way, slice_normaliser, slice_parts
 from jaxrl_kernels.logprob.tile import Normaliser, Parts, Support
 
 
-def sharded_logprob(
+def by_whole(
     hidden: jax.Array,
     unembedding: jax.Array,
     targets: jax.Array,
-    *,
-    axis_name: str | tuple[str, ...],
-    temperature: float | jax.Array = 1.0,
-    softcap: float = 0.0,
-    support_floor: jax.Array | None = None,
-    vocab_size: int | None = None,
-    block_size: int | None = None,
-    row_block: int | None = None,
-    implementation: str | None = None,
+    temperature: jax.Array,
+    floor: jax.Array | None,
+    way: Way,
 ) -> tuple[jax.Array, jax.Array]:
-    """`fused_logprob` over a vocabulary that is cut into equal slices along a mesh axis; must run in `jax.shard_map`.
+    """logp and entropy, f32[M], of a vocabulary in one piece; temperature f32[M], the rest as of `fused_logprob`."""
+    support = None if floor is None else Support(floor, slice_normaliser(hidden, unembedding, temperature, way))
+    parts = slice_parts(hidden, unembedding, targets, temperature, support, way)
+    return parts.target_logit - parts.m - parts.log_l, parts.entropy
 
-    Device i of S along `axis_name` holds tokens i V / S to (i + 1) V / S. Each makes one pass over its slice (two with
-    a floor) and four numbers a row are combined by collectives on [M] arrays. With s_i the logsumexp of a slice's
-    logits, H_i the entropy within it and w_i = exp(s_i - s),
 
-        s = logsumexp_i s_i,    logp = z[target] - s,    entropy = sum_i w_i (H_i - log w_i).
+def by_slices(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+    floor: jax.Array | None,
+    way: Way,
+    axis_name: str | tuple[str, ...],
+) -> tuple[jax.Array, jax.Array]:
+    """As `by_whole`, inside `jax.shard_map`, from this device's slice [V / S, D]; the same on all devices of the axis.
 
-    Going back, the gradient of hidden states is summed over the axis, and that of the unembedding stays cut. Where V
-    is no multiple of S, pad the unembedding with zeros to V' rows that are, and pass vocab_size = V.
-
-    Inside a `shard_map` with check_vma=False take gradients outside of it: JAX's rules for collectives are such that
-    gradients taken inside, of a loss that all devices of the axis know, come out S times as large.
-
-    Args:
-      hidden: [M, D], the same on all devices of the axis; rows may be sharded over other axes.
-      unembedding: [V / S, D], this device's slice.
-      targets: int32[M] in [0, vocab_size), global, the same on all devices of the axis. Outside logp is -inf.
-      axis_name: mesh axis, or several, over which the vocabulary is cut.
-      temperature: as of `fused_logprob`.
-      softcap: as of `fused_logprob`. Static.
-      support_floor: as of `fused_logprob`: of log-probabilities under the whole vocabulary.
-      vocab_size: tokens from this one on are padding of probability zero; None if there are none. Static.
-      block_size, row_block: as of `fused_logprob`.
-      implementation: "pallas", "blocked" or None, as of `fused_logprob`.
-
-    Returns:
-      logp f32[M] and entropy f32[M] (in nats): the same on all devices of the axis.
-
-    Raises:
-      ValueError: shapes or dtypes do not fit, the slices hold fewer than vocab_size tokens, a number is out of range,
-        or the implementation is not known.
+    All arrays but the unembedding are the same on all devices of the axis, and targets count from the first slice on.
+    With check_vma=False take gradients outside of the `shard_map`: by JAX's rules for collectives those taken inside,
+    of a loss that all devices of the axis know, come out S times as large.
     """
-    if implementation not in (None, *FAST):
-        raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(FAST)}")
-    sizes = {"block_size": block_size, "row_block": row_block, "vocab_size": vocab_size}
-    check(hidden, unembedding, targets, temperature, softcap, support_floor, sizes)
-    mine, slices = unembedding.shape[0], jax.lax.axis_size(axis_name)
-    vocabulary = mine * slices if vocab_size is None else vocab_size
-    if vocabulary > mine * slices:
-        raise ValueError(
-            f"vocab_size is {vocabulary}, but {slices} slices of {mine} tokens hold {mine * slices}: pad the "
-            f"unembedding with zeros to a multiple of {slices} rows, not less than vocab_size"
-        )
-    targets, temperatures, floor = rows_of(hidden, targets, temperature, support_floor)
-    offset = jax.lax.axis_index(axis_name) * mine
-    limit = None if vocab_size is None else jnp.clip(vocabulary - offset, 0, mine)
-    way = Way(float(softcap), implementation, block_size, row_block)
+    mine = unembedding.shape[0]
+    vocabulary, offset = mine * jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name) * mine
     support = None
     if floor is not None:
-        whole = slice_normaliser(hidden, unembedding, temperatures, limit, way)
-        support = Support(floor, _normaliser(whole, axis_name))
+        of_slice = slice_normaliser(hidden, unembedding, temperature, way)
+        support = Support(floor, _normaliser(of_slice, axis_name))
     known = (targets >= 0) & (targets < vocabulary)
     places = jnp.where(known, targets - offset, -1)
-    parts = slice_parts(hidden, unembedding, places, temperatures, support, limit, way)
+    parts = slice_parts(hidden, unembedding, places, temperature, support, way)
     here = (places >= 0) & (places < mine)
     return _combined(parts, here, known, axis_name)
 
 
 def _normaliser(of_slice: Normaliser, axis_name: str | tuple[str, ...]) -> Normaliser:
-    """That of the whole vocabulary. Differentiable with respect to log_total."""
-    maximum = jax.lax.pmax(jax.lax.stop_gradient(of_slice.maximum), axis_name)
-    shift = jax.lax.stop_gradient(of_slice.maximum) - maximum
-    return Normaliser(maximum, jnp.log(jax.lax.psum(jnp.exp(shift + of_slice.log_total), axis_name)))
+    """That of the whole vocabulary. Differentiable with respect to log_l."""
+    m = jax.lax.pmax(jax.lax.stop_gradient(of_slice.m), axis_name)
+    shift = jax.lax.stop_gradient(of_slice.m) - m
+    return Normaliser(m, jnp.log(jax.lax.psum(jnp.exp(shift + of_slice.log_l), axis_name)))
 
 
 def _combined(
     parts: Parts, here: jax.Array, known: jax.Array, axis_name: str | tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """logp and entropy from what the slices give; here, known: bool[M], whether the target is in this one or in any."""
-    whole = _normaliser(Normaliser(parts.maximum, parts.log_total), axis_name)
+    whole = _normaliser(Normaliser(parts.m, parts.log_l), axis_name)
     # Finite even where nothing in the slice counts, so that its weight of zero makes zeros of products with it.
-    log_weight = jax.lax.stop_gradient(parts.maximum) - whole.maximum + parts.log_total - whole.log_total
+    log_weight = jax.lax.stop_gradient(parts.m) - whole.m + parts.log_l - whole.log_l
     entropy = jax.lax.psum(jnp.exp(log_weight) * (parts.entropy - log_weight), axis_name)
     logit = jax.lax.psum(jnp.where(here, parts.target_logit, 0.0), axis_name)
-    return jnp.where(known, logit, -jnp.inf) - whole.maximum - whole.log_total, entropy
+    return jnp.where(known, logit, -jnp.inf) - whole.m - whole.log_l, entropy

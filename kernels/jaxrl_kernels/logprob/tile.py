@@ -8,8 +8,8 @@ outside of it is no token. A slice gives, with z the logits after temperature, o
 from which `logp = t - s` and `entropy = H` follow where there is one slice, and `sharded.py` says how where there are
 more. Their derivatives are `ds / dz_v = q_v`, `dH / dz_v = -q_v (log q_v + H)` and `dt / dz_v = 1[v = target]`.
 
-The largest logit m and sum_v exp(z_v - m) are kept apart, never as log-sum-exp, because z - m - log_sum is exact for
-the likeliest token however large the logits. In differentiation m is a constant, and log_sum has the derivative of s.
+The largest logit m and l = sum_v exp(z_v - m) are kept apart, never as log-sum-exp, because z - m - log l is exact for
+the likeliest token however large the logits. In differentiation m is a constant, and log l has the derivative of s.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
+from jaxrl_kernels.partition import zeros
 
 Array = jax.Array
 
 
 class Normaliser(NamedTuple):
-    """log q_v = z_v - maximum - log_total."""
+    """log q_v = z_v - m - log_l."""
 
-    maximum: Array
-    log_total: Array
+    m: Array
+    log_l: Array
 
 
 class Support(NamedTuple):
@@ -46,44 +47,33 @@ class Inputs(NamedTuple):
     targets: Array  # int32, counted from the slice's first token; outside of [0, V) it is in another slice
     temperature: Array  # f32
     support: Support | None  # None: all tokens count
-    limit: Array | None  # int32[]: tokens from this one on are padding; None if there are none
+    limit: Array | None  # int32[]: tokens from this one on are past the end of the vocabulary; None: none are
 
 
 class Sums(NamedTuple):
     """Running sums over the tokens seen so far, f32, over the same axis."""
 
-    maximum: Array  # m = max_v z_v
-    total: Array  # sum_v exp(z_v - m)
-    weighted: Array  # sum_v exp(z_v - m) (z_v - m)
+    m: Array  # max_v z_v
+    l: Array  # sum_v exp(z_v - m)
+    acc: Array  # sum_v exp(z_v - m) (z_v - m), for the entropy
     target_logit: Array  # z at the target; -inf until its tile has come
 
 
 class Parts(NamedTuple):
     """What a slice gives, f32[M] each: m, s - m, H and t."""
 
-    maximum: Array
-    log_total: Array
+    m: Array
+    log_l: Array
     entropy: Array
     target_logit: Array
 
 
 class Cotangents(NamedTuple):
-    """Of a slice's `Parts`, f32[M], or [M, 1] beside a tile. That of the maximum is dropped."""
+    """Of a slice's `Parts`, f32[M], or [M, 1] beside a tile. That of m is dropped."""
 
-    log_total: Array
+    log_l: Array
     entropy: Array
     target_logit: Array
-
-
-def varying(array: Any) -> frozenset[str]:
-    """Mesh axes that an array varies over inside `jax.shard_map`; none outside."""
-    return jax.typeof(array).manual_axis_type.varying
-
-
-def zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
-    """Zeros that vary as `like` does inside `jax.shard_map`, so that a scan may carry them."""
-    axes = tuple(sorted(varying(like)))
-    return jax.lax.pcast(jnp.zeros(shape, dtype), axes, to="varying") if axes else jnp.zeros(shape, dtype)
 
 
 def wide(*arrays: Array) -> Any:
@@ -118,33 +108,33 @@ def counted(z: Array, token: Array, rows: Inputs) -> Array | None:
     """
     true = None
     if rows.support is not None:
-        logp = z - rows.support.whole.maximum - rows.support.whole.log_total
+        logp = z - rows.support.whole.m - rows.support.whole.log_l
         true = (logp >= rows.support.floor) | (token == rows.targets)
     if rows.limit is not None:
         true = token < rows.limit if true is None else true & (token < rows.limit)
     return true
 
 
-def rescaled(sums: Sums, maximum: Array) -> tuple[Array, Array]:
-    """`total` and `weighted` for another, not smaller, maximum."""
-    shift = sums.maximum - maximum
-    return jnp.exp(shift) * sums.total, jnp.exp(shift) * (sums.weighted + shift * sums.total)
+def rescaled(sums: Sums, m: Array) -> tuple[Array, Array]:
+    """`l` and `acc` for another m, which is not smaller."""
+    shift = sums.m - m
+    return jnp.exp(shift) * sums.l, jnp.exp(shift) * (sums.acc + shift * sums.l)
 
 
 def merge(a: Sums, b: Sums) -> Sums:
     """Sums over the tokens of both."""
-    maximum = jnp.maximum(a.maximum, b.maximum)
-    (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, maximum), rescaled(b, maximum)
+    m = jnp.maximum(a.m, b.m)
+    (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, m), rescaled(b, m)
     target_logit = jnp.maximum(a.target_logit, b.target_logit)
-    return Sums(maximum, total_a + total_b, weighted_a + weighted_b, target_logit)
+    return Sums(m, total_a + total_b, weighted_a + weighted_b, target_logit)
 
 
 def finish(sums: Sums) -> Parts:
     """The parts, f32[M], from the sums, f32[M, K], of the K groups that a slice's tokens were put in."""
-    maximum = jnp.max(sums.maximum, axis=1, keepdims=True)
-    total, weighted = (jnp.sum(x, axis=1) for x in rescaled(sums, maximum))
-    log_total = jnp.log(total)
-    return Parts(maximum[:, 0], log_total, log_total - weighted / total, jnp.max(sums.target_logit, axis=1))
+    m = jnp.max(sums.m, axis=1, keepdims=True)
+    l, acc = (jnp.sum(x, axis=1) for x in rescaled(sums, m))
+    log_l = jnp.log(l)
+    return Parts(m[:, 0], log_l, log_l - acc / l, jnp.max(sums.target_logit, axis=1))
 
 
 def d_logits(logits: Array, token: Array, rows: Inputs, parts: Parts, cotangents: Cotangents, softcap: float) -> Array:
@@ -155,9 +145,9 @@ def d_logits(logits: Array, token: Array, rows: Inputs, parts: Parts, cotangents
     capped = capped_logits(logits, softcap)
     z = capped / rows.temperature
     count = counted(z, token, rows)
-    log_q = z - parts.maximum - parts.log_total
+    log_q = z - parts.m - parts.log_l
     # An excluded token can be so much likelier than those that count that its exp is inf: drop it before a product.
     q = jnp.exp(log_q) if count is None else jnp.where(count, jnp.exp(log_q), 0.0)
-    dz = q * (cotangents.log_total - cotangents.entropy * (log_q + parts.entropy))
+    dz = q * (cotangents.log_l - cotangents.entropy * (log_q + parts.entropy))
     dz = (jnp.where(token == rows.targets, cotangents.target_logit, 0.0) + dz) / rows.temperature
     return dz * (1.0 - jnp.square(capped / softcap)) if softcap else dz

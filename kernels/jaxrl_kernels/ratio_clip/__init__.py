@@ -8,17 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob.dispatch import vary_together
+from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
 from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
 from jaxrl_kernels.ratio_clip.reference import reference_rows
 from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows
 
-__all__ = ["IMPLEMENTATIONS", "Clipped", "ratio_clip"]
+__all__ = ["Clipped", "ratio_clip"]
 
 Array = jax.Array
 Number = float | jax.Array
-
-IMPLEMENTATIONS = ("pallas", "plain", "reference")
 
 
 def ratio_clip(
@@ -35,6 +34,8 @@ def ratio_clip(
     value_weights: Array | None = None,
     implementation: str | None = None,
     row_block: int | None = None,
+    mesh: AnyMesh | None = None,
+    row_axis: Axis = "data",
 ) -> Clipped:
     """Sums over rows of the clipped surrogate (PPO, 1707.06347), differentiable by `logp`, and of its statistics.
 
@@ -57,11 +58,11 @@ def ratio_clip(
       whole_row: one ratio for a row instead of one for a token. Static.
       mean: of a row's log-ratios (the geometric mean of ratios), else their sum. Static.
       value_weights: f32[N, L], weights in the value, where they are not `weights`.
-      implementation: "pallas" (one Mosaic kernel on TPU; elsewhere in interpret mode, for tests), "plain" (JAX on any
-        platform), "reference" (the formula, left to JAX to differentiate), or None: pallas on TPU for rows of up to
-        16384 tokens, else plain. A Pallas kernel is not partitioned by the compiler: under a mesh call it inside
-        `jax.shard_map`. The choice is made when the program is lowered, for one platform.
+      implementation: "pallas", "xla", "reference" (the formula, left to JAX to differentiate) or None, as
+        `implementations` says; None is xla for rows of more than 16384 tokens, and float64 always.
       row_block: rows at a time of the kernel, a multiple of 8; None for as many as fit, up to 256. Static.
+      mesh: the devices, where the types of the arrays do not name them (`partition.mesh_of`). Each works on its rows.
+      row_axis: mesh axis over which rows are cut, where the mesh has it and it divides N evenly.
 
     Returns:
       `Clipped`: value, and statistics without gradient, f32[N] each.
@@ -71,24 +72,29 @@ def ratio_clip(
       ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
 
     >>> logp, other = jnp.log(jnp.array([[0.3, 0.5]])), jnp.log(jnp.array([[0.2, 0.5]]))
-    >>> told = ratio_clip(logp, other, jnp.array([[1.0, -1.0]]), jnp.ones((1, 2)))  # ratios 1.5, cut at 1.2, and 1
-    >>> print(f"{told.value[0]:.4f} {told.cut_high[0]:.0f} {told.greatest[0]:.4f}")
+    >>> found = ratio_clip(logp, other, jnp.array([[1.0, -1.0]]), jnp.ones((1, 2)))  # ratios 1.5, cut at 1.2, and 1
+    >>> print(f"{found.value[0]:.4f} {found.cut_high[0]:.0f} {found.max_ratio[0]:.4f}")
     0.2000 1 1.5000
     """
     _check(logp, other, advantages, weights, value_weights, low, high, dual, row_block)
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
+    check_implementation(implementation)
     # The bounds are made as in the formula, so that they round as there.
     bounds = Bounds(*(None if x is None else jnp.asarray(x, logp.dtype) for x in (1 - low, 1 + high, dual)))
     arrays, bounds = jax.lax.stop_gradient(((other, advantages, weights, value_weights), bounds))
     varying = vary_together(logp, *arrays, *bounds)
     operands = *varying[:5], Bounds(*varying[5:])
     if implementation == "reference":
-        told = reference_rows(*operands, whole_row=whole_row, mean=mean)
+        found = reference_rows(*operands, whole_row=whole_row, mean=mean)
     else:
-        told = _clipped(_Settings(whole_row, mean, implementation, row_block), *operands)
-    statistics = jax.lax.stop_gradient(told)
-    return Clipped(*(x[:, 0] for x in statistics._replace(value=told.value)))
+        on_device = partial(_clipped, _Settings(whole_row, mean, implementation, row_block))
+        mesh = mesh_of(mesh, operands)
+        if mesh is not None:
+            rows = jax.P(dividing(mesh, row_axis, len(logp)))
+            specs = *(rows,) * 5, jax.P()
+            on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
+        found = on_device(*operands)
+    statistics = jax.lax.stop_gradient(found)
+    return Clipped(*(x[:, 0] for x in statistics._replace(value=found.value)))
 
 
 class _Settings(NamedTuple):
@@ -108,17 +114,13 @@ def _clipped(settings: _Settings, *operands: Any) -> Clipped:
 
 def _forward(settings: _Settings, *operands: Any) -> tuple[Clipped, Array]:
     whole_row, mean, implementation, row_block = settings
-    plain = partial(of_rows, whole_row=whole_row, mean=mean)
+    xla = partial(of_rows, whole_row=whole_row, mean=mean)
     pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
     rows, length = operands[0].shape
-    fits = length <= LONGEST if implementation is None else implementation == "pallas"
-    if rows and length and fits and operands[0].dtype == jnp.float32:
-        elsewhere = plain if implementation is None else partial(pallas, interpret=True)
-        choice = {"tpu": partial(pallas, interpret=False), "default": elsewhere}
-        slope, told = jax.lax.platform_dependent(*operands, **choice)
-    else:
-        slope, told = plain(*operands)
-    return told, slope
+    too_long = implementation is None and length > LONGEST
+    no_kernel = not rows or not length or too_long or operands[0].dtype != jnp.float32
+    slope, found = by_platform(xla, pallas, "xla" if no_kernel else implementation, *operands)
+    return found, slope
 
 
 def _backward(settings: _Settings, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:

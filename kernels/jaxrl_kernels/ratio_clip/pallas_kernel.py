@@ -37,10 +37,10 @@ def _kernel(limits: Any, *refs: Any, has_dual: bool, **settings: Any) -> None:
     logp, other, advantages, weights = (x[...] for x in arrays[:4])
     value_weights = arrays[4][...] if len(arrays) == 5 else None
     bounds = Bounds(limits[0], limits[1], limits[2] if has_dual else None)
-    slope[...], told = of_rows(logp, other, advantages, weights, value_weights, bounds, **settings)
+    slope[...], found = of_rows(logp, other, advantages, weights, value_weights, bounds, **settings)
     column = jax.lax.broadcasted_iota(jnp.int32, statistics.shape, 1)
     table = jnp.zeros(statistics.shape, jnp.float32)
-    for place, statistic in enumerate(told):
+    for place, statistic in enumerate(found):
         table = jnp.where(column == place, statistic, table)
     statistics[...] = table
 
@@ -61,7 +61,7 @@ def pallas_rows(
     """As `rows.of_rows`."""
     N, L = logp.shape
     R = min(N, row_block or default_rows(N, L))
-    limits = jnp.stack([*bounds[:2], jnp.zeros_like(bounds.least) if bounds.dual is None else bounds.dual])
+    limits = jnp.stack([*bounds[:2], jnp.zeros_like(bounds.low) if bounds.dual is None else bounds.dual])
     arrays = [x for x in (logp, other, advantages, weights, value_weights) if x is not None]
     axes = jax.typeof(logp).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
     widths = L, len(Clipped._fields)

@@ -10,38 +10,38 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-LARGEST = 20.0  # bound of log-ratios: exp(20) = 5e8 is far outside any clip range, and its square finite in float32
+MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square finite in float32
 
 
 class Clipped(NamedTuple):
-    """What `ratio_clip` tells of each row, f32[N] each; 0 for rows without a token that counts."""
+    """What `ratio_clip` finds for each row, f32[N] each; 0 for rows without a token that counts."""
 
     value: Array  # sum of the surrogate, each token by its weight in the value
     ratio: Array  # sum of the ratios, each token by its weight, as all below
     cut_low: Array  # weight of the tokens whose gradient the lower bound cut: ratio below, advantage < 0
     cut_high: Array  # weight of those cut by the upper bound: ratio above, advantage > 0
     kl: Array  # sum of k3 of the token log-ratios: estimates KL(other || policy) on samples of the policy, nats
-    greatest: Array  # greatest ratio of the tokens that count, whatever their weight
+    max_ratio: Array  # of the tokens that count, whatever their weight
 
 
 class Bounds(NamedTuple):
     """Of the ratio."""
 
-    least: Any  # 1 - low
-    most: Any  # 1 + high
+    low: Any  # 1 - low of `ratio_clip`
+    high: Any  # 1 + high
     dual: Any  # of the dual clip, or None
 
 
 def surrogate(ratio: Array, advantages: Array, bounds: Bounds) -> Array:
-    """min(rho A, clip(rho, least, most) A); with a dual, at least dual A where A < 0. Elementwise."""
-    least, most, dual = bounds
-    value = jnp.minimum(ratio * advantages, jnp.clip(ratio, least, most) * advantages)
+    """min(rho A, clip(rho, low, high) A); with a dual, at least dual A where A < 0. Elementwise."""
+    low, high, dual = bounds
+    value = jnp.minimum(ratio * advantages, jnp.clip(ratio, low, high) * advantages)
     return value if dual is None else jnp.where(advantages < 0, jnp.maximum(value, dual * advantages), value)
 
 
 def bounded(log_ratio: Array) -> Array:
-    """A log-ratio within +-LARGEST."""
-    return jnp.clip(log_ratio, -LARGEST, LARGEST)
+    """A log-ratio within +-MAX_LOG_RATIO."""
+    return jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def k3(log_ratio: Array) -> Array:
@@ -66,7 +66,7 @@ def of_rows(
     whole_row: bool,
     mean: bool,
 ) -> tuple[Array, Clipped]:
-    """Slopes d value_n / d logp_nt, f32[R, L], and what is told of each row, f32[R, 1] each; arrays f32[R, L].
+    """Slopes d value_n / d logp_nt, f32[R, L], and the statistics of each row, f32[R, 1] each; arrays f32[R, L].
 
     The slopes are forward derivatives of the formula itself, so at a kink they are those of JAX for the formula.
     """
@@ -96,8 +96,8 @@ def of_rows(
     return slope, Clipped(
         value=total(of_value * value),
         ratio=total(weights * ratio),
-        cut_low=total(jnp.where((ratio < bounds.least) & (advantages < 0), weights, 0.0)),
-        cut_high=total(jnp.where((ratio > bounds.most) & (advantages > 0), weights, 0.0)),
+        cut_low=total(jnp.where((ratio < bounds.low) & (advantages < 0), weights, 0.0)),
+        cut_high=total(jnp.where((ratio > bounds.high) & (advantages > 0), weights, 0.0)),
         kl=total(weights * k3(d)),
-        greatest=jnp.max(jnp.where(counts, ratio, 0.0), axis=1, keepdims=True, initial=0.0),
+        max_ratio=jnp.max(jnp.where(counts, ratio, 0.0), axis=1, keepdims=True, initial=0.0),
     )

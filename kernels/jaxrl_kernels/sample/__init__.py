@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.sample.dispatch import FAST, check, local_sums
+from jaxrl_kernels.implementations import check_implementation
+from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of
+from jaxrl_kernels.sample.dispatch import Way, check
 from jaxrl_kernels.sample.from_logits import sample_logits
-from jaxrl_kernels.sample.noise import row_keys
+from jaxrl_kernels.sample.noise import BLOCK, row_keys
 from jaxrl_kernels.sample.reference import reference_sample
-from jaxrl_kernels.sample.sharded import sharded_sample
-from jaxrl_kernels.sample.tile import draw, finish
+from jaxrl_kernels.sample.sharded import by_slices, by_whole
 
-__all__ = ["IMPLEMENTATIONS", "fused_sample", "sample_logits", "sharded_sample"]
-
-IMPLEMENTATIONS = (*FAST, "reference")
+__all__ = ["fused_sample", "sample_logits"]
 
 
 def fused_sample(
@@ -25,9 +26,13 @@ def fused_sample(
     temperature: float | jax.Array = 1.0,
     softcap: float = 0.0,
     allowed: jax.Array | None = None,
+    vocab_size: int | None = None,
     implementation: str | None = None,
     block_size: int | None = None,
     row_block: int | None = None,
+    mesh: AnyMesh | None = None,
+    row_axis: Axis = "data",
+    vocab_axis: Axis = "tensor",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draw a token for each row in one pass over the vocabulary, without large arrays of logits or noise.
 
@@ -46,6 +51,10 @@ def fused_sample(
     logarithm, and with it a token whose score is that close to another's: scores closer than d are met in a fraction of
     about d of the draws, and d is some 1e-6 in float32 (more for logits beyond 100, as they are rounded themselves).
 
+    On a mesh each device works on its rows and its slice of the vocabulary: see `sharded`. No block of 128 tokens may
+    be cut, so pad the unembedding to a multiple of 128 tokens a device, and pass vocab_size: otherwise every device
+    draws from the whole vocabulary.
+
     Has no derivative: gradients are zero. Use `fused_logprob` on the token.
 
     Args:
@@ -57,15 +66,16 @@ def fused_sample(
       softcap: 0 for none, else the bound of the logits before temperature (Gemma 2). Static.
       allowed: bool[N, V], or int8[N, V] with 0 for forbidden, which spares the kernel a copy; None allows everything.
         A logit of -inf (or below -1e30) forbids its token too.
-      implementation: "pallas" (one Mosaic kernel on TPU, nothing of size V in memory; elsewhere in interpret mode, for
-        tests), "blocked" (plain JAX on any platform), "reference" (builds [N, V]; for tests), or None: pallas on TPU,
-        blocked elsewhere. A Pallas kernel is not partitioned by the compiler: under a mesh call it inside
-        `jax.shard_map`, or `sharded_sample` there if the vocabulary is cut. The choice is made when the program is
-        lowered, for one platform.
-      block_size: tokens of the vocabulary at a time, a multiple of 128. None for up to 1024 (pallas) or 4096 (blocked,
+      vocab_size: tokens from this one on are padding and never drawn; None if there are none. Static.
+      implementation: "pallas" (nothing of size V in memory), "xla", "reference" (builds [N, V]) or None, as
+        `implementations` says.
+      block_size: tokens of the vocabulary at a time, a multiple of 128. None for up to 1024 (pallas) or 4096 (xla,
         which then also makes up to 2^22 logits, 16 MiB, by one product, and larger ones 4096 tokens at a time; with
         a number it makes no logits but those of a tile). Static; changes speed and memory only.
       row_block: rows at a time of the kernel, a multiple of 32; None for up to 256. Static.
+      mesh: the devices, where the types of the arrays do not name them (`partition.mesh_of`).
+      row_axis, vocab_axis: mesh axes over which rows and vocabulary are cut, where the mesh has them and they divide N
+        and V / 128 evenly.
 
     Returns:
       token int32[N], logp f32[N] and entropy f32[N] (in nats). Where nothing is allowed: -1, -inf and 0. Where a logit
@@ -80,15 +90,26 @@ def fused_sample(
     >>> print(token[0], f"{logp[0]:.4f} {entropy[0]:.4f}")
     1 -0.6931 1.0397
     """
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
-    check(
-        hidden, unembedding, counters, temperature, softcap, allowed, {"block_size": block_size, "row_block": row_block}
-    )
+    check_implementation(implementation)
+    check_apart(row_axis, vocab_axis)
+    sizes = {"block_size": block_size, "row_block": row_block, "vocab_size": vocab_size}
+    check(hidden, unembedding, counters, temperature, softcap, allowed, sizes)
+    (N, _), V = hidden.shape, unembedding.shape[0]
     keys = row_keys(counters.astype(jnp.uint32))
-    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), hidden.shape[:1])
-    arrays = hidden, unembedding, keys, temperatures, allowed
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (N,))
     if implementation == "reference":
+        if vocab_size is not None:
+            unembedding, allowed = unembedding[:vocab_size], None if allowed is None else allowed[:, :vocab_size]
+        arrays = hidden, unembedding, keys, temperatures, allowed
         return reference_sample(*jax.lax.stop_gradient(arrays), float(softcap))
-    sums = local_sums(*arrays, float(softcap), implementation, block_size, row_block)
-    return finish(draw(sums, keys, temperatures))
+    arrays = hidden, unembedding, keys, temperatures, allowed
+    way = Way(float(softcap), implementation, block_size, row_block, vocab_size)
+    mesh = mesh_of(mesh, arrays)
+    if mesh is None:
+        return by_whole(*arrays, way)
+    rows, cut = dividing(mesh, row_axis, N), None if V % BLOCK else dividing(mesh, vocab_axis, V // BLOCK)
+    on_device = partial(by_whole, way=way) if cut is None else partial(by_slices, way=way, axis_name=cut)
+    specs = jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut)
+    # Interpret mode does not know of varying axes.
+    track = implementation != "pallas"
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=jax.P(rows), check_vma=track)(*arrays)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob.dispatch import vary_together
+from jaxrl_kernels.implementations import by_platform
+from jaxrl_kernels.partition import vary_together
 from jaxrl_kernels.sample.blocked import blocked_sums
 from jaxrl_kernels.sample.noise import BLOCK
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
 from jaxrl_kernels.sample.tile import Sums
 
-FAST = ("pallas", "blocked")
-BLOCK_SIZE = 4096  # of the blocked path; see the docstring of `fused_sample`
-AT_ONCE = 4 * 2**20  # logits, 16 MiB: the blocked path makes up to as many by one product, unless told a block size
+BLOCK_SIZE = 4096  # of "xla"; see the docstring of `fused_sample`
+AT_ONCE = 4 * 2**20  # logits, 16 MiB: "xla" makes up to as many by one product, unless a block size is given
+
+
+class Way(NamedTuple):
+    """How tokens are drawn; static."""
+
+    softcap: float
+    implementation: str | None  # "pallas", "xla" or None
+    block_size: int | None
+    row_block: int | None
+    vocab_size: int | None  # without padding
 
 
 def local_sums(
@@ -25,17 +34,11 @@ def local_sums(
     keys: jax.Array,
     temperature: jax.Array,
     allowed: jax.Array | None,
-    softcap: float,
-    implementation: str | None,
-    block_size: int | None,
-    row_block: int | None,
+    way: Way,
     offset: Any = 0,
     limit: Any = None,
 ) -> Sums:
-    """Sums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count.
-
-    The platform is the one that the program is lowered for, so a program compiled ahead of time gets its kernel.
-    """
+    """Sums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count."""
     # Sampling has no derivative, and a kernel no rule for one.
     hidden, unembedding, temperature = jax.lax.stop_gradient((hidden, unembedding, temperature))
     offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)
@@ -45,8 +48,8 @@ def local_sums(
         hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, offset: Any, limit: Any
     ) -> Sums:
         arrays = hidden, unembedding, keys, temperature, allowed
-        at_once = block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
-        return blocked_sums(*arrays, softcap, block_size or BLOCK_SIZE, at_once, offset, limit)
+        at_once = way.block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
+        return blocked_sums(*arrays, way.softcap, way.block_size or BLOCK_SIZE, at_once, offset, limit)
 
     def pallas(
         hidden: Any,
@@ -60,12 +63,9 @@ def local_sums(
         interpret: bool,
     ) -> Sums:
         arrays = hidden, unembedding, keys, temperature, allowed
-        return pallas_sums(*arrays, softcap, block_size, row_block, offset, limit, interpret)
+        return pallas_sums(*arrays, way.softcap, way.block_size, way.row_block, offset, limit, interpret)
 
-    if implementation == "blocked" or hidden.shape[0] == 0:
-        return blocked(*operands)
-    elsewhere = blocked if implementation is None else partial(pallas, interpret=True)
-    return jax.lax.platform_dependent(*operands, tpu=partial(pallas, interpret=False), default=elsewhere)
+    return by_platform(blocked, pallas, way.implementation if hidden.shape[0] else "xla", *operands)
 
 
 def check(
@@ -95,7 +95,9 @@ def check(
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ValueError(f"{name} must be at least 1, found {size}")
-    block_size = sizes["block_size"]
+    limit, block_size = sizes["vocab_size"], sizes["block_size"]
+    if limit is not None and limit > vocabulary:
+        raise ValueError(f"vocab_size is {limit}, but the unembedding has {vocabulary} rows")
     if block_size is not None and block_size % BLOCK:
         raise ValueError(f"block_size must be a multiple of {BLOCK}, found {block_size}")
 

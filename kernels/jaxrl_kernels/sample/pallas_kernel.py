@@ -47,14 +47,14 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bo
     """As `tile.of_tile`, block after block: Mosaic has no cheap [N, T] to [N, T / BLOCK, BLOCK]."""
     blocks = [z[:, start : start + BLOCK] for start in range(0, z.shape[1], BLOCK)]
     column = jax.lax.broadcasted_iota(jnp.int32, (z.shape[0], len(blocks)), 1)
-    maxima = totals = weighted = jnp.zeros(column.shape, jnp.float32)
+    maxima = totals = acc = jnp.zeros(column.shape, jnp.float32)
     for number, block in enumerate(blocks):
-        maximum = jnp.max(block, axis=1, keepdims=True)
-        shifted = block - maximum
+        m = jnp.max(block, axis=1, keepdims=True)
+        shifted = block - m
         exponential = jnp.exp(shifted)
-        maxima = jnp.where(column == number, maximum, maxima)
+        maxima = jnp.where(column == number, m, maxima)
         totals = jnp.where(column == number, jnp.sum(exponential, axis=1, keepdims=True), totals)
-        weighted = jnp.where(column == number, jnp.sum(exponential * shifted, axis=1, keepdims=True), weighted)
+        acc = jnp.where(column == number, jnp.sum(exponential * shifted, axis=1, keepdims=True), acc)
     score = block_scores(maxima, totals, keys, temperature, first)
     score = jax.lax.optimization_barrier(score) if interpret else score  # XLA compiles it: see `tile.of_tile`
     highest = jnp.max(score, axis=1, keepdims=True)
@@ -62,7 +62,7 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bo
     logits = blocks[0]
     for number, block in enumerate(blocks[1:], 1):
         logits = jnp.where(best == number, block, logits)
-    return Sums(highest, first + best * BLOCK, logits, *of_blocks(maxima, totals, weighted))
+    return Sums(highest, first + best * BLOCK, logits, *of_blocks(maxima, totals, acc))
 
 
 def _kernel(

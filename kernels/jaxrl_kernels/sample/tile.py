@@ -7,8 +7,8 @@ The draw has two levels. Blocks b are BLOCK consecutive tokens, s_b = logsumexp_
 By the Gumbel-max theorem P(b*) = exp(s_b*) / sum_b exp(s_b) and P(token | b*) = exp(z_token - s_b*), and the sum over
 blocks of exp(s_b) is that over tokens of exp(z_v): so P(token) = exp(z_token) / sum_v exp(z_v) = softmax(z)_token.
 
-As in `fused_logprob`, the largest logit m and sum_v exp(z_v - m) are kept apart, never as log-sum-exp, because
-z - m - log_sum is exact for the likeliest token however large the logits. A block's exponentials are taken against
+As in `fused_logprob`, the largest logit m and l = sum_v exp(z_v - m) are kept apart, never as log-sum-exp, because
+z - m - log l is exact for the likeliest token however large the logits. A block's exponentials are taken against
 its own maximum m_b and rescaled for the row: one exponential a logit, and no block's sum depends on its tile.
 """
 
@@ -31,9 +31,9 @@ class Sums(NamedTuple):
     score: Array  # f32[N, 1]: max_b s_b + g1_b; in a greedy row max_b m_b
     first: Array  # int32[N, 1]: the first token of the block that reaches it, the lowest one of several
     logits: Array  # f32[N, BLOCK]: z of that block, EXCLUDED past the end of the vocabulary
-    maximum: Array  # f32[N, 1]: m = max_v z_v
-    total: Array  # f32[N, 1]: sum_v exp(z_v - m)
-    weighted: Array  # f32[N, 1]: sum_v exp(z_v - m) (z_v - m)
+    m: Array  # f32[N, 1]: max_v z_v
+    l: Array  # f32[N, 1]: sum_v exp(z_v - m)
+    acc: Array  # f32[N, 1]: sum_v exp(z_v - m) (z_v - m)
 
 
 class Drawn(NamedTuple):
@@ -42,9 +42,9 @@ class Drawn(NamedTuple):
     score: Array
     token: Array  # int32[N, 1]
     logit: Array  # f32[N, 1]: z at that token
-    maximum: Array
-    total: Array
-    weighted: Array
+    m: Array
+    l: Array
+    acc: Array
 
 
 def products(left: Array, right: Array) -> Array:
@@ -80,13 +80,13 @@ def block_scores(maxima: Array, totals: Array, keys: Array, temperature: Array, 
     return jnp.where(temperature == 0, maxima, noisy)
 
 
-def of_blocks(maxima: Array, totals: Array, weighted: Array) -> tuple[Array, Array, Array]:
-    """`maximum`, `total` and `weighted` of rows, f32[N, 1], from those of their blocks, f32[N, B]."""
-    maximum = jnp.max(maxima, axis=1, keepdims=True)
-    shift = maxima - maximum
+def of_blocks(maxima: Array, totals: Array, acc: Array) -> tuple[Array, Array, Array]:
+    """`m`, `l` and `acc` of rows, f32[N, 1], from those of their blocks, f32[N, B]."""
+    m = jnp.max(maxima, axis=1, keepdims=True)
+    shift = maxima - m
     scale = jnp.exp(shift)
-    total = jnp.sum(scale * totals, axis=1, keepdims=True)
-    return maximum, total, jnp.sum(scale * (weighted + shift * totals), axis=1, keepdims=True)
+    l = jnp.sum(scale * totals, axis=1, keepdims=True)
+    return m, l, jnp.sum(scale * (acc + shift * totals), axis=1, keepdims=True)
 
 
 def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1) -> Sums:
@@ -103,10 +103,10 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1
     maxima = jnp.max(blocks, axis=axis + 1, keepdims=True)
     shifted = blocks - maxima
     exponential = jnp.exp(shifted)
-    totals, weighted = jnp.sum(exponential, axis=axis + 1), jnp.sum(exponential * shifted, axis=axis + 1)
+    totals, acc = jnp.sum(exponential, axis=axis + 1), jnp.sum(exponential * shifted, axis=axis + 1)
     maxima = jnp.squeeze(maxima, axis + 1)
     if axis == 0:
-        maxima, totals, weighted = maxima.T, totals.T, weighted.T
+        maxima, totals, acc = maxima.T, totals.T, acc.T
     # A value in memory: a compiler that worked the formula out twice might round the maximum and its place apart.
     score = jax.lax.optimization_barrier(block_scores(maxima, totals, keys, temperature, first))
     best = jnp.argmax(score, axis=1).astype(jnp.int32)
@@ -114,22 +114,22 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1
     logits = jnp.squeeze(jnp.take_along_axis(blocks, index, axis=axis), axis)
     highest = jnp.take_along_axis(score, best[:, None], axis=1)
     first_of_best = first + best[:, None] * BLOCK
-    return Sums(highest, first_of_best, logits if axis == 1 else logits.T, *of_blocks(maxima, totals, weighted))
+    return Sums(highest, first_of_best, logits if axis == 1 else logits.T, *of_blocks(maxima, totals, acc))
 
 
-def rescaled(sums: Sums | Drawn, maximum: Array) -> tuple[Array, Array]:
-    """`total` and `weighted` for another, not smaller, maximum."""
-    shift = sums.maximum - maximum
-    return jnp.exp(shift) * sums.total, jnp.exp(shift) * (sums.weighted + shift * sums.total)
+def rescaled(sums: Sums | Drawn, m: Array) -> tuple[Array, Array]:
+    """`l` and `acc` for another m, which is not smaller."""
+    shift = sums.m - m
+    return jnp.exp(shift) * sums.l, jnp.exp(shift) * (sums.acc + shift * sums.l)
 
 
 def merge(a: Sums, b: Sums) -> Sums:
     """Sums of the tokens of both, in any order."""
     take_b = (b.score > a.score) | ((b.score == a.score) & (b.first < a.first))
     score, first, logits = (jnp.where(take_b, new, old) for new, old in zip(b[:3], a[:3], strict=True))
-    maximum = jnp.maximum(a.maximum, b.maximum)
-    (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, maximum), rescaled(b, maximum)
-    return Sums(score, first, logits, maximum, total_a + total_b, weighted_a + weighted_b)
+    m = jnp.maximum(a.m, b.m)
+    (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, m), rescaled(b, m)
+    return Sums(score, first, logits, m, total_a + total_b, weighted_a + weighted_b)
 
 
 def token_of_block(logits: Array, first: Array, keys: Array, temperature: Array) -> tuple[Array, Array]:
@@ -149,14 +149,14 @@ def token_of_block(logits: Array, first: Array, keys: Array, temperature: Array)
 def draw(sums: Sums, keys: Array, temperature: Array) -> Drawn:
     """The token of each row's best block; keys: uint32[N, 2]; temperature: f32[N]."""
     token, logit = token_of_block(sums.logits, sums.first, keys, temperature[:, None])
-    return Drawn(sums.score, token, logit, sums.maximum, sums.total, sums.weighted)
+    return Drawn(sums.score, token, logit, sums.m, sums.l, sums.acc)
 
 
 def finish(drawn: Drawn) -> tuple[Array, Array, Array]:
     """(token int32[N], logp f32[N], entropy f32[N]) from what the whole vocabulary gives."""
-    _, token, logit, maximum, total, weighted = (x[:, 0] for x in drawn)
-    log_total = jnp.log(total)
-    nothing = maximum <= EXCLUDED
-    logp = jnp.where(nothing, -jnp.inf, logit - maximum - log_total)
-    entropy = jnp.where(nothing, 0.0, log_total - weighted / total)
+    _, token, logit, m, l, acc = (x[:, 0] for x in drawn)
+    log_l = jnp.log(l)
+    nothing = m <= EXCLUDED
+    logp = jnp.where(nothing, -jnp.inf, logit - m - log_l)
+    entropy = jnp.where(nothing, 0.0, log_l - acc / l)
     return jnp.where(nothing | jnp.isnan(logp), -1, token), logp, entropy
