@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import compiling
 import jax
 import numpy as np
 import pytest
@@ -23,16 +24,20 @@ from jaxrl_llm.trajectory import Trajectories
 # Importing computes nothing, and from here on all is computed on the CPU: tests give the
 # same numbers on a machine with an accelerator.
 jax.config.update("jax_platforms", "cpu")
+compiling.use_few_optimisations()
+jax.config.update("jax_disable_most_optimizations", not compiling.OPTIMISED)
 
 use_compile_cache()
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # the programs of tests are small
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)  # the programs of tests are small
+MAPS = Path("/proc/self/maps")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs() -> Iterator[None]:
-    """Drop a module's programs when it is done: each holds memory maps, of which a process may have some 65,000."""
+    """Drop programs once there are many: each holds memory maps, of which a process may have some 65,000."""
     yield
-    jax.clear_caches()
+    if not MAPS.exists() or MAPS.read_bytes().count(b"\n") > 12_000:
+        jax.clear_caches()
 
 
 @pytest.fixture
@@ -94,12 +99,13 @@ def load_vectors(family: str) -> Vectors:
 
 @contextlib.contextmanager
 def quick_compiles() -> Iterator[None]:
-    """Compile with few optimisations, in two thirds of the time: the tiny models have some 80 programs, soon run."""
+    """Compile with few optimisations, even where all other tests do not: the tiny models have some 80 programs."""
+    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 @functools.cache

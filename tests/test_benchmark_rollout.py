@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from conftest import quick_compiles
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
@@ -46,9 +47,8 @@ def bench() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def ours(bench: Any) -> Iterator[Any]:
     """A tiny model, whose programs are compiled with few optimisations."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield bench.ours.Ours(Policy(CONFIG), init_params(jax.random.key(0), CONFIG), jnp.dtype("float32"))
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick_compiles():
+        yield bench.ours.Ours(Policy(CONFIG), init_params(jax.random.key(0), CONFIG), jnp.dtype("float32"))
 
 
 def test_limits_have_the_tail_that_was_asked_for(bench: Any) -> None:

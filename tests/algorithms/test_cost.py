@@ -29,6 +29,7 @@ def wide_batch() -> Trajectories:
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", algorithms.names())
 def test_it_is_cheap_beside_the_update(name: str) -> None:
     algorithm = algorithms.get(name)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tpu_environment import tpu_environment
 
 NAMES = ("bapo_adaptive_clip", "clip_cov", "d3s", "drpo_decoupled_reward", "epo", "gspo", "passk_grpo", "ppo", "riskpo")
@@ -90,6 +91,7 @@ def test_four_devices_find_what_one_does() -> None:
         assert difference < 1e-5, name
 
 
+@pytest.mark.heavy
 def test_they_compile_for_four_v5e_chips() -> None:
     sizes = run(FOR_FOUR_CHIPS, tpu_environment())
     assert set(sizes) == set(NAMES)

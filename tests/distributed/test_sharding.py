@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from compiling import with_devices
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from tpu_environment import tpu_environment
@@ -248,12 +249,12 @@ def parity() -> Any:
     folder = Path(__file__).parents[1] / "vectors"
     program = PARITY.replace("{families}", repr(FAMILIES)).replace("{meshes}", repr(MESHES))
     program = program.replace("{vectors}", str(folder))
-    return run_program(EIGHT + program, {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"})
+    return run_program(EIGHT + program, {"XLA_FLAGS": with_devices(8)})
 
 
 @pytest.fixture(scope="module")
 def moved() -> Any:
-    return run_program(EIGHT + BYTES, {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"})
+    return run_program(EIGHT + BYTES, {"XLA_FLAGS": with_devices(8)})
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -390,6 +391,7 @@ def test_bytes_moved(moved: Any, case: str, expected: int, deleted: bool) -> Non
     assert moved[case] == [expected, deleted]
 
 
+@pytest.mark.heavy
 def test_on_tpus_no_weight_travels() -> None:
     found = run_program(TPU, tpu_environment())
     # One sum after the embedding, and in the scanned layer one after attention and one after the MLP.

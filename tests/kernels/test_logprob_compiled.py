@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jaxrl_kernels import fused_logprob
 from tpu_environment import tpu_environment
 
@@ -61,6 +62,7 @@ print("RESULT" + json.dumps({
 """
 
 
+@pytest.mark.heavy
 def test_on_tpu_memory_operations_and_kernels() -> None:
     command = [sys.executable, "-c", TPU_PROGRAM]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import quick_compiles
 
 from jaxrl_llm import load_policy
 from jaxrl_llm.errors import InputError
@@ -32,10 +33,8 @@ GROUPS, GROUP_SIZE, PROMPT, LONGEST = 4, 2, 9, 20
 
 @pytest.fixture(autouse=True)
 def _wide() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)  # many programs, each run once
-    with jax.enable_x64(True):
+    with quick_compiles(), jax.enable_x64(True):  # many programs, each run once
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def model(vectors: Any, family: str) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import FAMILIES, MODES
 
 from jaxrl_llm.models import init_params
 from jaxrl_llm.models.outputs import policy_outputs
@@ -18,6 +19,11 @@ from jaxrl_llm.trajectory import Trajectories
 
 N, L = 4, 24
 TWO_FAMILIES = ("gemma2", "qwen3_moe")  # soft caps and sliding windows; a router
+FAMILIES_AND_MODES = [
+    pytest.param(family, mode, marks=[] if mode == "together" or family == "llama" else pytest.mark.heavy)
+    for family in FAMILIES
+    for mode in MODES
+]
 
 
 def multi_turn_batch(seed: int = 0, temperature: Any = (0.7, 0.7, 1.3, 1.3)) -> Trajectories:
@@ -145,6 +151,7 @@ def test_temperature_and_softcap_matter(family: str, vectors: Any, probe: Any) -
         assert np.abs(np.asarray(uncapped.logp) - probe(model, one).logp).max() > 1e-3
 
 
+@pytest.mark.parametrize("family, mode", FAMILIES_AND_MODES)
 def test_the_ratio_is_one_before_the_first_step(
     family: str, mode: str, vectors: Any, rollouts: Any, probe: Any, left_padded: Any
 ) -> None:

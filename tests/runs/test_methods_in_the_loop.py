@@ -63,6 +63,7 @@ def test_the_loop_gives_what_is_needed(name: str, tmp_path: Path) -> None:
         assert line["mismatch"] < 1e-4
 
 
+@pytest.mark.heavy
 def test_feedback_and_a_critic_survive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """r2vpo's multiplier goes by the metrics of the last update; PPO's critic is among the parameters."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)

@@ -174,6 +174,7 @@ def test_the_pool_goes_on_from_a_checkpoint(kept: Kept, tmp_path: Path, resumed:
     assert_same_run(run, kept.folder)
 
 
+@pytest.mark.heavy
 def test_a_killed_run_ends_as_if_it_was_not(
     kept: Kept, way: str, tmp_path: Path, resumed: Callable[[Path], dict]
 ) -> None:

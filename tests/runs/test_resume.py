@@ -73,6 +73,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_killed_three_times_ends_as_if_it_was_not(
     unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict]
 ) -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import quick_compiles
 from jaxrl_kernels.sample import sample_logits
 
 from jaxrl_llm import sample
@@ -42,9 +43,8 @@ redraw = jax.jit(sample_logits)
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compiles() -> Iterator[None]:
     """Many programs, each soon run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick_compiles():
+        yield
 
 
 def settings_of(temperature: float = 1.0, ends: Sequence[int] = (NEVER, NEVER), key: jax.Array = KEY) -> Settings:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import quick_compiles
 
 from jaxrl_llm import sample
 from jaxrl_llm.errors import InputError
@@ -24,9 +25,8 @@ KEY = jax.random.key(0)
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compiles() -> Iterator[None]:
     """Many programs, each soon run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick_compiles():
+        yield
 
 
 @pytest.fixture(scope="module")
