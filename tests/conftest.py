@@ -56,6 +56,7 @@ needs_wide_vectors = pytest.mark.skipif(
 EOS = 256  # of all tiny models, and their padding token
 VECTORS = Path(__file__).parent / "vectors"
 FAMILIES = ("llama", "llama_tied", "llama31_rope", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")
+FEW = ("llama", "gemma2", "qwen3_moe")  # in `make test`: plain; soft caps and sliding windows; a router
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "temperature": {"temperature": 0.7},
@@ -161,15 +162,11 @@ def roll_left_padded(batch: Trajectories) -> Trajectories:
     return jax.tree.map(roll, batch)
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+@pytest.fixture(
+    scope="session", params=[name if name in FEW else pytest.param(name, marks=pytest.mark.heavy) for name in FAMILIES]
+)
 def family(request: pytest.FixtureRequest) -> str:
     """Each model family in turn."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="session", params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    """Each way to sample in turn."""
     return str(request.param)
 
 

@@ -291,6 +291,7 @@ def test_refused_options_of_the_update(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_whole_run_of_the_update(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

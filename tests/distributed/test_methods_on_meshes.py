@@ -83,6 +83,7 @@ def run(program: str, environment: dict[str, str]) -> dict[str, float]:
     return json.loads(done.stdout.split("RESULT")[1])
 
 
+@pytest.mark.heavy
 def test_four_devices_find_what_one_does() -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     differences = run(ON_FOUR_DEVICES, {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})

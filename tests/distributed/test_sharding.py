@@ -257,6 +257,7 @@ def moved() -> Any:
     return run_program(EIGHT + BYTES, {"XLA_FLAGS": with_devices(8)})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_gradients_are_those_of_one_device(parity: Any, name: str, mesh: tuple[int, int]) -> None:
@@ -271,6 +272,7 @@ def test_logits_and_gradients_are_those_of_one_device(parity: Any, name: str, me
     assert found["local"]["gate"][-1] == found["local"]["down"][-2] == inner // mesh[1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["even 2x4", "even 1x8", "unstacked 2x4"])
 def test_biases_and_a_split_vocabulary(parity: Any, name: str) -> None:
     found, tensor = parity[name], int(name[-1])

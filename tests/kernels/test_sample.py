@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jaxrl_kernels.sample.from_logits
 import numpy as np
 import pytest
+from compiling import optimised
 from jaxrl_kernels import fused_sample, sharded_sample
 from jaxrl_kernels.sample import IMPLEMENTATIONS
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel, row_keys, threefry2x32
@@ -472,6 +473,7 @@ def test_logits_beyond_the_limit_are_tiled_by_default() -> None:
     assert max(sizes(traced)) == 256 * 4096
 
 
+@optimised
 def test_compiled_memory() -> None:
     call = jax.jit(partial(fused_sample, implementation="blocked", block_size=1024))
     memory = call.lower(*shaped(256, 64, 32768)).compile().memory_analysis()

@@ -80,7 +80,9 @@ def agree(found: Any, expected: Any) -> None:
         np.testing.assert_array_less(off, 1e-13 * size + 1e-18, err_msg=jax.tree_util.keystr(path))
 
 
-CASES = [*(("llama", name) for name in OBJECTIVES), *((family, "entropy") for family in FAMILIES[1:])]
+CASES = [("llama", "grpo"), ("gemma2", "entropy")]
+MORE = [*(("llama", name) for name in OBJECTIVES), *((family, "entropy") for family in FAMILIES[1:])]
+CASES += [pytest.param(*case, marks=pytest.mark.heavy) for case in MORE if case not in CASES]
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)
@@ -100,7 +102,9 @@ def test_fused_packed_and_sliced_are_the_plain_formula(family: str, name: str, v
                 agree(found, expected)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    "name", ["grpo", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("gspo", "entropy"))]
+)
 def test_the_gradient_is_the_finite_difference(name: str, vectors: Any) -> None:
     """Along three random directions of all parameters, by central differences of five points."""
     (policy, params), batch, objective = model(vectors, "llama"), uneven(), OBJECTIVES[name]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import optimised
 from conftest import needs_wide_vectors
 
 from jaxrl_llm.errors import InputError
@@ -124,6 +125,7 @@ def test_the_gradient_is_that_of_whole_rows_in_any_slices(name: str, tiny: Any) 
             np.testing.assert_allclose(figures[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
 
 
+@optimised
 @needs_wide_vectors
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_packed_states_have_the_bits_of_whole_rows(micro_batches: int, tiny: Any) -> None:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import FAMILIES, MODES
+from compiling import optimised
+from conftest import FAMILIES, FEW, MODES
 
 from jaxrl_llm.models import init_params
 from jaxrl_llm.models.outputs import policy_outputs
@@ -20,7 +21,7 @@ from jaxrl_llm.trajectory import Trajectories
 N, L = 4, 24
 TWO_FAMILIES = ("gemma2", "qwen3_moe")  # soft caps and sliding windows; a router
 FAMILIES_AND_MODES = [
-    pytest.param(family, mode, marks=[] if mode == "together" or family == "llama" else pytest.mark.heavy)
+    pytest.param(family, mode, marks=[] if family in FEW and mode in ("plain", "together") else pytest.mark.heavy)
     for family in FAMILIES
     for mode in MODES
 ]
@@ -224,6 +225,7 @@ def test_no_array_of_all_logits(shared: bool, vectors: Any, layout: Layout) -> N
     assert largest(loss) < limit
 
 
+@optimised
 def test_memory_of_a_gradient(vectors: Any) -> None:
     """Temporaries stay under half of one [N, L, V] array, of which a plain softmax keeps several."""
     rows, length, vocabulary = 8, 128, 49_152

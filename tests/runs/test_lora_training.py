@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from compiling import optimised
 import pytest
 import tiny_runs as runs
 
@@ -131,6 +132,7 @@ SMOLLM2 = ModelConfig(
 )  # fmt: skip
 
 
+@optimised
 @pytest.mark.parametrize(("config", "rank", "length"), [(SMALL, 2, 8), (SMOLLM2, 16, 16)], ids=["tiny", "smollm2"])
 def test_no_gradient_and_no_moment_of_a_frozen_weight_is_allocated(config: ModelConfig, rank: int, length: int) -> None:
     """The update gives back adapters and their moments alone; and its temporaries have no room for base gradients."""

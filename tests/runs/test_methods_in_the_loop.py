@@ -53,7 +53,9 @@ def test_every_need_is_tried() -> None:
     assert asked == set(NEEDS)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [name if name in ("remax", "ppo", "r2vpo") else pytest.param(name, marks=pytest.mark.heavy) for name in METHODS]
+)
 def test_the_loop_gives_what_is_needed(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, name)
     runs.train(config)

@@ -71,7 +71,7 @@ class Kept:
         return Path(self.config.output)
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=[pytest.param("oversample", marks=pytest.mark.heavy), "segments"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

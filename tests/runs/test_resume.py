@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_three_times_ends_as_if_it_was_not(
     assert_same_run(run, Path(unbroken.output))
 
 
-@pytest.mark.parametrize("step", [0, 2, 4, 6])
+@pytest.mark.parametrize("step", [2, *(pytest.param(step, marks=pytest.mark.heavy) for step in (0, 4, 6))])
 def test_the_stream_of_prompts_and_all_else_goes_on_from_each_checkpoint(
     unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict], step: int
 ) -> None:
@@ -266,7 +266,7 @@ def changed_weights(folder: Path) -> None:
     ("change", "said"),
     [
         (changed_prompts, "the prompts changed|the held-out prompts changed"),
-        (changed_rewards, "the reward even changed"),
+        pytest.param(changed_rewards, "the reward even changed", marks=pytest.mark.heavy),
         (changed_weights, "the model's weights changed"),
     ],
 )
