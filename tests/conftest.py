@@ -13,6 +13,7 @@ import compiling
 import jax
 import numpy as np
 import pytest
+from heavy import few
 
 from jaxrl_llm import load_policy, sample
 from jaxrl_llm.compilation import use_compile_cache
@@ -162,9 +163,7 @@ def roll_left_padded(batch: Trajectories) -> Trajectories:
     return jax.tree.map(roll, batch)
 
 
-@pytest.fixture(
-    scope="session", params=[name if name in FEW else pytest.param(name, marks=pytest.mark.heavy) for name in FAMILIES]
-)
+@pytest.fixture(scope="session", params=few(FAMILIES, FEW))
 def family(request: pytest.FixtureRequest) -> str:
     """Each model family in turn."""
     return str(request.param)

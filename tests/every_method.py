@@ -1,11 +1,11 @@
-"""Names for tests of every method: one of each family is tried by `make test`, the others by `make test-all`."""
+"""Tests of every method of the catalogue: `make test` tries one of each family, `make test-all` the others."""
 
 from __future__ import annotations
 
 import pytest
+from heavy import few
 
 from jaxrl_llm import algorithms
 
 FEW = {"grpo", *(family.__all__[0] for family in algorithms.FAMILIES)}
-NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.heavy) for name in algorithms.names()]
-every_method = pytest.mark.parametrize("name", NAMES)
+every_method = pytest.mark.parametrize("name", few(algorithms.names(), FEW))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import quick_compiles
+from heavy import few
 
 from jaxrl_llm import load_policy
 from jaxrl_llm.errors import InputError
@@ -102,9 +103,7 @@ def test_fused_packed_and_sliced_are_the_plain_formula(family: str, name: str, v
                 agree(found, expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["grpo", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("gspo", "entropy"))]
-)
+@pytest.mark.parametrize("name", few(OBJECTIVES, ["grpo"]))
 def test_the_gradient_is_the_finite_difference(name: str, vectors: Any) -> None:
     """Along three random directions of all parameters, by central differences of five points."""
     (policy, params), batch, objective = model(vectors, "llama"), uneven(), OBJECTIVES[name]

@@ -13,6 +13,7 @@ import optax
 import pytest
 from compiling import optimised
 from conftest import needs_wide_vectors
+from heavy import few
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.provide import outputs_of
@@ -108,7 +109,7 @@ def tiny(vectors: Any) -> Any:
     return model._replace(policy=dataclasses.replace(model.policy, remat=False))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", few(OBJECTIVES, ["grpo"]))
 def test_the_gradient_is_that_of_whole_rows_in_any_slices(name: str, tiny: Any) -> None:
     """Uneven lengths, 1, 2, 4 and 8 micro-batches; relative to the largest entry of each parameter's gradient."""
     batch = uneven(groups=8, group_size=2)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from heavy import few
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
@@ -53,9 +54,7 @@ def test_every_need_is_tried() -> None:
     assert asked == set(NEEDS)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("remax", "ppo", "r2vpo") else pytest.param(name, marks=pytest.mark.heavy) for name in METHODS]
-)
+@pytest.mark.parametrize("name", few(METHODS, ("remax", "ppo", "r2vpo")))
 def test_the_loop_gives_what_is_needed(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, name)
     runs.train(config)

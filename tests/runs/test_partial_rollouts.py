@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from heavy import few
 import tiny_runs as runs
 from test_resume import STEPS, assert_same_run, kill
 
@@ -71,7 +72,7 @@ class Kept:
         return Path(self.config.output)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("oversample", marks=pytest.mark.heavy), "segments"])
+@pytest.fixture(scope="module", params=few(WAYS, ["segments"]))
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
