@@ -180,6 +180,7 @@ def test_planned_steps_are_the_update(tiny: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * moved + 1e-7)
 
 
+@pytest.mark.heavy
 def test_growing_lengths_share_programs(tiny: Any) -> None:
     """Sixty batches whose completions grow from 2 to 61 tokens have 28 shapes, thirty of the same lengths four."""
 

@@ -320,6 +320,7 @@ def test_a_pool_comes_back_from_arrays(pool: Pool) -> None:
     assert partial.from_arrays({}) == ()
 
 
+@pytest.mark.heavy
 def test_rows_stay_busy_under_a_heavy_tail(vectors: Any) -> None:
     """The engine itself, over samples that end at given lengths: live row-steps of all row-steps, counted."""
     model = vectors("llama_tied")
