@@ -21,12 +21,12 @@ from compiling import with_devices
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.cli import main
+from jaxrl_llm.learner.diagnose import NotFiniteError
+from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.learner.diagnose import NotFiniteError
-from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
 

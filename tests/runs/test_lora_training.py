@@ -13,14 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from compiling import optimised
 import pytest
 import tiny_runs as runs
+from compiling import optimised
 from heavy import few
 
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.rope import Rope
@@ -29,9 +31,7 @@ from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.runs.setup import set_up
-from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.trajectory import Trajectories
 
 SMALL = ModelConfig(

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from heavy import few
 import tiny_runs as runs
+from heavy import few
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.needs import NEEDS, value_of

@@ -13,26 +13,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from heavy import few
 import tiny_runs as runs
+from heavy import few
 from test_resume import STEPS, assert_same_run, kill
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.groups import fill_up
+from jaxrl_llm.learner.optimizer import OptimizerConfig
+from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.update import gradient, prepare
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.sampling import sample
 from jaxrl_llm.rollouts.partial import Partial, Pool
-from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.collect import Collected, strategy_of
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.learner.groups import fill_up
-from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.runs.record import rollout_metrics
-from jaxrl_llm.learner.steps import plan_steps
-from jaxrl_llm.learner.update import gradient, prepare
+from jaxrl_llm.sampling import sample
+from jaxrl_llm.sampling.requests import Stats
 
 LIMIT = 12
 SEGMENT = 5

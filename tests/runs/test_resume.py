@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heavy import few
 import tiny_runs as runs
+from heavy import few
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.files import read_json

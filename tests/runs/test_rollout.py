@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
+from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward, close_rewards
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.inputs import evaluation_inputs, evaluation_rows, make_rewards, read_value
-from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.rewards.scoring import score_batch
-from jaxrl_llm.runs.inputs import encode_for, prompt_sets
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.inputs import encode_for, evaluation_inputs, evaluation_rows, make_rewards, prompt_sets, read_value
 from jaxrl_llm.trajectory import Trajectories
 
 

@@ -17,9 +17,9 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.sampling import completion_ids, sample
-from jaxrl_llm.runs import collect, loop
 from jaxrl_llm.rewards.scoring import StreamedScores, score_batch
+from jaxrl_llm.runs import collect, loop
+from jaxrl_llm.sampling import completion_ids, sample
 from jaxrl_llm.trajectory import Trajectories
 
 TOKENIZER = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))

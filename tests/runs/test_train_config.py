@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError, InputErrors
+from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.lora import TARGETS
 from jaxrl_llm.runs.config import LoraTarget, TrainConfig, from_dict, located, to_dict
-from jaxrl_llm.learner.optimizer import OptimizerConfig
 
 FULL = TrainConfig(
     model="somewhere",

@@ -18,11 +18,11 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards.scoring import Scored, score_batch
 from jaxrl_llm.rollouts.partial import Partial
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.collect import Collected, strategy_of
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.rewards.scoring import Scored, score_batch
 from jaxrl_llm.runs.record import window_metrics
 from jaxrl_llm.trajectory import Trajectories
 

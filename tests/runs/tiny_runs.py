@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig, to_dict
-from jaxrl_llm.learner.optimizer import OptimizerConfig
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"
 TIMED = ("rollout/tokens_per_second", "rollout/first_token_seconds", "rollout/compiles", "rollout/moved_seconds")
