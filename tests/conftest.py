@@ -102,12 +102,11 @@ def load_vectors(family: str) -> Vectors:
 @contextlib.contextmanager
 def quick_compiles() -> Iterator[None]:
     """Compile with few optimisations, even where all other tests do not: the tiny models have some 80 programs."""
-    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", before)
+        jax.config.update("jax_disable_most_optimizations", not compiling.OPTIMISED)
 
 
 @functools.cache
