@@ -188,13 +188,20 @@ def sample_command(arguments: list[str]) -> int:
 
 
 def algorithms_command(arguments: list[str]) -> int:
-    """List the methods, or print the equations, defaults and composition of one: jaxrl algorithms NAME."""
+    """List the methods by stage; --find "WORDS" only those that mention all of the words, e.g. --find "length".
+
+    jaxrl algorithms NAME prints one: equations, hyper-parameters with their ranges and origin (paper, code, ours), what
+    it needs, its composition as a program to paste into a file, and the test that proves it.
+    """
     from jaxrl_llm.algorithms.describe import listing, page
 
     if arguments and arguments[0] in ("-h", "--help"):
-        print(algorithms_command.__doc__)
+        print(inspect.getdoc(algorithms_command))
         return 0
-    print(page(_only(arguments)) if arguments else listing())
+    words, arguments = take(arguments, "--find")
+    if words is not None and arguments:
+        raise InputError(f"--find searches all methods: remove {' '.join(arguments)}")
+    print(page(_only(arguments)) if arguments else listing(words or ""))
     return 0
 
 

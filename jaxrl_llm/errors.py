@@ -13,8 +13,13 @@ T = TypeVar("T")
 class InputError(ValueError):
     """Bad input. The message is one line: what was found, and what to do about it.
 
-    The command line prints it without a traceback (unless `--traceback`) and exits with status 2.
+    The command line prints it without a traceback (unless `--traceback`) and exits with status 2. `known`: the names
+    that would have done, where it is about a name.
     """
+
+    def __init__(self, message: str = "", known: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.known = tuple(known)
 
 
 class InputErrors(InputError):
@@ -72,7 +77,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = nearest(name, names)
     hint = f": did you mean {near!r}?" if near else "."
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}")
+    return InputError(f"unknown {kind} {shown(name)}{hint} Known: {listed or 'none'}", known=names)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl_llm.errors import InputError, nearest, need, require, shown, unknown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.signatures import hyperparameters
+from jaxrl_llm.signatures import options
 
 
 def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
@@ -28,7 +28,9 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
         raise InputError("--config is given twice: one file has all settings")
     values = _read_config(Path(file)) if file is not None else {}
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
-    parameters = hyperparameters(chosen)
+    in_file = values.get("hyperparameters")
+    preset = _last(arguments, "--algorithm.preset") or (in_file.get("preset") if isinstance(in_file, dict) else None)
+    parameters = options(chosen, preset)
     kinds = {**typing.get_type_hints(TrainConfig), "hyperparameters": {one.name: one.kind for one in parameters}}
     kinds["optimizer"] = typing.get_type_hints(OptimizerConfig)
     try:
@@ -37,18 +39,21 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     knobs = [(one.name, one.kind, dataclasses.field(default=one.default)) for one in parameters]
-    options = dataclasses.make_dataclass(f"{chosen}_options", knobs, frozen=True)
+    method = dataclasses.make_dataclass(f"{chosen}_options", knobs, frozen=True)
     as_algorithm = _tyro().conf.arg(name="algorithm", help=f"Hyper-parameters of {chosen}.")
     command = dataclasses.make_dataclass(
         "train",
-        [("hyperparameters", typing.Annotated[options, as_algorithm], dataclasses.field(default_factory=options))],
+        [("hyperparameters", typing.Annotated[method, as_algorithm], dataclasses.field(default_factory=method))],
         bases=(TrainConfig,),
         frozen=True,
         namespace={"__post_init__": lambda self: None},  # ranges are checked below, all together
     )
     parsed = parse(command, _as_arguments(values) + arguments, "jaxrl train", description)
     settings = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(TrainConfig)}
-    return TrainConfig(**{**settings, "hyperparameters": dataclasses.asdict(parsed.hyperparameters)})
+    given = dataclasses.asdict(parsed.hyperparameters)
+    if not given.get("without", True):
+        del given["without"]
+    return TrainConfig(**{**settings, "hyperparameters": given})
 
 
 def parse(kind: Any, arguments: list[str], program: str, description: str | None) -> Any:
@@ -157,6 +162,10 @@ def _in_one_line(box: str, program: str, options: list[str]) -> str:
     if wrong := re.search(r"Unrecognized options: (--[^\s,=]+)", said):
         near = _nearest_option(wrong[1].replace("_", "-"), options)
         said += f"; did you mean {near}?" if near else ""
+    if wrong := re.search(r"invalid choice '([^']*)' for argument '(--[^']*)'\. Expected one of \(([^)]*)\)", said):
+        choice, option, choices = wrong.groups()
+        if near := nearest(choice, re.findall(r"'([^']*)'", choices)):
+            said = f"{option}: invalid choice {choice!r}: did you mean {near!r}? It must be one of {choices}"
     return f"{said.rstrip('.')} ({program} --help lists the options)"
 
 
@@ -218,8 +227,9 @@ def _check_names(values: dict[str, Any], algorithm: str, parameters: Collection[
 
     for name in values:
         if name not in names(TrainConfig):
-            if name in names(OptimizerConfig):
-                raise InputError(f"{name} is a setting of the section optimizer: move it there")
+            section, _, inside = name.partition(".")
+            if name in names(OptimizerConfig) or (section == "optimizer" and inside in names(OptimizerConfig)):
+                raise InputError(f"{name!r} is a setting of the section optimizer: move {inside or name} there")
             if name in parameters:
                 raise InputError(f"{name} is a hyper-parameter of {algorithm}: move it to the section hyperparameters")
             raise unknown("setting", name, names(TrainConfig))

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_llm.errors import unknown
 
+CATALOGUE = Path(__file__).parent / "algorithms"
 _KINDS = {"bool": bool, "int": int, "float": float, "str": str, "tuple": tuple, "Literal": Literal}
 
 
@@ -23,8 +24,11 @@ class Hyperparameter(NamedTuple):
     default: Any
 
 
-def hyperparameters(method: str) -> list[Hyperparameter]:
-    """Those of a method of `algorithms.names()`, in order. InputError, with the nearest name, for another."""
+def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparameter]:
+    """Those of a method of `algorithms.names()`, in order, with the preset's values in place of the defaults.
+
+    InputError, with the nearest name, for an unknown method or preset.
+    """
     known = _methods()
     if method not in known:
         added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # of this process
@@ -32,20 +36,53 @@ def hyperparameters(method: str) -> list[Hyperparameter]:
             raise unknown("algorithm", method, [*known, *added])
         hints, parameters = typing.get_type_hints(added[method]), inspect.signature(added[method]).parameters
         return [Hyperparameter(one.name, hints[one.name], one.default) for one in parameters.values()]
-    arguments = known[method].args
+    arguments, sets = known[method].args, _presets(known[method])
+    if preset is not None and preset not in sets:
+        raise unknown(f"preset of {method}", preset, sets)
+    values = {} if preset is None else sets[preset]
     found = []
     for argument, default in zip(arguments.args, arguments.defaults, strict=True):
         assert argument.annotation is not None  # each is annotated; a test compares all with `inspect.signature`
         kind = eval(compile(ast.Expression(argument.annotation), method, "eval"), {"__builtins__": {}}, _KINDS)
-        found.append(Hyperparameter(argument.arg, kind, ast.literal_eval(default)))
+        found.append(Hyperparameter(argument.arg, kind, values.get(argument.arg, ast.literal_eval(default))))
+    if sets:
+        found.append(Hyperparameter("preset", Literal[tuple(sets)] | None, preset))
     return found
+
+
+def options(method: str, preset: str | None = None) -> list[Hyperparameter]:
+    """`hyperparameters`, and what a run may say beside them: which parts it goes without (`algorithms.unfinished`)."""
+    without = [Hyperparameter("without", str, "")] if method in _unfinished() else []
+    return hyperparameters(method, preset) + without
+
+
+def _presets(method: ast.FunctionDef) -> dict[str, dict[str, Any]]:
+    """The sets of values in the decorator `algorithms.presets.presets` of a method, by name."""
+    calls = [one for one in method.decorator_list if isinstance(one, ast.Call)]
+    return {
+        keyword.arg: ast.literal_eval(keyword.value)
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == "presets"
+        for keyword in call.keywords
+        if keyword.arg
+    }
+
+
+@cache
+def _unfinished() -> frozenset[str]:
+    """The methods that lack a part: the keys of `algorithms.unfinished.UNFINISHED`."""
+    body = ast.parse((CATALOGUE / "unfinished.py").read_text(encoding="utf-8")).body
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "UNFINISHED" and node.value:
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
 
 
 @cache
 def _methods() -> dict[str, ast.FunctionDef]:
     """The functions that the modules of `algorithms` list in `__all__`, by name."""
     found: dict[str, ast.FunctionDef] = {}
-    for path in sorted((Path(__file__).parent / "algorithms").glob("*.py")):
+    for path in sorted(CATALOGUE.glob("*.py")):
         if path.name == "__init__.py":
             continue
         body = ast.parse(path.read_text(encoding="utf-8")).body

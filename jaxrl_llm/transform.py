@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +19,58 @@ State = Any
 Metrics = dict[str, jax.Array]
 
 
-class Transform(NamedTuple):
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run knows before its first step; None for what it does not know.
+
+    prompts: how many prompts the data set has; every `prompt_id` is below it. steps: iterations of the run.
+    """
+
+    prompts: int | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("RunFacts: prompts", self.prompts, least=1, whole=True, or_none=True)
+        check_number("RunFacts: steps", self.steps, least=0, whole=True, or_none=True)
+
+
+@dataclass(frozen=True)
+class Transform:
     """A pair of pure functions, as in optax. `apply` fills in fields of the batch; all memory is in the state.
 
-    init:  () -> state, a pytree
+    init:  (facts=RunFacts()) -> state, a pytree. What makes a Transform may give a function without arguments; one with
+           a parameter named `facts` is told what the run knows, to size its tables.
     apply: (state, batch) -> (state, batch)
     needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `algorithms.needs`
     """
 
-    init: Callable[[], State]
+    init: Callable[..., State]
     apply: Callable[[State, Trajectories], tuple[State, Trajectories]]
     needs: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.init, Start):
+            object.__setattr__(self, "init", Start(self.init))
+
+
+@dataclass(frozen=True)
+class Start:
+    """A function that makes a state, called with facts of the run or without, whether it asks for them or not."""
+
+    function: Callable[..., State]
+
+    def __call__(self, facts: RunFacts | None = None) -> State:
+        if facts is not None:
+            expect("the facts of a run", facts, RunFacts)
+        return self.function(facts or RunFacts()) if self.asks else self.function()
+
+    @property
+    def asks(self) -> bool:
+        """Whether the function has a parameter named `facts`."""
+        try:
+            return "facts" in inspect.signature(self.function).parameters
+        except (TypeError, ValueError):  # of a function whose signature Python cannot tell
+            return False
 
 
 def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
@@ -56,8 +99,8 @@ def chain(*transforms: Transform) -> Transform:
     for number, part in enumerate(transforms, start=1):
         expect(f"part {number} of a chain", part, Transform)
 
-    def init() -> State:
-        return tuple(t.init() for t in transforms)
+    def init(facts: RunFacts) -> State:
+        return tuple(t.init(facts) for t in transforms)
 
     def apply(state: State, batch: Trajectories) -> tuple[State, Trajectories]:
         if not isinstance(state, tuple | list) or len(state) != len(transforms):
@@ -122,12 +165,56 @@ def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], j
 Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
 
 
+def in_turn(*refreshes: Refresh | None) -> Refresh | None:
+    """One `Refresh` that does all of them from left to right, each once; None where there is none."""
+    there = list(dict.fromkeys(one for one in refreshes if one is not None))
+    if len(there) < 2:
+        return there[0] if there else None
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        return functools.reduce(lambda b, one: one(outputs, b), there, batch)
+
+    return refresh
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """The weight of a term that is known only in the run: `function: batch -> f32[]`, e.g. of `batch.controls`.
+
+    Like a ratio and an average it carries what it needs, and what it must find in the whole batch (`refresh`).
+    """
+
+    function: Callable[[Trajectories], jax.Array]
+    needs: frozenset[str] = frozenset()
+    refresh: Refresh | None = None
+
+    def __call__(self, batch: Trajectories) -> jax.Array:
+        return self.function(batch)
+
+
+Scale = float | jax.Array | str | Callable[[Trajectories], jax.Array]  # a Coefficient is one of the last
+
+
+def coefficient(scale: Scale) -> Coefficient:
+    """A number, the name of a control, or a function of the batch as a `Coefficient`; InputError for anything else."""
+    if isinstance(scale, Coefficient):
+        return scale
+    if isinstance(scale, str):
+        return Coefficient(lambda batch: control(batch, scale))
+    if callable(scale):
+        require_function("the scale of an objective", scale)
+        return Coefficient(scale)
+    check_number("the scale of an objective", scale)
+    return Coefficient(lambda batch: jnp.asarray(scale))
+
+
 @dataclass(frozen=True)
 class Objective:
     """A loss to minimise: `(outputs, batch) -> (loss, metrics)`, pure and stateless.
 
-    Objectives add, and scale by a number. Loss and metrics are sums over the rows of the batch divided by
-    `totals_of(batch)`, so those of micro-batches add up to those of the whole batch.
+    Objectives add, and scale by a number, the name of a control, or a function of the batch (`Coefficient`). Loss and
+    metrics are sums over the rows of the batch divided by `totals_of(batch)`, so those of micro-batches add up to those
+    of the whole batch.
 
     What depends on the whole batch at the current parameters (a quantile, a covariance, the other members of a group)
     is in `refresh`: it gets all rows at once, without gradients, and writes what it finds into the batch, before
@@ -147,36 +234,49 @@ class Objective:
         return batch if self.refresh is None else self.refresh(jax.lax.stop_gradient(outputs), batch)
 
     def __add__(self, other: Objective) -> Objective:
+        """The sum. A metric that both report under one name keeps it for the first; the second's is "NAME/2"."""
         expect("what is added to an objective", other, Objective)
 
         def total(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss_a, metrics_a = self.function(outputs, batch)
             loss_b, metrics_b = other.function(outputs, batch)
-            return loss_a + loss_b, {**metrics_a, **metrics_b}
+            return loss_a + loss_b, both(metrics_a, metrics_b)
 
-        def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-            return other.refreshed(outputs, self.refreshed(outputs, batch))
+        return Objective(total, self.needs | other.needs, in_turn(self.refresh, other.refresh))
 
-        return Objective(total, self.needs | other.needs, refresh if self.refresh or other.refresh else None)
-
-    def __mul__(self, scale: float | jax.Array | str) -> Objective:
-        """Scale the loss, by a number or by the control of that name. What is known to be scaled by 0 is left out."""
-        if not isinstance(scale, str):
-            check_number("the scale of an objective", scale)
+    def __mul__(self, scale: Scale) -> Objective:
+        """Scale the loss, not the metrics. What is known to be scaled by 0 is left out, with what it needs."""
+        weight = coefficient(scale)
         if is_off(scale):
             return Objective(lambda outputs, batch: (jnp.float32(0), {}))
 
         def scaled(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss, metrics = self.function(outputs, batch)
-            return (control(batch, scale) if isinstance(scale, str) else jnp.asarray(scale)) * loss, metrics
+            return weight(batch) * loss, metrics
 
-        return Objective(scaled, self.needs, self.refresh)
+        return Objective(scaled, self.needs | weight.needs, in_turn(self.refresh, weight.refresh))
 
     __rmul__ = __mul__
 
     def __sub__(self, other: Objective) -> Objective:
         expect("what is subtracted from an objective", other, Objective)
         return self + (-1.0) * other
+
+
+def both(first: Metrics, second: Metrics) -> Metrics:
+    """All metrics of two terms; a name of the first is numbered in the second, so that neither hides the other.
+
+    >>> both({"kl": 1, "loss": 2}, {"kl": 3, "kl/2": 4})
+    {'kl': 1, 'loss': 2, 'kl/3': 3, 'kl/2': 4}
+    """
+    found = dict(first)
+    for name, value in second.items():
+        number = 2
+        label = name
+        while label in found or (label != name and label in second):
+            label, number = f"{name}/{number}", number + 1
+        found[label] = value
+    return found
 
 
 def check_outputs(outputs: Any, batch: Any) -> None:

@@ -531,11 +531,21 @@ def test_export_writes_the_parameters_of_the_newest_checkpoint(
 
 def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = output_of(capsys, "algorithms").splitlines()
-    assert [line.split()[0] for line in lines] == algorithms.names()
-    assert any(line.startswith("grpo ") and "Group Relative Policy Optimization" in line for line in lines)
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == algorithms.names()
+    assert any(line.startswith("  grpo ") and "Group Relative Policy Optimization" in line for line in lines)
     text = output_of(capsys, "algorithms", "grpo")
     assert "def grpo(" in text
     assert "2402.03300" in text
+    assert "test_grpo.py::" in text
+    found = output_of(capsys, "algorithms", "--find", "greedy Baseline").splitlines()
+    assert [line.split()[0] for line in found if line.startswith("  ")] == ["remax"]
+    for wrong, said in (
+        (["--find", "no such words"], "no method mentions"),
+        (["--find"], "--find needs a value"),
+        (["grpo", "--find", "length"], "--find searches all methods: remove grpo"),
+    ):
+        assert main(["algorithms", *wrong]) == 2
+        assert said in capsys.readouterr().err
     assert main(["algorithms", "gropo"]) == 2
     assert "did you mean 'grpo'?" in capsys.readouterr().err
     for command in ("algorithms", "report"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Objective, Transform, chain, counted, stateless
+from jaxrl_llm.transform import Coefficient, Objective, RunFacts, Transform, chain, counted, in_turn, stateless
 
 OUTPUTS = PolicyOutputs(logp=jnp.array([[-1.0, -2.0]]), entropy=jnp.array([[0.5, 0.25]]))
 
@@ -213,3 +214,63 @@ def test_outputs_are_checked_where_they_come_in() -> None:
         objective(OUTPUTS.replace(entropy=None), batch)
     with pytest.raises(InputError, match="outputs of an objective must be of the type PolicyOutputs, but is None"):
         objective(None, batch)  # type: ignore[arg-type]
+
+
+def test_an_init_is_told_what_the_run_knows_only_if_it_asks() -> None:
+    asks = Transform(lambda facts: jnp.zeros(facts.prompts or 2), lambda s, b: (s, b))
+    both = chain(count(), asks, chain(asks))
+    assert [both.init()[1].shape, both.init()[2][0].shape] == [(2,), (2,)]
+    state = both.init(RunFacts(prompts=5, steps=10))
+    assert (state[0], state[1].shape, state[2][0].shape) == ({"calls": jnp.int32(0)}, (5,), (5,))
+    assert dataclasses.replace(asks, needs=frozenset({"values"})).init(RunFacts(prompts=3)).shape == (3,)
+    with pytest.raises(InputError, match="the facts of a run must be of the type RunFacts, but is of the type int"):
+        asks.init(5)
+    with pytest.raises(InputError, match="RunFacts: prompts is 0, but must be at least 1"):
+        RunFacts(prompts=0)
+
+
+def test_equal_parts_make_equal_transforms() -> None:
+    part = count()
+    assert Transform(part.init, part.apply) == dataclasses.replace(part)
+
+
+def test_a_coefficient_reads_the_batch_and_brings_what_it_needs() -> None:
+    def seen(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        return batch.with_controls(seen=jnp.sum(batch.reward))
+
+    weight = Coefficient(lambda batch: batch.controls["seen"], frozenset({"feedback"}), seen)
+    objective = A + weight * B
+    assert objective.needs == {"old_logp", "reference_logp", "feedback"}
+    loss, metrics = objective(OUTPUTS, batch_of([6]))
+    assert float(loss) == pytest.approx(-3 + 6 * 0.75)
+    assert set(metrics) == {"first", "second"}
+    controlled = batch_of([0]).with_controls(c=jnp.float32(3))
+    assert float((A + (lambda b: 2 * b.controls["c"]) * B)(OUTPUTS, controlled)[0]) == pytest.approx(-3 + 6 * 0.75)
+    assert float((A + "c" * B)(OUTPUTS, controlled)[0]) == pytest.approx(-3 + 3 * 0.75)
+
+
+def test_two_terms_with_one_metric_keep_both() -> None:
+    """None of them hides another, whatever their order and number."""
+
+    def term(value: float) -> Objective:
+        return Objective(lambda outputs, batch: (jnp.float32(value), {"kl": jnp.float32(value)}))
+
+    for objective in (term(1) + term(2) + term(3), term(1) + (term(2) + term(3))):
+        loss, metrics = objective(OUTPUTS, batch_of([0]))
+        assert (float(loss), sorted(float(x) for x in metrics.values())) == (6, [1, 2, 3])
+        assert set(metrics) == {"kl", "kl/2", "kl/3"}
+        assert float(metrics["kl"]) == 1
+
+
+def test_refreshes_are_done_in_turn_and_each_once() -> None:
+    def add(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        return batch.replace(reward=batch.reward + 1)
+
+    def double(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        return batch.replace(reward=2 * batch.reward)
+
+    refresh = in_turn(None, add, double, None, add)
+    assert refresh is not None
+    assert refresh(OUTPUTS, batch_of([3])).reward.tolist() == [8]
+    assert in_turn(None, add) is add
+    assert in_turn(None, None) is None

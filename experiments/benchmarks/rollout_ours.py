@@ -20,9 +20,9 @@ from jaxrl_llm.models import Policy, from_hf, init_params, load_policy
 from jaxrl_llm.sampling.cache import Prefixes
 from jaxrl_llm.sampling.decode import decode, empty_ring, no_rows
 from jaxrl_llm.sampling.draw import draw
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.prefill import empty_prefixes
 from jaxrl_llm.sampling.requests import Request, Stats
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import abstract_weights, take_weights
 
 # Shapes of models whose weights are made up, which need no file.

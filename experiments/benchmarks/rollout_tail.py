@@ -17,8 +17,8 @@ from rollout_worker import random_prompts
 
 from jaxrl_llm.models import Policy
 from jaxrl_llm.sampling.draw import Settings, seed_of
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.requests import Request, Stats
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 

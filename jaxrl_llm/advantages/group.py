@@ -87,7 +87,8 @@ def standardised(values: jax.Array, ddof: int = 1, epsilon: float = 1e-8) -> jax
 
 def _check_scale(scale: str) -> None:
     if scale not in SCALES:
-        raise InputError(f"the scale of group-relative advantages is {scale!r}, but must be one of {', '.join(SCALES)}")
+        wanted = f"but must be one of {', '.join(SCALES)}"
+        raise InputError(f"the scale of group-relative advantages is {scale!r}, {wanted}", known=SCALES)
 
 
 def on_actions(advantage: Callable[[Trajectories], jax.Array]) -> Transform:

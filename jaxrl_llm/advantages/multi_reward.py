@@ -86,24 +86,26 @@ def variance_weighted_advantage(
     return jnp.sum(weights * centred, axis=1) / (spread + epsilon)
 
 
-def decoupled(weights: str = "", over: str = "sequences", ddof: int = 1, epsilon: float = 1e-4) -> Transform:
+def decoupled(
+    weights: str = "", over: str = "sequences", ddof: int = 1, epsilon: float = 1e-4, batch_epsilon: float = 1e-4
+) -> Transform:
     """`decoupled_advantage`, then normalised over the batch so that its scale does not grow with the components.
 
-    over: "sequences", (s - mean)/(std + epsilon), each sequence once; "tokens", (s - mean)/sqrt(var + epsilon), each
-    as often as it has tokens; "none". A single component is not normalised again.
+    over: "sequences", (s - mean)/(std + batch_epsilon), each sequence once, and a single component left as it is;
+    "tokens", (s - mean)/sqrt(var + batch_epsilon), each as often as it has tokens; "none".
     """
     require_choice("over", over, ("sequences", "tokens", "none"))
 
     def apply(batch: Trajectories) -> Trajectories:
         values, w = components(batch, weights)
         s = decoupled_advantage(values, w, batch.group, ddof=ddof, epsilon=epsilon)
-        scored = ~jnp.isnan(batch.scores)
+        mask = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
         if over == "sequences" and values.shape[1] > 1:
-            s = standardised(jnp.where(scored, s, jnp.nan), ddof, epsilon)
-        tokens = s[:, None] * batch.action_mask
-        if over == "tokens" and values.shape[1] > 1:
-            tokens = whiten(tokens, batch.action_mask & scored[:, None], ddof=ddof, epsilon=epsilon)
-        return batch.replace(advantages=jnp.where(batch.action_mask & scored[:, None], tokens, 0.0))
+            s = standardised(jnp.where(jnp.isnan(batch.scores), jnp.nan, s), ddof, batch_epsilon)
+        tokens = jnp.where(mask, s[:, None], 0.0)
+        if over == "tokens":
+            tokens = whiten(tokens, mask, ddof=ddof, epsilon=batch_epsilon)
+        return batch.replace(advantages=tokens)
 
     return stateless(apply)
 

@@ -110,4 +110,4 @@ def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
         after = after.replace(values=values, returns=jnp.where(mask, (R - running.mean) / scale, 0.0))
         return (merged(running, R, mask), memory), after
 
-    return Transform(lambda: (nothing_yet(), inner.init()), guarded(apply), inner.needs)
+    return Transform(lambda facts: (nothing_yet(), inner.init(facts)), guarded(apply), inner.needs)

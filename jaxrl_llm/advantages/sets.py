@@ -17,7 +17,7 @@ from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.selection.rows import ranks_within
 
 SET_SCALES = ("std", "none", "unbiased")
-DIVERSITIES = ("share", "zero_based")
+DIVERSITIES = ("share", "share_or_zero", "zero_based")
 
 
 def sets_within(part: jax.Array, whole: jax.Array | float, size: jax.Array, largest: int) -> jax.Array:
@@ -85,7 +85,8 @@ def best_of_sets_advantage(
 def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int, diversity: str = "share") -> jax.Array:
     """f(S) = mean_S r * d(S): E_i, f32[N] (2509.25424); 0 where not scored.
 
-    d from D, the number of distinct `answers` int32[N] in the set: "share" D / k, or "zero_based" (D - 1) / (k - 1).
+    d from D, the number of distinct `answers` int32[N] in the set: "share" D / k; "share_or_zero" the same, but 0 where
+    D = 1; "zero_based" (D - 1) / (k - 1).
     An answer that m of the n samples gave is in a set with probability 1 - C(n-m, k) / C(n, k); of the sets that
     contain i, and those that contain i and another a, the same with 1 and 2 places less.
     """
@@ -108,6 +109,9 @@ def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int,
     companion = (size - 1) / jnp.maximum(n - 1, 1.0)  # the chance of another to be in a set of i
     rewards = R + companion * (alike + others)
     products = R * (1 + answers_1 - hit_1) + companion * (alike * (1 + answers_2 - hit_2) + distinct_others)
+    if diversity == "share_or_zero":  # less the sets of i in which all agree
+        agree = sets_within(m - 1, n - 1, size - 1, k)
+        products -= agree * (R + (size - 1) * alike / jnp.maximum(m - 1, 1.0))
     zero = 1.0 if diversity == "zero_based" else 0.0
     return jnp.where(known, (products - zero * rewards) / (size * jnp.maximum(size - zero, 1.0)), 0.0)
 

@@ -66,8 +66,11 @@ def uncertainty(value: jax.Array, least: jax.Array | float = 0.05) -> jax.Array:
     return jnp.sqrt(jnp.clip(value * (1 - value), 0.0)) + least
 
 
+PROMPTS = 4096  # places of a tracker that knows neither its number nor the run's
+
+
 def tracked_baseline(
-    prompts: int = 4096,
+    prompts: int | None = None,
     half_life: float = 0.06,
     least: float = 0.875,
     most: float = 0.96,
@@ -75,18 +78,19 @@ def tracked_baseline(
 ) -> Transform:
     """A = r - v(x), v what the tracker of the prompt said before this batch, standardised over the batch's samples.
 
-    The state is a Tracker with a place for each of `prompts`: prompt_id modulo that, so with fewer places than prompts
-    some share one. How far the policy moved since it last answered the prompt is info["drift"] f32[N], where given (a
-    prompt's first answer keeps the most); without it the memory kept is `least`, the shortest.
+    The state is a Tracker with a place for each prompt of the run (`RunFacts`), so that no two share one; with
+    `prompts` it has that many instead, and where neither is known 4096: a prompt's place is prompt_id modulo their
+    number. How far the policy moved since it last answered the prompt is info["drift"] f32[N], where given (a prompt's
+    first answer keeps the most); without it the memory kept is `least`, the shortest.
     """
-    check_number("prompts", prompts, least=1, most=2**31 - 1, whole=True)
+    check_number("prompts", prompts, least=1, most=2**31 - 1, whole=True, or_none=True)
     check_number("epsilon", epsilon, least=0)
     check_number("half_life", half_life, above=0)
     for name, number in {"least": least, "most": most}.items():
         check_number(name, number, least=0, most=1)
 
     def apply(tracker: Tracker, batch: Trajectories) -> tuple[State, Trajectories]:
-        place, r = jnp.mod(batch.prompt_id, prompts), batch.scores
+        place, r = jnp.mod(batch.prompt_id, tracker.value.shape[0]), batch.scores
         A = standardised(r - tracker.value[place], epsilon=epsilon)
         drift = (batch.info or {}).get("drift")
         if drift is None:
@@ -95,4 +99,4 @@ def tracked_baseline(
             kept = retention(jnp.where(tracker.seen[place], drift, 0.0), half_life, least, most)
         return track(tracker, place, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda: start_tracker(prompts), guarded(apply))
+    return Transform(lambda facts: start_tracker(prompts or facts.prompts or PROMPTS), guarded(apply))

@@ -1,6 +1,6 @@
-"""PPO and its kin: a critic says what to expect of each state.
+"""PPO and its variants: methods that learn a critic.
 
-All of them need "values": a policy with a critic (`models.critic`), which learns in the same update as the policy.
+All of them need "values": a policy with a critic (`models.critic`), which is trained in the same update as the policy.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jaxrl_llm.advantages.returns import (
 )
 from jaxrl_llm.advantages.windows import windowed_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
@@ -37,7 +38,7 @@ def _clipped(low: float, high: float, dual: float | None = None) -> Objective:
 
 
 def _present(*parts: Transform | None) -> Transform:
-    """The chain of the parts that are there."""
+    """The chain of the parts that are not None."""
     return chain(*(part for part in parts if part is not None))
 
 
@@ -66,18 +67,22 @@ def ppo(
         loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
                + value_coefficient/2 mean_t max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2)
 
-    means over the tokens of the batch, V_old the critic's before the update and 0 after the last action. whiten makes A
-    of mean 0 and variance 1 over the batch (unbiased variance), after R is found. dual_clip c > 1 bounds the loss of a
-    bad action by -c A (1912.09729; verl's default is 3, the paper has none). entropy_coefficient: bonus.
-    normalise_returns lets the critic predict (R - mean) / std, of all earlier batches: for rewards of any scale.
+    with means over the tokens of the batch, V_old the critic before the update, and V = 0 after the last action. whiten
+    standardises A over the batch (unbiased variance), after R is computed. dual_clip c > 1 bounds the loss of a bad
+    action by -c A (1912.09729; verl: 3). entropy_coefficient: entropy bonus. normalise_returns: the critic predicts
+    (R - mean) / std with the moments of all earlier batches, for rewards of any scale.
 
-    The paper has no reference policy. kl_coefficient beta (0: none) takes -beta k from each action's reward
-    (kl_in "reward", k of the sampling policy, default kl_estimator "k1"), or adds beta mean_t k to the loss (kl_in
-    "loss", k of the current one, default "k2", whose gradient is that of the divergence). With a kl_target beta is
-    adaptive (1909.08593): beta <- beta (1 + clip(KL / kl_target - 1, -0.2, 0.2) n / kl_horizon), n rows a batch.
+    The paper has neither a value clip nor a reference policy, and its value loss has no factor 1/2. kl_coefficient beta
+    (0: none) adds -beta k to each action's reward (kl_in "reward", with k of the sampling policy and kl_estimator "k1"
+    unless given), or beta mean_t k to the loss (kl_in "loss", with k of the current policy and "k2", whose gradient is
+    that of the divergence). With a kl_target beta is adaptive (1909.08593):
+    beta <- beta (1 + clip(KL / kl_target - 1, -0.2, 0.2) n / kl_horizon) for batches of n rows.
 
-    gamma and lam are usual for language; the paper's for control are 0.99 and 0.95. verl: lam 1, value_clip 0.5, beta
-    0.001. TRL: value_coefficient 0.1. A critic with weights of its own does not mind the value_coefficient under Adam.
+    Other settings. Paper, for control: gamma 0.99. verl: lam 1, value_clip 0.5, kl_coefficient 0.001, dual_clip 3. TRL:
+    value_coefficient 0.1. Under Adam a critic with weights of its own is insensitive to value_coefficient.
+
+    Defaults. Paper: clip_low, clip_high, dual_clip, lam. Code: value_clip, value_coefficient, gamma, whiten,
+    kl_coefficient, kl_in, kl_horizon, entropy_coefficient. Ours: normalise_returns, kl_estimator, kl_target.
     """
     require_choice("kl_in", kl_in, ("reward", "loss"))
     beta = kl_coefficient if kl_target is None else "kl_coefficient"
@@ -94,6 +99,10 @@ def ppo(
     return Algorithm(transform, objective - entropy_coefficient * entropy())
 
 
+@presets(
+    paper={"kl_coefficient": 0.05, "reward_scaling": "normalise", "reward_clip": 0.3},
+    code={"kl_coefficient": 0.01, "reward_scaling": "scale", "reward_clip": None},
+)
 def ppo_max(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -101,9 +110,9 @@ def ppo_max(
     value_coefficient: float = 1.0,
     gamma: float = 1.0,
     lam: float = 0.95,
-    kl_coefficient: float = 0.02,
-    reward_scaling: str = "scale",
-    reward_clip: float | None = 10.0,
+    kl_coefficient: float = 0.05,
+    reward_scaling: str = "normalise",
+    reward_clip: float | None = 0.3,
     whiten: bool = False,
     advantage_clip: float | None = None,
     entropy_weight: float = 0.0,
@@ -111,17 +120,26 @@ def ppo_max(
 ) -> Algorithm:
     """PPO-max (Secrets of RLHF in Large Language Models Part I: PPO, arXiv 2307.04964, 2023).
 
-    `ppo` with what the authors found to keep it stable. Scores are divided by their running standard deviation over all
-    batches so far (reward_scaling "scale"; "normalise" subtracts the running mean too; "none") and kept within
-    reward_clip (None: off, as in the released English script; "none" leaves it out too). The KL penalty is in the
-    reward, -kl_coefficient (logp_old - logp_ref) on each action (0.01 to 0.02). Advantages by `gae` of gamma and lam;
-    whiten: standardised over the batch (released code: over the micro-batch), with 1e-6 beside the variance;
-    advantage_clip: kept within (0.5 where the code uses it). Clipped losses of policy and values with clip_low,
-    clip_high, value_clip and value_coefficient as in `ppo`. entropy_weight adds that times
-    |mean entropy - entropy_target|: a target, not a bonus.
+    `ppo` with what the authors found to keep it stable (section 5.4). Scores are normalised with their running mean and
+    standard deviation over all batches so far, this one included, and clipped (eq. 18); then each action is penalised
+    for its log-ratio to the reference policy:
 
-    The paper initialises the critic from the reward model and trains it before the policy (the run's
-    `critic_steps`); its pretraining loss is not part of this.
+        r <- clip((r - mean) / std, -reward_clip, reward_clip)
+        r_t = r 1[t last] - kl_coefficient (logp_old - logp_ref)_t
+
+    reward_scaling: "normalise" as above, "scale" divides by std only, "none" leaves scores as they are and does not
+    clip them. The paper tries reward_clip 0.3 and 0.8. Advantages by `gae` with gamma and lam; whiten: standardised
+    over the batch (released code: over the micro-batch), with 1e-6 added to the variance; advantage_clip bounds their
+    size. Clipped losses of policy and values with clip_low, clip_high, value_clip and value_coefficient as in `ppo`.
+    entropy_weight adds that times |mean entropy - entropy_target|: a target, not a bonus.
+
+    The released scripts (preset "code") have reward_scaling "scale", reward_clip None, and kl_coefficient 0.01
+    (English) or 0.1 (Chinese). The code has reward_clip 10 and advantage_clip 0.5 where these are on. The paper
+    initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`); its
+    pretraining loss is not included.
+
+    Defaults. Paper: kl_coefficient, reward_scaling, reward_clip. Code: clip_low, clip_high, value_clip,
+    value_coefficient, gamma, lam, whiten, advantage_clip, entropy_weight, entropy_target.
     """
     require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
     transform = _present(
@@ -147,12 +165,14 @@ def vc_ppo(
 ) -> Algorithm:
     """Value-Calibrated PPO (VC-PPO, What's Behind PPO's Collapse in Long-CoT?, arXiv 2503.01491, 2025).
 
-    Decoupled GAE: advantages as in `ppo` with lam < 1, but the critic learns R_t = A_t(lam_critic) + V_t; at 1 that is
-    the Monte-Carlo return, which does not fade on its way to the first tokens. clip_low, clip_high,
-    value_clip, value_coefficient, gamma and whiten as in `ppo`; no reference policy.
+    Decoupled GAE: advantages as in `ppo` with lam < 1, but the critic learns R_t = A_t(lam_critic) + V_t. With
+    lam_critic 1 that is the Monte-Carlo return, which is not discounted on its way to the first tokens. clip_low,
+    clip_high, value_clip, value_coefficient, gamma and whiten as in `ppo`; no reference policy.
 
-    The paper first trains the critic alone, on the Monte-Carlo returns of the frozen policy, for 100 steps: that is the
-    run's `critic_steps`, and no part of the loss.
+    The paper first trains the critic alone, on the Monte-Carlo returns of the frozen policy, for 100 steps: set the
+    run's `critic_steps`.
+
+    Defaults. Paper: clip_low, clip_high, gamma, lam, lam_critic. Ours: value_clip, value_coefficient, whiten.
     """
     advantages = generalised_advantages(gamma, lam, lam_critic)
     transform = _present(advantages, whiten_advantages() if whiten else None)
@@ -173,14 +193,17 @@ def vapo(
 ) -> Algorithm:
     """Value-based Augmented PPO (VAPO, arXiv 2504.05118, 2025).
 
-    `vc_ppo` with lam = 1 - 1 / (alpha l) for an answer of l tokens, within [0, 1], so that the sum of its coefficients
-    grows with l; a higher clip_high; and, of answers whose score is more than right_above,
+    `vc_ppo` with lam = 1 - 1 / (alpha l) for an answer of l tokens, kept within [0, 1], so that the sum of the GAE
+    coefficients, alpha l, grows with l; a higher clip_high; and, for the answers with a score above right_above,
 
         loss += imitation_coefficient * -(sum over their tokens of logp) / (number of their tokens)
 
-    With alpha 0.05 answers of up to 20 tokens have lam 0. clip_low, value_clip (not stated in the paper; None: off),
-    value_coefficient, gamma, lam_critic and whiten as in `vc_ppo`. The paper samples 16 answers for each of 512 prompts
-    rather than one each of more, and trains the critic alone for 50 steps first (the run's `critic_steps`).
+    With alpha 0.05 answers of up to 20 tokens have lam 0. clip_low, value_clip (None: off), value_coefficient, gamma,
+    lam_critic and whiten as in `vc_ppo`. The paper samples 16 answers for each of 512 prompts rather than fewer for
+    more prompts, and trains the critic alone for 50 steps first (the run's `critic_steps`).
+
+    Defaults. Paper: clip_low, clip_high, alpha, gamma, lam_critic, imitation_coefficient. Ours: value_clip,
+    value_coefficient, whiten, right_above.
     """
     advantages = generalised_advantages(gamma, length_adaptive(alpha), lam_critic)
     right = right_answers(right_above)
@@ -205,21 +228,23 @@ def t_ppo(
 ) -> Algorithm:
     """Truncated Proximal Policy Optimization (T-PPO, arXiv 2506.15050, 2025).
 
-    A step ends when each completion has a window of l new tokens, or is done, and trains on all of them. The policy
+    A step ends when each completion has a window of l new tokens, or is finished, and trains on all of them. The policy
     learns from the window alone, with the extended GAE over its tokens t up to the last one, n,
 
         delta_t = r_t + gamma V_{t+1} - V_t,  V_{n+1} = V_n where the completion goes on, 0 where it is finished
         A_t = sum over j >= t of (gamma lam)^(j-t) delta_j
         loss = -mean over the windows' tokens of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    and the critic from completions that were finished in this step, from all their tokens: value_coefficient/2 times
-    the mean of (V - R)^2, R their final reward (lambda 1, gamma 1); none finished, no value loss. value_clip as in
-    `ppo` (the paper has none). A completion that waits for the others of its prompt is in the batch and teaches
-    nothing.
+    and the critic from the completions that were finished in this step, on all their tokens: value_coefficient/2 times
+    the mean of (V - R)^2 with R their final reward (lambda 1, gamma 1). Without a finished completion there is no value
+    loss. value_clip as in `ppo` (the paper has none). A completion that waits for the others of its prompt is in the
+    batch with zero weight.
 
-    l is the run's `segment_tokens`, or the longest completion, max_length (the run's), divided by `segments`: 8k of 24k
-    in the paper. segments 1: every completion is finished in its step, as always without a rollout in windows. Where
-    the critic knows nothing yet a window that is not the last has no signal: train it first (the run's `critic_steps`).
+    l is the run's `segment_tokens`, or the longest completion, max_length, divided by `segments`: 8k of 24k in the
+    paper. With segments 1 every completion is finished in its step, as in a rollout without windows. While the critic
+    is untrained, windows before the last carry no signal: train it first (the run's `critic_steps`).
+
+    Defaults. Paper: value_clip, gamma, segments. Ours: clip_low, clip_high, value_coefficient, lam. Run: max_length.
     """
     check_number("segments", segments, least=1)
     window = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
@@ -247,25 +272,29 @@ def safe_entropy_aware(
 ) -> Algorithm:
     """Stable Alignment Finetuning with Entropy-aware predictive control (SAFE, arXiv 2602.04651, 2026).
 
-    One value a row, at its last action, of two heads (the method asks for "values:2"): their soft minimum
+    One value per row, at its last action, from two heads (the method needs "values:2"): their soft minimum
 
         V = -a (logsumexp(-v / a) - log 2),    a = temperature
 
-    A = r - V, whitened over the rows, for all tokens of a row; the clipped loss of `ppo` (clip_low, clip_high), and
-    value_coefficient times the mean over rows of (h(V - r) + h(V_clipped - r)) / 2 with h(x) of Huber: x^2/2 up to
-    huber_width and a line from there, V_clipped within value_clip of V_old; minus entropy_coefficient times the mean
-    entropy. Plus
+    A = r - V, whitened over the rows, on all tokens of a row; the clipped loss of `ppo` (clip_low, clip_high), plus
+    value_coefficient times the mean over rows of (h(V - r) + h(V_clipped - r)) / 2, with V_clipped within value_clip of
+    V_old and h the Huber loss, x^2/2 up to |x| = huber_width and linear beyond; minus entropy_coefficient times the
+    mean entropy; plus
 
         pen = penalty_scale (kl - thr)^2 max(0.5, entropy_floor / (H + 0.1))    where kl > thr, else 0
 
-    with kl a moving average of log pi_old - log pi_ref, H the mean entropy as sampled, and thr = threshold steered by a
-    PID controller on the speed of the reward (proportional, integral, derivative) and by the phase of training as told
-    by the last two windows of batches; see `objectives.thresholds`. The controller runs once a batch, not each epoch.
+    with kl a moving average of log pi_old - log pi_ref, H the mean entropy at sampling, and thr = threshold adjusted by
+    a PID controller on the growth of the reward (proportional, integral, derivative) and scaled by the phase of
+    training that the last two windows of `window` batches show; see `objectives.thresholds`. The controller runs once
+    per batch (released code: once per epoch over it).
 
-    In the released code the divergence in pen is a constant, so that pen cannot move the policy. Here the value of the
-    loss is the same, and with penalty_gradient the gradient is d pen / d kl times that of KL(pi || pi_ref), which is
-    what is meant; False is the released code. The heads are read before the last action, not after it, as all values
-    here are: the last action is the end of the answer. That V knows the answer up to there is the paper's choice.
+    In the released code kl is a constant in pen, so that pen cannot move the policy. Here the value of the loss is the
+    same, but with penalty_gradient its gradient is d pen / d kl times that of KL(pi || pi_ref), the evident intent;
+    False is the released code. Values are read before the last action, as everywhere in this library, not after it:
+    V knows the answer up to there, which is the paper's choice.
+
+    Defaults. Code: clip_low, clip_high, value_clip, value_coefficient, huber_width, temperature, entropy_coefficient,
+    threshold, proportional, integral, derivative, penalty_scale, entropy_floor, window. Ours: penalty_gradient.
     """
     gains, combine = (proportional, integral, derivative), soft_minimum(temperature)
     transform = chain(

@@ -19,13 +19,16 @@ def reinforce_plus_plus(
 ) -> Algorithm:
     """REINFORCE++ (Critic-Free Policy Optimization with Global Advantage Normalization, arXiv 2501.03262, 2025).
 
-    PPO without a critic, standardised over the batch rather than the prompt: one response per prompt is enough.
+    PPO without a critic; advantages are standardised over the batch rather than the prompt's group, so that one
+    response per prompt is enough.
 
         r_t = r 1[t last] - kl_coefficient (logp_behaviour - logp_ref)_t,    G_t = r_t + gamma G_{t+1}
         A_t = (G_t - mean) / sqrt(var + 1e-8)  over all tokens of the batch
 
-    in PPO's clipped loss (clip_low, clip_high), mean over tokens. gamma: discount per token of the policy; tokens of
-    the environment are passed through.
+    in PPO's clipped loss (clip_low, clip_high), mean over tokens. gamma: discount per token of the policy; returns pass
+    through tokens of the environment unchanged.
+
+    Defaults. Paper: gamma, clip_low, clip_high. Code: kl_coefficient.
     """
     transform = with_kl_reward(kl_coefficient, discounted_returns(gamma), whiten_advantages(over="tokens"))
     return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
@@ -45,8 +48,11 @@ def reinforce_plus_plus_baseline(
         A'_i = r_i - mean_g,    A_i = (A'_i - mean A') / sqrt(var A' + epsilon)
 
     in PPO's clipped loss (clip_low, clip_high), mean over tokens, plus kl_coefficient times 1/2 (logp - logp_ref)^2.
-    over: "sequences" takes mean and std over responses, as the paper; "tokens" over the tokens that have them, as
-    verl, where the longer responses count more and the mean of the batch is no longer 0 for each prompt.
+    over: "sequences" takes mean and std over responses, as in the paper; "tokens" over their tokens, as in verl, so
+    that longer responses count more and a prompt's advantages no longer have the mean 0. The paper divides by
+    std + epsilon.
+
+    Defaults. Paper: over, clip_low, clip_high. Code: epsilon. Ours: kl_coefficient.
     """
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
@@ -69,8 +75,10 @@ def loop(
         A_k = R_k - 1/(K-1) sum_{j != k} R_j,    loss = -mean_k mean_t min(rho A_k, clip(rho, low, 1 + e) A_k)
 
     e = clip_range; low is 1 - e (bounds "paper") or 1 / (1 + e) ("reciprocal", the code's, so that e may be above 1).
-    span of the ratio: "token", "turn" or "sequence", the latter two as products. Rows with |A| < least_advantage do not
-    count. scale "std" divides by the group's deviation + epsilon (worse in the paper). Neither KL nor reference.
+    span of the ratio: "token", "turn" or "sequence", the latter two as products. Rows with |A| < least_advantage are
+    dropped. scale "std" divides by the group's deviation + epsilon (worse in the paper). Neither KL nor reference.
+
+    Defaults. Paper: clip_range, bounds, span, scale. Code: least_advantage. Ours: epsilon.
     """
     require_choice("bounds", bounds, ("paper", "reciprocal"))
     low = clip_range if bounds == "paper" else clip_range / (1 + clip_range)
@@ -84,14 +92,14 @@ def spo_single_stream(
     half_life: float = 0.06,
     least_kept: float = 0.875,
     most_kept: float = 0.96,
-    prompts: int = 4096,
+    prompts: int | None = None,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     epsilon: float = 1e-8,
 ) -> Algorithm:
     """Single-stream Policy Optimization (SPO, arXiv 2509.13232, 2025).
 
-    No groups: the baseline is what a tracker remembers of the prompt, and advantages are standardised over the batch.
+    No groups: the baseline is a tracker's estimate for the prompt, and advantages are standardised over the batch.
 
         A = r - v(x),    A <- (A - mean) / (std + epsilon),    then, for the next time that the prompt is drawn,
         alpha <- k alpha + r,    beta <- k beta + 1 - r,    v = alpha / (alpha + beta)
@@ -99,9 +107,12 @@ def spo_single_stream(
 
     in PPO's clipped loss (clip_low, clip_high), mean over tokens. D, how far the policy moved since it last answered x,
     is info["drift"] f32[N] where the batch has it (0 on the first visit); else k = least_kept, the paper's fallback.
-    Trackers start at v = 0.5 with the weight of one observation, as the code's without offline samples. prompts: places
-    of the tracker; prompt ids share them modulo that. Several responses to a prompt are counted together.
-    Rollout: one response per prompt, prompts drawn by `advantages.trackers.uncertainty`.
+    Trackers start at v = 0.5 with the weight of one observation, like the code's without offline samples. prompts: size
+    of the tracker (None: one entry for each prompt of the run); prompt ids beyond it share entries. Several responses
+    to a prompt are counted together. Rollout: one response per prompt, prompts drawn by
+    `advantages.trackers.uncertainty`.
+
+    Defaults. Paper: half_life, least_kept, most_kept, clip_low, clip_high, epsilon. Run: prompts.
     """
     transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon)
     return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))

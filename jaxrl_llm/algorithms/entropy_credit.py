@@ -1,11 +1,19 @@
-"""Methods in which the entropy of the policy decides on credit: of a token, or of the whole batch against a target."""
+"""Methods that set credit by the policy's entropy: of each token, or of the whole batch against a target."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import drop_uniform_groups, group_advantage, group_relative, on_actions, uniform_groups
+from jaxrl_llm.advantages.group import (
+    drop_rows,
+    drop_uniform_groups,
+    group_advantage,
+    group_relative,
+    on_actions,
+    uniform_groups,
+)
+from jaxrl_llm.advantages.multi_reward import component
 from jaxrl_llm.advantages.multipliers import (
     COMPOSITIONS,
     entropy_level,
@@ -21,6 +29,7 @@ from jaxrl_llm.advantages.multipliers import (
 )
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.log_ratios import log_ratio
@@ -60,10 +69,12 @@ def dcpo_distribution_centric(
         A_t = (1 - alpha) A_grpo + alpha c w_t
 
     then PPO's clip (clip_low, clip_high; dual_clip where A < 0) and a token mean. Without a correct sample, and at
-    H = H0, this is GRPO. hot, cold: plain numbers, as they name what the loop has to compute. H is the update's mean
-    token entropy; the released code estimates the same by the mean of -logp. A batch that has no tempered
-    log-probabilities under "tempered_logp:1.2" and ":0.8" is an error. The default of dual_clip is a common choice;
-    the source does not print it.
+    H = H0, this is GRPO. hot and cold must be plain numbers, because they name what the loop computes: the batch needs
+    tempered log-probabilities under "tempered_logp:1.2" and "tempered_logp:0.8". H is the update's mean token entropy;
+    the released code estimates it by the mean of -logp. The released script has target_entropy 0.5; its README reports
+    the best average at 0.25.
+
+    Defaults. Code: target_entropy, hot, cold, gap_cap, correct_above, clip_low, clip_high, dual_clip.
     """
     check_number("gap_cap", gap_cap, least=0)
     hot_name, cold_name = (f"tempered_logp:{plain(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
@@ -99,20 +110,24 @@ def aepo_arbitrary_entropy(
     correct_above: float = 0.05,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
 ) -> Algorithm:
     """Arbitrary Entropy Policy Optimization (AEPO, arXiv 2510.08141, 2025).
 
-    Some rows of the batch are replaced by correct samples drawn at another temperature, trained on with advantage 1:
-    J = J_GRPO + weight E over right y from pi^T of the mean log pi(y_t). Towards samples of T = hot entropy rises, of
-    T = cold it falls; T = hot if the last update's entropy <= target_entropy, else cold, is in controls["temperature"]
-    for the loop.
+    Some rows of the batch are replaced by correct samples drawn at another temperature and trained on with advantage 1:
+    J = J_GRPO + weight E over correct y from pi^T of the mean log pi(y_t), where the weight is the share of such rows.
+    Samples at T = hot raise the entropy, samples at T = cold lower it; T = hot if the last update's entropy is at most
+    target_entropy, else cold, is in controls["temperature"] for the loop.
 
     Tempered rows are those that info["tempered"] bool[N] marks; they form groups of their own. Those with
-    A_grpo > correct_above are kept, at most K = `most`, or half of what that leaves while entropy is above the target;
-    K normal rows make place for them. Which, is drawn at random (the released code takes the first). log pi_old is at
-    temperature 1: it is recomputed (old_logp). PPO's clip with clip_low and clip_high, token mean, no KL.
+    A_grpo > correct_above are kept, at most K = `most`, or half as many while entropy is above the target; K normal
+    rows are dropped in exchange, so that the size of the batch stays. Both are chosen at random (released code: the
+    first). log pi_old is at temperature 1: it is recomputed (old_logp). PPO's clip with clip_low, clip_high and
+    dual_clip (where A < 0), token mean, no KL.
 
     Special rollout: a second set of samples at controls["temperature"]; without it this is GRPO.
+
+    Defaults. Code: target_entropy, hot, cold, most, correct_above, clip_low, clip_high, dual_clip.
     """
     check_number("most", most, least=0)
 
@@ -136,10 +151,14 @@ def aepo_arbitrary_entropy(
         A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
         return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights)
 
-    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
+    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(controller("temperature", hot, temperature), counted(replaced)), objective)
 
 
+@presets(
+    paper={"over": "group", "ddof": 0, "dual_clip": None},
+    code={"over": "batch", "ddof": 1, "dual_clip": 3.0},
+)
 def aepo_agentic(
     strength: float = 0.2,
     clip_low: float = 0.2,
@@ -157,11 +176,14 @@ def aepo_agentic(
         loss = -mean over tokens of min(rho A, clip(rho, 1 - clip_low, (1 + clip_high) rho / sg(rho)) A)
 
     so that the gradient is F A grad log pi, F = 1 + clip_high where rho > 1 + clip_high and A > 0, 0 where
-    rho < 1 - clip_low and A < 0, else rho. Moments of H are over the tokens of the group; the released code takes
-    over="batch", ddof=1 and dual_clip=3 (A < 0). clamp: no negative factor of A (z < -1 / strength). The paper's values
-    of strength and of the clip range were not found: 0.2 is the code's, the range DAPO's.
+    rho < 1 - clip_low and A < 0, else rho. H is the entropy at sampling; its moments are over the tokens of the group.
+    The released code takes those of the current policy over the tokens of the micro-batch: over "batch", ddof 1, and
+    dual_clip 3 where A < 0 (preset "code"). clamp: no negative factor of A (z < -1 / strength). The paper's strength
+    and clip range were not available to us; the range is DAPO's.
 
     Special rollout: trees whose budget is split by entropy, see `selection.budgets`; any rollout will do.
+
+    Defaults. Paper: over, clamp, dual_clip. Code: strength. Ours: clip_low, clip_high, ddof.
     """
     require_choice("over", over, ("group", "batch"))
 
@@ -195,8 +217,11 @@ def erpo_entropy_regulated(
         A_t = A_grpo + eta W s~ sign(A_grpo)                             compose "additive"
         A_t = T A_grpo W / sum W + eta s~ sign(A_grpo)                   compose "multiplicative" (a re-implementation)
 
-    logp is that of the policy that drew the tokens. Groups of equal rewards are dropped. The average is not printed:
-    a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ but for epsilon.
+    logp is that of the sampling policy. Groups of equal rewards are dropped. The paper's average was not available to
+    us: a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ except through epsilon. The authors
+    released no code; "code" below is that re-implementation.
+
+    Defaults. Paper: compose, epsilon. Code: gamma, eta, beta, buckets. Ours: clip_low, clip_high.
     """
     check_number("gamma", gamma, least=0)
     check_number("buckets", buckets, least=1)
@@ -224,28 +249,40 @@ def hapo_heterogeneous(
     clip_high: float = 0.2,
     dual_clip: float = 10.0,
     extreme: float = 5.0,
+    dynamic_sampling: bool = True,
+    rounds: int = 16,
+    accuracy: str | None = None,
 ) -> Algorithm:
     """Heterogeneous Adaptive Policy Optimization (HAPO, arXiv 2509.16591, 2025).
 
-    One quantity, the normalised log-entropy h in [-1, 1] of a token, decides on its clip range and its credit:
-    z = (log H - q) / rms(log H - q) with q the quantile `pivot` of log H over the batch, h = z / max z above it and
-    z / |min z| below.
+    One quantity, the normalised log-entropy h in [-1, 1] of a token, sets its clip range and scales its advantage:
+    z = (log H - q) / rms(log H - q) with q the quantile `pivot` of log H over the batch, and h = z / max z where z > 0,
+    z / |min z| elsewhere.
 
         A = (r - mu) / (sd + 1e-6), mu and sd over the tokens of the group; plain GRPO where an |A| >= extreme
         lo = clip_low (1 - clip_strength h) where h <= 0;  hi = clip_high (1 + clip_strength h) where h > 0
         A' = A (1 + advantage_strength h) for h > 0 outside 1 - lo/2 < rho < 1 + hi/2, and for h <= 0 inside it
         loss = token mean of max(-A' rho, -A' clip(rho, 1 - lo, 1 + hi)), at most -A' dual_clip where A' < 0
 
+    dynamic_sampling as in `dapo`: groups that are all right or all wrong (by the component `accuracy`, or the combined
+    reward) are dropped and more prompts sampled, for up to `rounds` batches; dropped tokens take no part in q, max and
+    min either. The scripts also add DAPO's soft overlong penalty (4096 tokens) to the reward
+    (`rewards.shaping.soft_overlong_penalty`).
+
     The released code divides by min z rather than |min z|, so that its branches for h < 0 are never taken. H is that of
-    the sampling policy (the code: of the current one, per mini-batch). Groups of equal rewards are sampled again, as in
-    DAPO. Special rollout: temperature `multipliers.level_temperature(h)` at each token; any rollout will do.
+    the sampling policy (code: of the current one, per mini-batch). Special rollout: temperature
+    `multipliers.level_temperature(h)` at each token; any rollout will do.
+
+    Defaults. Code: pivot, advantage_strength, clip_strength, clip_low, clip_high, dual_clip, extreme, dynamic_sampling,
+    rounds. Ours: accuracy.
     """
     check_number("pivot", pivot, least=0, most=1)
 
     def levels(batch: Trajectories) -> Trajectories:
         entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
-        level = entropy_level(entropy, log_entropy_scale(entropy, scored_actions(batch), pivot))
-        # Unscored rows are outside the scale; their credit is 0 whatever their level.
+        counted = scored_actions(batch) & (batch.loss_weights != 0)
+        level = entropy_level(entropy, log_entropy_scale(entropy, counted, pivot))
+        # Rows without a score, and dropped ones, are outside the scale; their level does not matter.
         return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
 
     def bounds(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
@@ -254,9 +291,12 @@ def hapo_heterogeneous(
     def revise(A: jax.Array, ratio: jax.Array, batch: Trajectories) -> jax.Array:
         return redistributed(A, ratio, batch.need("entropy_level"), *bounds(batch), advantage_strength)
 
+    check_number("rounds", rounds, least=1)
+    uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
     by_length = on_actions(lambda b: length_weighted_advantage(b.scores, b.lengths, b.group, extreme))
+    credit = chain(by_length, stateless(levels))
     return Algorithm(
-        transform=chain(by_length, stateless(levels)),
+        transform=chain(drop_rows(uniform), credit) if dynamic_sampling else credit,
         objective=policy_gradient(token_ratio(), token_clip(bounds, dual_clip, revise), token_mean()),
-        curriculum=Resample(lambda b: ~uniform_groups(b)),
+        curriculum=Resample(lambda b: ~uniform(b), rounds) if dynamic_sampling else None,
     )

@@ -1,4 +1,4 @@
-"""Methods that learn from what a group of samples says of itself: votes in place of labels, novelty, confidence."""
+"""Methods that learn from statistics of a group of samples: votes in place of labels, novelty, confidence."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
 
@@ -24,21 +25,25 @@ def ttrl(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
+    average: str = "sequence",
 ) -> Algorithm:
     """Test-Time Reinforcement Learning (TTRL, arXiv 2504.16084, 2025).
 
-    No labels: the most frequent answer of a group of samples is taken for the right one, and the reward is agreement
-    with it, r_i = 1 where answer_i is the majority's, else 0, also for samples without an answer. Of the group's votes
-    `keep` (None: all) are trained on, with the GRPO advantage among themselves; which, is drawn at random (the released
-    code: the first). ties: between equally frequent answers one is taken by its "content", so that the order of samples
-    does not matter, or the "first" encountered (the code). PPO's clip with clip_low and clip_high; kl_coefficient > 0
-    adds the k3 penalty.
+    No labels: the most frequent answer of a group of samples is taken to be right, and the reward is agreement with it:
+    r_i = 1 where answer_i is the majority's, else 0, also for samples without an answer. `keep` of the group's votes
+    (None: all) are trained on, with GRPO's advantage among themselves; they are chosen at random (released code: the
+    first). ties: of equally frequent answers one is chosen by its "content", so that the order of samples does not
+    matter, or the "first" in order (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the
+    k3 penalty. average: GRPO's "sequence", or "token" as in the released code; see
+    `objectives.averages.average_by_name`.
 
     Answers are info["answer_key"] int32[N] (-1: none), else whole completions. Special rollout: 64 votes a prompt.
+
+    Defaults. Paper: keep, kl_coefficient, average. Code: clip_low, clip_high. Ours: ties.
     """
-    average = sequence_mean()
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
+    mean = average_by_name(average)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    objective += kl_coefficient * kl(to="reference", estimator="k3", average=mean)
     return Algorithm(chain(vote(keep, ties), group_relative()), objective)
 
 
@@ -52,14 +57,16 @@ def ettrl(
 ) -> Algorithm:
     """Entropy-based test-time RL (ETTRL, arXiv 2508.11356, 2025).
 
-    Rewards are agreement with the majority, as in TTRL (ties as there), and credit depends on how sure a response is
-    relative to its group, by the mean entropy H_i of its tokens. rule is one of
+    Rewards are agreement with the majority, as in TTRL (ties as there), and advantages depend on how confident a
+    response is relative to its group, by the mean entropy H_i of its tokens. rule is one of
 
         "confidence"  A_i <- A_i (2 - H_i / mean_g H), the paper's Adv-Res; clamp: no factor below 0
         "clip"        A_i <- clip(A_i, -limit, limit), its Adv-Clip
 
     on A = (r - mean_g) / std_g with the population standard deviation, then GRPO's loss (clip_low, clip_high).
     Special rollout: trees that fork at the tokens of greatest entropy, 12 per prompt with 5 leaves each; any will do.
+
+    Defaults. Paper: rule, limit, clamp. Ours: ties, clip_low, clip_high.
     """
     require_choice("rule", rule, ("confidence", "clip"))
     check_number("limit", limit, above=0)
@@ -90,10 +97,12 @@ def xrpo(
         eta_i = exp(s_i - mean_g s)
         A+_i = A_i + min(max(novelty_coefficient (1 - eta_i), 0), kappa A_i)  where A_i > 0, else A_i
 
-    on GRPO's A, then its loss with clip_low and clip_high. A re-implementation lifts wrong responses too.
+    on GRPO's A, then its loss with clip_low and clip_high. A re-implementation adds the bonus to wrong responses too.
 
     Special rollout: the budget goes in rounds to the prompts of greatest `selection.budgets.exploration_priority`, and
     prompts without a right response get solved examples put before them; any rollout will do.
+
+    Defaults. Paper: novelty_coefficient, kappa. Ours: clip_low, clip_high.
     """
     check_number("kappa", kappa, least=0)
 

@@ -1,4 +1,4 @@
-"""GRPO and its nearest kin: the baseline is the other samples of the same prompt, the loss PPO's clip."""
+"""GRPO and its closest variants: the baseline is the mean of the prompt's samples, the loss PPO's clip."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from jaxrl_llm.advantages.baselines import bucket_quantile
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.advantages.multi_reward import component
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
-from jaxrl_llm.objectives.averages import average_by_name, token_mean
+from jaxrl_llm.objectives.averages import average_by_name, constant, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
@@ -45,16 +46,20 @@ def grpo(
         loss = -1/G sum_i 1/|o_i| sum_t [min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) - beta k3]
 
     averaged over the groups, k3 = exp(-l) - 1 + l with l = logp - logp_ref, beta = kl_coefficient (paper: 0.04; at 0 no
-    reference policy is loaded). entropy_coefficient >= 0 subtracts that much of the mean entropy. scale "none" leaves
-    out the division by the standard deviation. The paper does not say which standard deviation; ddof 1 is common.
+    reference policy is loaded). entropy_coefficient >= 0: entropy bonus. scale "none" does not divide by the standard
+    deviation. The paper does not say which standard deviation; verl, TRL and Tunix use ddof 1, with epsilon 1e-6 (TRL:
+    1e-4). Nor does it print the clip range.
 
     Where implementations differ from the paper: average, see `objectives.averages.average_by_name`: the paper's
     "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c > 1
     bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of a sample without others, "zero"
     (TRL) or its "reward" (verl).
+
+    Defaults. Paper: kl_coefficient, entropy_coefficient, scale, average, dual_clip. Code: clip_low, clip_high, ddof,
+    epsilon, group_of_one. Run: max_length.
     """
-    mean, refresh = average_by_name(average, max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    mean = average_by_name(average, max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
     require_choice("group_of_one", group_of_one, ("zero", "reward"))
     credit = group_relative(scale, ddof, epsilon)
     return Algorithm(
@@ -83,10 +88,13 @@ def dr_grpo(clip_low: float = 0.2, clip_high: float = 0.2, max_length: int | Non
 
         loss = -1/N sum_i 1/max_length sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    max_length: the generation budget (paper: 3000). No KL. Older code divided the sum over the batch by the length
-    alone, or used the width of the padded batch. G / (G - 1) times A would be RLOO's; the learning rate absorbs it.
+    max_length: the generation budget (None: the paper's 3000). No KL. Older code divided the sum over the batch by the
+    length alone, or used the width of the padded batch. G / (G - 1) times A would be RLOO's; the learning rate absorbs
+    it.
+
+    Defaults. Paper: clip_low, clip_high. Run: max_length.
     """
-    mean, _ = average_by_name("constant", 3000 if max_length is None else max_length)
+    mean = constant(3000 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
     return Algorithm(group_relative(scale="none"), objective)
 
@@ -97,18 +105,29 @@ def bnpo(
     kl_coefficient: float = 0.0,
     scale: str = "std",
     ddof: int = 1,
-    epsilon: float = 1e-6,
+    epsilon: float = 1e-4,
 ) -> Algorithm:
     """Local-batch token mean (TRL's loss type "bnpo"; the name is of Beta Normalization, arXiv 2506.02864, 2025).
 
-    GRPO whose token losses are averaged over the tokens of each micro-batch, then over micro-batches: of one sequence
-    each it is GRPO's average, in a single one DAPO's. So the result depends on how the batch is split; for comparison
-    only. The paper of that name does something else (it normalises rewards by a Beta distribution), not done here.
-    clip_low, clip_high, kl_coefficient, scale, ddof and epsilon as in grpo.
+    GRPO with token losses averaged over the tokens of each micro-batch, then over micro-batches. With one sequence per
+    micro-batch that is GRPO's average, with a single micro-batch DAPO's: the result depends on how the batch is split,
+    so it is for comparison only. The paper of that name normalises rewards by a Beta distribution, which is not done
+    here. clip_low, clip_high, kl_coefficient, scale, ddof and epsilon as in grpo, with TRL's values.
+
+    Defaults. Code: clip_low, clip_high, kl_coefficient, scale, ddof, epsilon.
     """
-    return grpo(clip_low, clip_high, kl_coefficient, 0.0, scale, ddof, epsilon, average="slice")
+    return grpo(
+        clip_low=clip_low,
+        clip_high=clip_high,
+        kl_coefficient=kl_coefficient,
+        scale=scale,
+        ddof=ddof,
+        epsilon=epsilon,
+        average="slice",
+    )
 
 
+@presets(paper={"average": "prompt"}, code={"average": "token", "dual_clip": 10.0})
 def dapo(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
@@ -128,16 +147,20 @@ def dapo(
     GRPO without KL and with four changes:
     1. clip-higher: min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with clip_high > clip_low;
     2. dynamic_sampling: prompts are sampled, for up to `rounds` batches, until enough groups are neither all right nor
-       all wrong; groups that are do not count in the loss. They are told by the component `accuracy`, or by the
-       combined reward, before the penalty of 4, which tells equally right answers apart;
+       all wrong; groups that are do not count in the loss. The component `accuracy` decides, or else the combined
+       reward before the penalty of 4, since with it equally right answers differ;
     3. token mean: the sum over all tokens of the batch / their number;
     4. soft overlong penalty: 0 up to max_length - overlong_buffer tokens, then falling linearly to -1 at max_length,
-       added to the reward; off unless both are known (paper: 4096 of 20480; the loop knows max_length).
+       added to the reward; off unless both are given (paper: 4096 of 20480; the run fills in max_length).
     overlong_filter (ablated in the paper): truncated samples leave the loss, but not the statistics of their group.
 
     average: the paper's formula divides by the tokens of a prompt's group, then averages over prompts ("prompt"); its
-    code, and all others, by those of the whole batch ("token"), followed here. dual_clip: 10 in the authors' recipe,
-    not in the paper. A = (r - mean) / (std + epsilon) with ddof. The paper's rewards are -1 and 1.
+    code, like all others, divides by those of the whole batch ("token", the default). dual_clip: 10 in the authors'
+    recipe, not in the paper. preset "paper" or "code" sets both. A = (r - mean) / (std + epsilon) with ddof. The
+    paper's rewards are -1 and 1.
+
+    Defaults. Paper: clip_low, clip_high, dynamic_sampling, overlong_filter, dual_clip. Code: rounds, average, ddof,
+    epsilon. Ours: accuracy, overlong_buffer. Run: max_length.
     """
     check_number("rounds", rounds, least=1)
     uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
@@ -147,8 +170,8 @@ def dapo(
     steps.append(group_relative("std", ddof, epsilon))
     if overlong_filter:
         steps.append(drop_rows(lambda b: b.truncated))
-    mean, refresh = average_by_name(average, max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    mean = average_by_name(average, max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
     resample = Resample(informative=lambda b: ~uniform(b), rounds=rounds) if dynamic_sampling else None
     return Algorithm(chain(*steps), objective, curriculum=resample)
 
@@ -163,17 +186,19 @@ def baichuan_m2(
 ) -> Algorithm:
     """Baichuan-M2 (Scaling Medical Capability with Large Verifier System, arXiv 2509.02208, 2025).
 
-    GRPO without KL and standard deviation, summed over tokens and divided by a constant as in Dr. GRPO, with an upper
-    clip of its own, and a bonus for short answers once a group is good. With q the `quantile` of the group's rewards,
+    GRPO without KL and standard deviation, summed over tokens and divided by a constant as in Dr. GRPO, with separate
+    clip bounds, and a bonus for short answers once a group is good. With q the `quantile` of the group's rewards,
 
         R_i = r_i + [q > threshold and r_i >= q] length_bonus / sqrt(|o_i|),    A_i = R_i - mean_g R
         loss = -1/N sum_i 1/max_length sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    The paper prints length_bonus 4 and quantile 0.2, but neither threshold nor clip_low, clip_high and max_length (when
-    not known: the longest row of the batch). Lengths are in tokens. Rubrics and patient simulator are the task's.
+    The paper prints length_bonus 4 and quantile 0.2 (interpolated linearly), but neither threshold nor clip_low,
+    clip_high and max_length (None: the longest row of the batch). Lengths are in tokens. Rubrics and the patient
+    simulator belong to the task.
+
+    Defaults. Paper: length_bonus, quantile. Ours: clip_low, clip_high, threshold. Run: max_length.
     """
-    mean, refresh = average_by_name("constant", max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 
     def bonus(batch: Trajectories) -> jax.Array:
         return gated_length_bonus(batch.scores, batch.lengths, batch.group, length_bonus, quantile, threshold)
@@ -204,18 +229,20 @@ def degrpo(
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think, arXiv 2505.13379, 2025).
 
-    The first action, a control token that chooses how to answer, has a weight of its own, lest a long answer drown it.
-    With l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), A_i = r_i - mean_g, alpha = control_weight,
+    The first action, a control token that chooses how to answer, has a weight of its own, so that a long answer does
+    not drown it out. With l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), A_i = r_i - mean_g and
+    alpha = control_weight,
 
         loss = mean_i [alpha l_i0 + 1/T_i sum_{t=1..T_i} l_it] + kl_coefficient mean k3 - entropy_coefficient mean H
 
-    T_i the actions after the first; the last two are means over all tokens. average "token": the answers' tokens are
-    averaged over the batch instead of by sequence, as in the authors' code. It needs a policy that knows both control
-    tokens, and rewards that prefer short right answers (paper: short 1, long 0.5, wrong -1).
+    with T_i the actions after the first; the last two means are over all tokens. average "token": the answers' tokens
+    are averaged over the batch instead of by sequence, as in the authors' code. It needs a policy that knows both
+    control tokens, and rewards that prefer short right answers (paper: short 1, long 0.5, wrong -1).
+
+    Defaults. Paper: control_weight, average. Code: clip_low, clip_high, kl_coefficient, entropy_coefficient.
     """
     groups = {"control": (control_weight, first_action), "answer": (1.0, later_actions)}
-    mean, refresh = token_groups(groups, over=average)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_groups(groups, over=average))
     objective = regularised(
         objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient
     )

@@ -1,6 +1,6 @@
-"""Methods that mix in completions made with help: by other models, or by the policy with examples in its prompt.
+"""Methods that mix in guided completions: from other models, or from the policy with examples in its prompt.
 
-Such tokens are marked by info "guided", bool[N] or bool[N, L]; a batch without it is all the policy's own.
+Their tokens are marked by info "guided", bool[N] or bool[N, L]; without it the policy sampled the whole batch itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.difficulty import solved_without
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.objectives import clip, constant, entropy, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.guidance import guided, guided_rows, summed
+from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.trajectory import Array, Trajectories
 from jaxrl_llm.transform import chain, counted
@@ -35,16 +37,20 @@ def icpo_in_context(
 ) -> Algorithm:
     """In-Context Steered Policy Optimization (Think Outside the Policy, arXiv 2510.26519, 2025).
 
-    Some samples of a group (one of eight) were drawn with worked examples in the prompt, and are learnt from under the
-    plain prompt. Their reward is raised by bonus (1 - step/total_steps) (total_steps None: the paper's 400) where it is
-    at least `threshold`; the others of them are left out (reject False, as the released code, keeps them unraised).
-    A = (r - mean_g)/(std_g + epsilon) over both kinds, and the loss is one token mean of
+    Some samples of a group (one of eight) are drawn with worked examples in the prompt, and trained on under the plain
+    prompt. Those with a reward of at least `threshold` get bonus (1 - step/total_steps) on top (total_steps None: the
+    paper's 400); the other guided samples are left out (reject False, as in the released code, keeps them, without a
+    bonus). A = (r - mean_g)/(std_g + epsilon) over both kinds, and the loss is one token mean of
 
         -A p/(p + shape) on guided tokens, p = pi(a) under the plain prompt, neither ratio nor clip
         PPO's clipped surrogate on the others (clip_low, clip_high, dual_clip)
 
-    plus kl_coefficient times k3. The paper writes r > threshold, which for rewards of 0 and 1 and its threshold of 1
-    must mean at least. Rollout: samples from prompts with examples, their prompt then replaced by the plain one.
+    plus kl_coefficient times k3. The paper writes r > threshold, which with rewards of 0 and 1 and its threshold of 1
+    can only mean r >= threshold. Rollout: guided samples come from prompts with examples, which are then replaced by
+    the plain prompts.
+
+    Defaults. Paper: threshold, reject, bonus, shape. Code: clip_low, clip_high, dual_clip, kl_coefficient, epsilon.
+    Run: total_steps.
     """
 
     def rejected(b: Trajectories) -> Array:
@@ -61,39 +67,51 @@ def icpo_in_context(
     return Algorithm(chain(*parts, counted(raised), group_relative(epsilon=epsilon)), objective)
 
 
+@presets(
+    paper={"scale": "std", "over": "kinds", "dual_clip": None, "entropy_coefficient": 0.0},
+    code={"scale": "none", "over": "batch", "dual_clip": 10.0, "entropy_coefficient": 0.001},
+)
 def ampo_multi_guidance(
     success: float = 0.6,
     shape: float = 0.1,
-    scale: str = "none",
-    over: str = "sequences",
+    scale: str = "std",
+    over: str = "kinds",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    dual_clip: float = 10.0,
-    entropy_coefficient: float = 0.001,
+    dual_clip: float | None = None,
+    entropy_coefficient: float = 0.0,
     max_length: float | None = None,
 ) -> Algorithm:
     """Adaptive Multi-Guidance Policy Optimization (More Than One Teacher, arXiv 2510.02227, 2025).
 
     Where no sample of the policy's own succeeds (reward > success), some are replaced by right answers of several
-    teachers; elsewhere teachers' answers, should the batch have any, are left out. A teacher's answer has a reward of
-    at least 1, A = r - mean_g (scale "std" divides by the deviation), and the loss, for each sequence the sum over its
-    tokens / max_length (None: the paper's 8192), and then the mean over sequences, is of
+    teachers; elsewhere teachers' answers, if the batch has any, are left out. A teacher's answer has a reward of at
+    least 1, A = (r - mean_g) / std_g (scale "none": not divided), and with f(p) = p/(p + shape), p = pi(a), the loss is
+    (eq. 7)
 
-        -A p/(p + shape) on guided tokens, p = pi(a), neither ratio nor clip
-        PPO's clipped surrogate on the others (clip_low, clip_high, dual_clip)
+        -1/N_off sum_{j guided} 1/|o_j| sum_t f(p) A
+        -1/T_on sum_{i own} sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    minus entropy_coefficient times the mean entropy. over "batch" is the sum over sequences, as the released code.
-    Rollout: it takes those answers after whose reasoning the policy finds the reference answer most probable.
+    for the N_off teachers' answers and the T_on other tokens of the batch. The paper's ratio to the teacher is p, with
+    the teacher's probability set to 1, as in the released code; its clip of f never takes effect, because f < 1 and no
+    teacher's A is negative. dual_clip bounds the loss of bad actions; entropy_coefficient: bonus.
+
+    The released code (preset "code") has scale "none", over "batch", dual_clip 10 and entropy_coefficient 0.001: over
+    "batch" sums the same two terms over all tokens of the batch and divides by max_length (None: 8192) alone. Rollout:
+    it takes the teachers' answers after whose reasoning the policy finds the reference answer most probable.
+
+    Defaults. Paper: shape, scale, over, dual_clip, entropy_coefficient. Code: success, clip_low, clip_high.
+    Run: max_length.
     """
-    require_choice("over", over, ("sequences", "batch"))
-    longest = 8192.0 if max_length is None else max_length
+    require_choice("over", over, ("kinds", "batch"))
 
     def superfluous(b: Trajectories) -> Array:
         helped = guided_rows(b)
         return helped & solved_without(b.scores, helped, b.group, success)
 
     verified = rescore(lambda b: jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores))
-    average = {"sequences": constant, "batch": summed}[over](longest)
+    apart = by_rows(guided=sequence_mean(), otherwise=token_mean())
+    average = apart if over == "kinds" else summed(8192.0 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), guided(clip(clip_low, clip_high, dual_clip), shape), average)
     objective -= entropy_coefficient * entropy()
     return Algorithm(chain(leave_out(superfluous), verified, group_relative(scale)), objective)

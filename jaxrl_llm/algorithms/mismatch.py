@@ -1,11 +1,14 @@
-"""Three policies: that of the sampler (behaviour), the trainer's at the start of the update (old), and the current."""
+"""Methods with three policies: the sampler's (behaviour), the trainer's before the update (old), and the current."""
 
 from __future__ import annotations
+
+import math
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.objectives.averages import average_by_name, sequence_sum, token_mean
+from jaxrl_llm.log_ratios import LARGEST
+from jaxrl_llm.objectives.averages import constant, sequence_sum, token_mean
 from jaxrl_llm.objectives.corrections import importance_correction, mismatch_ratio
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import span_ratio, token_ratio
@@ -30,18 +33,23 @@ def decoupled_ppo(
 ) -> Algorithm:
     """Decoupled PPO (AReaL, arXiv 2505.24298, 2025).
 
-    The trust region is around a recent policy, the old one, and a weight leads back to that of the sampler, whose
-    tokens may be of several versions: with w = sg(pi_old / pi_behaviour), rho = pi / pi_old,
+    The trust region is around a recent policy, the old one, and a weight corrects for the policy that sampled, whose
+    version may differ from token to token: with w = sg(pi_old / pi_behaviour), rho = pi / pi_old,
 
         loss = -1/T sum_i sum_t w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    over the T tokens of the batch. Tokens with w > cap are masked (correction "mask") or w is min(w, cap)
-    ("truncate"); masked tokens stay in T unless leave_count. span "sequence": rho is GSPO's of the sequence. dual_clip
-    c > 1 bounds the loss of bad actions by c |A|. A may be any; here GRPO's (scale, ddof, epsilon). With old equal to
-    behaviour it is ordinary PPO. Special rollout: that of an asynchronous sampler, whose staleness is bounded.
+    over the T tokens of the batch. The paper's objective has w as it is (correction "none"). The released code masks
+    tokens with w > cap ("mask"), or takes min(w, cap) ("truncate"); masked tokens stay in T unless leave_count. span
+    "sequence": rho is GSPO's of the sequence. dual_clip c > 1 bounds the loss of bad actions by c |A|. Any A will do;
+    here it is GRPO's (scale, ddof, epsilon). With old equal to behaviour it is ordinary PPO. Special rollout: that of
+    an asynchronous sampler with bounded staleness.
+
+    Defaults. Paper: span, dual_clip. Code: clip_low, clip_high, cap, correction, leave_count.
+    Ours: scale, ddof, epsilon.
     """
-    require_choice("correction", correction, ("mask", "truncate"))
-    corrected = importance_correction("token", correction, high=cap, leave_count=leave_count)
+    require_choice("correction", correction, ("mask", "truncate", "none"))
+    mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
+    corrected = importance_correction("token", mode, high=high, leave_count=leave_count)
     objective = policy_gradient(span_ratio(span, "old"), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(group_relative(scale, ddof, epsilon), corrected), objective)
 
@@ -49,14 +57,16 @@ def decoupled_ppo(
 def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> Algorithm:
     """MiniRL (Stabilizing Reinforcement Learning with LLMs, arXiv 2512.01374, 2025).
 
-    The least of GRPO that is still a first-order approximation of the sequence's objective: A_i = R_i - mean_g, the
-    whole ratio w = pi / pi_behaviour = (pi_old / pi_behaviour) (pi / pi_old), no division by length or deviation:
+    The parts of GRPO that keep the loss a first-order approximation of the sequence objective: A_i = R_i - mean_g, the
+    full ratio w = pi / pi_behaviour = (pi_old / pi_behaviour) (pi / pi_old), no division by length or deviation:
 
         loss = -1/N sum_i sum_t M_it sg(min(w_it, cap)) A_i logp_it
 
     M is 0 where PPO would clip r = pi / pi_old: A > 0 and r > 1 + clip_high, or A < 0 and r < 1 - clip_low. Equation 7
-    prints w without the cap; the text truncates at 5. Mixtures of experts also replay the routing, which the rollout
-    must record; for dense policies there is none.
+    prints w without the cap; the text truncates at 5. For mixtures of experts the paper also replays the routing, which
+    the rollout must record.
+
+    Defaults. Paper: clip_low, clip_high, cap.
     """
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
@@ -76,19 +86,21 @@ def hispo(
 ) -> Algorithm:
     """Hierarchical Importance Sampling Policy Optimization (LongCat-Flash-Prover, arXiv 2603.21065, 2026).
 
-    First whole sequences, then single tokens, on which trainer and sampler disagree are masked. With
+    Masks first whole sequences, then single tokens, on which trainer and sampler disagree. With
     d = pi_old / pi_behaviour, s_i its geometric mean over the response, and rho = pi / pi_behaviour,
 
         H_it = [|s_i - 1| < sequence_bound] [|d_it - 1| < token_bound]
         loss = -1/(N max_length) sum_i sum_t H_it term(rho, A),  term = min(rho, 1 + clip_high) A where A >= 0,
                                                                  clip(rho, 1 - clip_low, dual_clip) A where A < 0
 
-    The clip is of the whole ratio, not of pi / pi_old. None of the bounds is printed; those here are usual ones, and
-    dual_clip is taken as a ratio. max_length: the text says a constant, the generation budget; when it is not known the
-    longest row, as the formula has it (there of the group, here of the batch). A as in grpo (scale, ddof, epsilon).
+    The clip acts on the whole ratio, not on pi / pi_old. The paper prints none of the bounds; dual_clip is taken to be
+    a ratio. max_length: the text says a constant, the generation budget; None is the longest row, as the formula has
+    it (there of the group, here of the batch). A as in grpo (scale, ddof, epsilon).
+
+    Defaults. Paper: scale. Ours: clip_low, clip_high, dual_clip, sequence_bound, token_bound, ddof, epsilon.
+    Run: max_length.
     """
-    mean, refresh = average_by_name("constant", max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), constant(max_length))
     masks = [
         importance_correction(level, "reject", 1 - bound, 1 + bound)
         for level, bound in (("geometric", sequence_bound), ("token", token_bound))

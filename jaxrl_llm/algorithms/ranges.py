@@ -12,12 +12,12 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, shown, unknown
 
 AT_LEAST_0 = (
-    "advantage_strength", "alpha", "anisotropy", "beta", "bonus", "clip_high", "clip_low", "clip_strength",
-    "coefficient", "control_weight", "decay", "drop", "entropy_coefficient", "entropy_floor", "entropy_target",
-    "entropy_weight", "epsilon", "eta", "extreme", "gain", "hold", "imitation_coefficient", "internal_steps",
-    "intra_coefficient", "kappa", "kl_coefficient", "kl_limit", "length_bonus", "multiplier_rate",
-    "next_scale", "novelty_coefficient", "penalty_scale", "power", "strength", "tail_weight", "target_entropy", "trust",
-    "value_coefficient",
+    "advantage_strength", "alpha", "anisotropy", "batch_epsilon", "beta", "bonus", "clip_high", "clip_low",
+    "clip_strength", "coefficient", "control_weight", "decay", "drop", "entropy_coefficient", "entropy_floor",
+    "entropy_target", "entropy_weight", "epsilon", "eta", "extreme", "gain", "hold", "imitation_coefficient",
+    "internal_steps", "intra_coefficient", "kappa", "kl_coefficient", "kl_limit", "length_bonus", "multiplier_rate",
+    "next_scale", "novelty_coefficient", "penalty_scale", "power", "strength", "tail_weight", "target_entropy",
+    "trust", "value_coefficient",
 )  # fmt: skip
 FRACTIONS = (
     "budget_share", "end", "least", "least_kept", "low_step", "most_kept", "partial", "quantile", "quantile_rate",

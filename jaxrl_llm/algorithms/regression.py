@@ -1,4 +1,4 @@
-"""Off-policy score functions and regressions: the log-probability is fitted, not a ratio clipped."""
+"""Off-policy score functions and regressions on the log-probability, without the gradient of a ratio."""
 
 from __future__ import annotations
 
@@ -36,14 +36,19 @@ def rec_off_policy_reinforce(
 
         loss = token mean of -sg(A W M) log pi + regulariser
 
-    clip: where M is 1: "none" everywhere, "one-side" as in PPO, "two-side" 1 - clip_low <= rho <= 1 + clip_high, "ring"
-    also where A >= 0, rho <= 1 - far_low or A <= 0, rho >= 1 + far_high. weight: W = 1 ("none"), rho ("importance") or
-    exp(A / temperature) ("advantage", RED-Weight; its exponent is bounded at 20). regulariser, outside of M: "none",
-    "forward-kl" -c log pi (AsymRE) or "k2" c (log pi - log pi_behaviour)^2 (OPMD), c = coefficient. drop "balance"
-    (RED-Drop): random bad samples go until a group has no more of them than of good ones, r >= mean; statistics are of
-    those kept, the others have A = 0 and still count in the token mean. Members: REINFORCE ("none", "none", "none");
-    GRPO ("one-side", "importance", scale "std"); REC-OneSide, REC-TwoSide and REC-Ring with W none or importance;
-    `opmd`; `asymre`. The wide clip 0.6, 2.0 is faster. Of a group of one A is 0 (the code has r).
+    clip: M is 1 everywhere ("none"), where PPO does not clip ("one-side"), where 1 - clip_low <= rho <= 1 + clip_high
+    ("two-side"), or "ring", also where A >= 0, rho <= 1 - far_low or A <= 0, rho >= 1 + far_high. weight: W = 1
+    ("none"), rho ("importance") or exp(A / temperature) ("advantage", RED-Weight; its exponent is bounded at 20).
+    regulariser, not masked by M: "none", "forward-kl" -c log pi (AsymRE) or "k2" c (log pi - log pi_behaviour)^2
+    (OPMD), c = coefficient. drop "balance" (RED-Drop): random bad samples are dropped until a group has no more of them
+    than of good ones, r >= mean; statistics are of those kept, the others have A = 0 and still count in the token mean.
+
+    Members: REINFORCE ("none", "none", "none"); GRPO ("one-side", "importance", scale "std"); REC-OneSide, REC-TwoSide
+    and REC-Ring with weight "none" or "importance"; `opmd`; `asymre`. The wider clip_low 0.6, clip_high 2 learns
+    faster. In a group of one A is 0 (released code: r).
+
+    Defaults. Paper: clip, weight, regulariser, drop, scale. Code: clip_low, clip_high, far_low, far_high, temperature,
+    coefficient, epsilon.
     """
     require_choice("regulariser", regulariser, ("none", "forward-kl", "k2"))
     require_choice("drop", drop, ("none", "balance"))
@@ -59,8 +64,12 @@ def rec_off_policy_reinforce(
 def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     """Online Policy Mirror Descent (Kimi k1.5, arXiv 2501.12599, 2025), as a member of REC (arXiv 2509.24203).
 
-    loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. No ratio, no
+    loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. Neither ratio nor
     clip: the square keeps the policy near the one that sampled. scale "std" divides A by the population's deviation.
+    Kimi k1.5 squares the log-ratio of the whole sequence, with a weight tau/2 that it does not print; REC that of each
+    token.
+
+    Defaults. Paper: scale. Code: coefficient.
     """
     return rec_off_policy_reinforce(clip="none", regulariser="k2", coefficient=coefficient, scale=scale)
 
@@ -69,7 +78,9 @@ def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     """Asymmetric REINFORCE (arXiv 2506.20520, 2025), as a member of REC (arXiv 2509.24203).
 
     loss = -token mean of (A + c) log pi, A = r - mean_g: the baseline is lowered by c = coefficient > 0, so that off
-    policy good answers pull more than bad ones push. scale "std" divides A by the population standard deviation.
+    policy good answers count more than bad ones. scale "std" divides A by the population standard deviation.
+
+    Defaults. Paper: scale. Code: coefficient.
     """
     return rec_off_policy_reinforce(clip="none", regulariser="forward-kl", coefficient=coefficient, scale=scale)
 
@@ -83,9 +94,11 @@ def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none"
         Q_t = rho_T (log pi - log pi_behaviour),  V_t = mean over the vocabulary of the same
         loss = token mean of (Q_t - sg(r_c + next_scale V_next(t)))^2,  r_c = r - mean_g
 
-    rho_T = ratio_scale; V_next(t) is that of the row's next action, 0 after the last. scale "std" divides r_c by the
-    group's standard deviation plus epsilon (the mathematics script). No clip, no KL. Groups of equal rewards still
+    rho_T = ratio_scale; V_next(t) is V at the row's next action, 0 after the last. scale "std" divides r_c by the
+    group's standard deviation plus epsilon (the mathematics script). Neither clip nor KL. Groups of equal rewards still
     train. On policy the first gradient is that of REINFORCE with the group's mean, times 2.
+
+    Defaults. Paper: ratio_scale, next_scale, scale. Code: epsilon.
     """
     check_number("ratio_scale", ratio_scale, above=0)
     return Algorithm(group_relative(scale, 1, epsilon), random_policy_regression(ratio_scale, next_scale))
@@ -94,16 +107,19 @@ def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none"
 def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
     """One-Token Rollout (arXiv 2509.26313, 2025).
 
-    The paper is of supervised data: at each position K tokens are drawn from the model, one equal to the label earns 1,
-    another beta = penalty <= 0, and REINFORCE on them replaces cross-entropy. Here the labels are the actions of
-    answers with a score above `threshold`; the other answers have no labels and the weight 0. The draws are replaced
-    by their expectation at temperature 1, which needs only the label's probability p and the entropy H:
+    The paper trains on supervised data: at each position K tokens are drawn from the model; those equal to the label
+    have the reward 1, the others beta = penalty <= 0, and REINFORCE on them replaces cross-entropy. Here the labels are
+    the actions of answers with a score above `threshold`; other answers have no labels and the weight 0. The draws are
+    replaced by their expectation at temperature 1, which needs only the label's probability p and the entropy H:
 
         loss = token mean of -(1 - beta) sg(p) log p + beta sg(H)
 
-    because sum_a p grad log p = 0. So beta scales the gradient alone; cross-entropy times the model's own probability.
-    The paper draws at a higher temperature, about 1.3, where wrong tokens count beyond that: see
-    `objectives.regression.one_token_loss` and `expected_one_token_loss` for what full distributions would allow.
+    because sum_a p grad log p = 0. So beta only scales the gradient, that of cross-entropy times the model's own
+    probability. The paper draws at a higher temperature, about 1.3, where the reward of wrong tokens matters beyond
+    that: see `objectives.regression.one_token_loss` and `expected_one_token_loss` for full distributions. The paper's
+    constants are from memory.
+
+    Defaults. Paper: penalty. Ours: threshold.
     """
     check_number("penalty", penalty, most=0)
 

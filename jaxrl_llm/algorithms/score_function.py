@@ -1,4 +1,4 @@
-"""REINFORCE and its kin: the score of what was sampled times how much better than a baseline it was; no critic."""
+"""REINFORCE and its relatives: the score function times reward minus baseline, without a critic."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxrl_llm.advantages.group import SCALES, group_advantage, group_relative, 
 from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal_rewards
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import (
@@ -38,15 +39,17 @@ def reinforce(
 ) -> Algorithm:
     """REINFORCE (Simple statistical gradient-following algorithms, Machine Learning 8, 1992; before arXiv).
 
-    The base case: raise the log-probability of what was sampled in proportion to its return above a baseline.
+    The base case: the log-probability of each sampled token, weighted by the return minus a baseline.
 
         G_t = sum_{s >= t} gamma^(s - t) r_s,    A_t = G_t - b,    loss = -1/N sum_i sum_t A_t log pi(a_t)
 
-    baseline: b, "batch" the mean score of the batch, "group" that of the prompt's samples, "leave_one_out" that of the
-    prompt's others, or "none". gamma: discount per token, with the score on the last one. average: "sum" (the gradient
-    of the sequence's log-probability), "token", "sequence" (each by its own length), or another of `average_by_name`.
-    importance_cap: weigh each token by min(pi / pi_behaviour, cap) under stop-gradient, for data that are not
-    on-policy; None: do not.
+    baseline: b is the mean score of the batch ("batch"), of the prompt's group ("group"), of the group's other samples
+    ("leave_one_out"), or 0 ("none"). gamma: discount per token; the score is the reward of the last one. average: "sum"
+    (the gradient of the sequence's log-probability), "token", "sequence" (each divided by its length), or another of
+    `average_by_name`. importance_cap: weights min(pi / pi_behaviour, cap) under stop-gradient, for off-policy data;
+    None: no weights.
+
+    Defaults. Paper: gamma, average, importance_cap. Ours: baseline.
     """
     require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
     check_number("importance_cap", importance_cap, above=0, or_none=True)
@@ -73,14 +76,17 @@ def rloo(
 ) -> Algorithm:
     """REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization, arXiv 2402.14740, 2024).
 
-    The baseline is the mean of the OTHER responses to the prompt: without bias. A response is one action.
+    The baseline is the mean reward of the other responses to the prompt, which is unbiased. A response is one action.
 
         R_i = r_i - kl_coefficient sum_t (logp_behaviour - logp_ref),    A_i = R_i - 1/(G-1) sum_{j != i} R_j
         loss = -1/N sum_i A_i sum_t log pi(a_t)
 
-    loss: "policy_gradient" is the paper's; "sequence_clip" TRL's, the mean of -min(A S, A clip(S, 1 - e, 1 + e)) with
-    e = clip_range and S the product of the response's token ratios; "token_clip" verl's, with token ratios and the mean
-    over tokens. normalize: (A - mean) / (std + epsilon) over the batch (TRL's option). A group of one has advantage 0.
+    loss: "policy_gradient" is the paper's; "sequence_clip" is TRL's, mean -min(A S, A clip(S, 1 - e, 1 + e)) with
+    e = clip_range and S the product of the response's token ratios; "token_clip" is verl's, with token ratios and a
+    token mean. normalize: (A - mean) / (std + epsilon) over the batch (an option of TRL). TRL's kl_coefficient is 0.05.
+    The advantage of a group of one is 0 (verl's loop version: its reward).
+
+    Defaults. Paper: kl_coefficient, loss, normalize. Code: clip_range, epsilon.
     """
     require_choice("loss", loss, ("policy_gradient", "sequence_clip", "token_clip"))
     clipped = clip(clip_range, clip_range)
@@ -98,6 +104,10 @@ def rloo(
     return Algorithm(with_kl_reward(kl_coefficient, on_actions(advantage)), objective)
 
 
+@presets(
+    paper={"gamma": 1.0, "reward_clip": None, "average": "sum"},
+    code={"gamma": 0.99, "reward_clip": 5.0, "average": "token"},
+)
 def remax(
     gamma: float = 1.0,
     kl_coefficient: float = 0.05,
@@ -106,14 +116,17 @@ def remax(
 ) -> Algorithm:
     """ReMax (A Simple, Effective, and Efficient RL Method for Aligning LLMs, arXiv 2310.10505, 2023).
 
-    The baseline is the reward of the greedy response of the same policy to the prompt: no critic, no group.
+    The baseline is the reward of the same policy's greedy response to the prompt: no critic, no group.
 
         A_t = gamma^(T - t) clip(r - r_greedy, -c, c) - kl_coefficient (logp_behaviour - logp_ref)_t,    t = 1..T
         loss = -1/N sum_i sum_t A_t log pi(a_t)
 
-    c = reward_clip, None: no bound. The KL term is a token's own, not the sum over later ones. The released code has
-    gamma 0.99, one more power of it, and the mean over tokens: average "token", for "sum" of the paper.
-    Rollout: one greedy completion for each prompt, with the weights that sampled.
+    c = reward_clip; None: no bound. As in the released code, each token has its own KL term, not the sum over later
+    tokens. That code (preset "code") also has gamma 0.99, c = 5, and a token mean where the paper sums; its power of
+    gamma is one higher (gamma^1 on the last token), which is not done here.
+    Rollout: one greedy completion per prompt, with the sampling weights.
+
+    Defaults. Paper: gamma, reward_clip, average. Code: kl_coefficient.
     """
     check_number("gamma", gamma, least=0, most=1)
     check_number("reward_clip", reward_clip, above=0, or_none=True)
@@ -133,13 +146,16 @@ def remax(
 def opo(average: str = "sum") -> Algorithm:
     """On-Policy RL with Optimal reward baseline (OPO, arXiv 2505.23585, 2025).
 
-    The constant baseline of least variance is E[|grad log pi|^2 r] / E[|grad log pi|^2]. With token gradients that are
-    orthogonal and equally long, the squared norm of a response is in proportion to its length:
+    The constant baseline of minimal variance is E[|grad log pi|^2 r] / E[|grad log pi|^2]. If token gradients are
+    orthogonal and of equal norm, the squared norm of a response's gradient is proportional to its length:
 
         b_g = sum_i |o_i| r_i / sum_i |o_i|,    A_i = r_i - b_g,    loss = -1/N sum_i A_i sum_t log pi(a_t)
 
-    One update per batch, no KL, no entropy. average: "sum", or "token" (both balance the mass of tokens pushed
-    up and down), or "sequence", which does not. A group of one has advantage 0 (the formula; b = 0 in verl).
+    One update per batch, no KL, no entropy bonus. Since sum_i |o_i| A_i = 0, an average that weights all tokens alike
+    ("sum", or verl's "token") balances positive and negative tokens; "sequence" does not. By the formula the advantage
+    of a group of one is 0; verl has b = 0 there.
+
+    Defaults. Paper: average.
     """
     transform = group_relative(scale="none", baseline="weighted", weights=lambda batch: batch.lengths)
     return Algorithm(transform, averaged_gradient(log_probability(), average))
@@ -148,14 +164,16 @@ def opo(average: str = "sum") -> Algorithm:
 def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance", resample: bool = False) -> Algorithm:
     """Group Policy Gradient (GPG: A Simple and Strong Reinforcement Learning Baseline, arXiv 2504.02546, 2025).
 
-    The policy gradient with the group's mean as baseline, made up for the samples that carry no gradient:
+    The policy gradient with the group mean as baseline, rescaled for the samples that carry no gradient:
 
         A_i = alpha (r_i - mean_g) / F,    alpha = B / (B - M),    loss = -sum A log pi(a_t) / tokens
 
     M of the batch's B responses are in groups of equal rewards. F is 1 (scale "none") or the group's standard deviation
-    + epsilon ("std"). counted_by: "variance" as defined; "nonzero" takes the responses with a reward other than 0 for
-    B - M, as verl does. resample: sample further prompts in place of groups without variance (the paper does so below
-    a share of 0.6 of valid samples).
+    + epsilon ("std"). counted_by "variance" is this definition; with "nonzero" B - M counts the responses whose reward
+    is not 0, as in verl, which differs from it. resample: replace groups without variance by sampling more prompts (the
+    paper does so when the share of valid samples is below 0.6).
+
+    Defaults. Paper: scale, counted_by. Code: epsilon. Ours: resample.
     """
     require_choice("counted_by", counted_by, ("variance", "nonzero"))
     require_choice("scale", scale, SCALES)
@@ -173,16 +191,19 @@ def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance"
 
 
 def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsilon: float = 1e-8) -> Algorithm:
-    """Optimal Token Baseline (OTB, technical report by the authors of the rollout-mismatch series, 2025; no arXiv id).
+    """Optimal Token Baseline (OTB, Variance Reduction for Long-Horizon LLM-RL, arXiv 2602.07078, 2026).
 
-    A baseline for each number of generated tokens t, weighted by the gradient energy gathered up to there:
+    One baseline per group and token index t, weighted by the squared gradient norm accumulated up to t:
 
         w_it = 1 - 2 pi(a_t) + sum_v pi(v)^2,    W_it = sum_{s <= t} w_is
         B_t = sum_i G_it W_it / (sum_i W_it + epsilon),    A_it = G_it - B_t,    loss = -1/N sum_i sum_t A log pi(a_t)
 
-    over the group's responses with t actions, G the reward-to-go, pi of the weights before the update. The t-th action
-    is counted over all turns. zero_tail: B = 0 where only one response is left, whose own return would be its baseline
-    (newer verl; older: False). corrected: w times (pi_old / pi_behaviour)^2. A group of one has B = 0.
+    over the group's responses with at least t actions, G the reward-to-go, pi the policy before the update. w is the
+    squared norm of the gradient by the logits. The index t counts actions over all turns. zero_tail: B = 0 where a
+    single response is left, whose baseline would be its own return (verl since 2026, and its multi-turn version).
+    corrected: multiplies w by (pi_old / pi_behaviour)^2. A group of one has B = 0.
+
+    Defaults. Code: zero_tail, corrected, epsilon.
     """
     objective = policy_gradient(token_ratio(), log_probability(), sequence_sum())
     return Algorithm(energy_weighted_baseline(zero_tail, corrected, epsilon), objective)
@@ -190,15 +211,14 @@ def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsi
 
 def averaged_gradient(surrogate: Surrogate, average: str) -> Objective:
     """The policy gradient with token ratios, by the name of an average (`objectives.averages.average_by_name`)."""
-    mean, refresh = average_by_name(average)
-    return policy_gradient(token_ratio(), surrogate, mean, refresh=refresh)
+    return policy_gradient(token_ratio(), surrogate, average_by_name(average))
 
 
 def with_kl_reward(coefficient: float, *rest: Transform) -> Transform:
-    """The transforms after a penalty of each token's log-ratio to the reference, unless the coefficient is off."""
+    """The transforms, after a per-token penalty on the log-ratio to the reference unless the coefficient is off."""
     return chain(*rest) if is_off(coefficient) else chain(kl_reward(coefficient), *rest)
 
 
 def _earned(batch: Trajectories) -> jax.Array:
-    """All that a row earns: its score and the rewards of its tokens, f32[N]; NaN where it is not scored."""
+    """A row's total reward: its score plus its token rewards, f32[N]; NaN where it is not scored."""
     return jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.sum(terminal_rewards(batch), axis=1))

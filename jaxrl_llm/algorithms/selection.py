@@ -45,14 +45,17 @@ def d3s(
 ) -> Algorithm:
     """Dynamic Dual-Level Down-Sampling (D3S, arXiv 2509.22115, 2025).
 
-    After GRPO's advantages, keeps the rows of the batch, across prompts, whose advantages have the greatest variance,
-    then of their tokens those with the greatest |A| H, H the entropy of the policy that drew them:
+    Computes GRPO's advantages, keeps the subset of rows of the whole batch whose advantages have maximal variance, then
+    the tokens of these rows with the largest |A| H, H the entropy of the sampling policy:
 
-        S = argmax over |S| = n of Var(A_i, i in S);  the ceil(K * tokens of S) tokens of greatest |A_i| H_it
+        S = argmax over |S| = n of Var(A_i, i in S);  the ceil(K * tokens of S) tokens of largest |A_i| H_it
 
-    n is a share of the scored rows that goes in a straight line from rows_first to rows_last over total_steps (100 when
-    None), K from tokens_first to tokens_last. PPO's clip (clip_low, clip_high), mean over the tokens that are kept. The
-    sources print none of these values. Ties are broken at random (the paper: not stated; summaries: by index).
+    The share of scored rows n / N is interpolated linearly from rows_first to rows_last over total_steps (100 where
+    None), K from tokens_first to tokens_last. The loss is PPO's clip (clip_low, clip_high), averaged over the kept
+    tokens; advantages are not normalised again. The sources available to us print no values. Ties are broken at random
+    (summaries of the paper: by index).
+
+    Defaults. Ours: rows_first, rows_last, tokens_first, tokens_last, clip_low, clip_high. Run: total_steps.
     """
     for name, share in (("rows_first", rows_first), ("rows_last", rows_last)):
         check_number(name, share, above=0, most=1)
@@ -83,12 +86,15 @@ def brpo(
 ) -> Algorithm:
     """Bootstrapped Relative Policy Optimization (Writing-Zero, arXiv 2506.00103, 2025).
 
-    A random member of each group is the reference, and the verdict of a judge that compares another member with it is
-    that member's advantage, without normalisation: A_i = +1 if o_i beats the reference, else -1; A_ref = 0. Groups with
-    |sum A| / G > outlier are dropped: their reference was one. PPO's clip (clip_low, clip_high), mean over tokens, of
-    which those of the reference are or are not counted (count_reference; the sources do not say).
+    A random member of each group is the reference. A judge compares every other member with it, and its verdict is the
+    advantage, without normalisation: A_i = +1 if o_i beats the reference, else -1; A_ref = 0. Groups with
+    |sum A| / G > outlier are dropped, because their reference was an outlier. The loss is PPO's clip (clip_low,
+    clip_high), averaged over tokens; count_reference: whether the reference's tokens count in that average. The sources
+    available to us give neither the average nor a KL term.
 
-    The judge here compares scores, of which a tie does not beat. A pairwise judge is a reward that scores a group.
+    Here verdicts compare scores; a tie is no win. A pairwise judge enters as a reward that scores a whole group.
+
+    Defaults. Paper: outlier. Ours: count_reference, clip_low, clip_high.
     """
     check_number("outlier", outlier, least=0)
 
@@ -116,16 +122,19 @@ def pf_ppo(
 ) -> Algorithm:
     """Policy Filtration for PPO (PF-PPO, arXiv 2409.06957, 2024).
 
-    A reward model is most reliable at its extremes: PPO is trained only on samples drawn by the rank of their reward
-    among the N of the group, the greatest first, or by their score in the batch. scheme is one of
+    A reward model is most reliable at the extremes of its scores, so PPO trains on samples drawn by the rank of their
+    reward among the N of their group (rank 1 is the best), or by their score within the batch. The scheme is one of
 
         "best_random"  1/2 for the best, 1/(2(N - 1)) for each other      "best_worst"  1/2 for the best and the worst
         "best"         the best only                                      "uniform"     no filter
         "power"        |score|^power over the batch, "max_min" and "max_random" (verl's resampling)
 
-    draws: per group, or per batch for the last three; None: as many as there are samples. A sample counts as often as
-    it is drawn; draws are systematic, see `selection.rows.resampled_counts`. Advantages and returns are PPO's,
-    untouched; clip_low, clip_high and kl_coefficient are its. The critic learns from the same samples.
+    draws: per group, or per batch for the last three; None: as many as there are samples. A sample's weight is how
+    often it was drawn; draws are systematic, see `selection.rows.resampled_counts`. Advantages and returns are those of
+    `ppo` with clip_low, clip_high and kl_coefficient, computed before the selection and not corrected for it. The
+    critic learns from the same samples. The paper prefers "best_random" and "best_worst", and normalises rewards.
+
+    Defaults. Paper: scheme. Code: power. Ours: draws, clip_low, clip_high, kl_coefficient.
     """
     require_choice("scheme", scheme, (*RANK_SCHEMES, *SCORE_SCHEMES))
     check_number("draws", draws, least=1, or_none=True)

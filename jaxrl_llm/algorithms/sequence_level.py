@@ -1,4 +1,4 @@
-"""Ratios of whole sequences or turns instead of tokens."""
+"""Methods whose ratio is of a whole sequence or turn instead of a token."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def gspo(
 ) -> Algorithm:
     """Group Sequence Policy Optimization (GSPO, arXiv 2507.18071, 2025).
 
-    Ratio and clip are of the sequence, as the reward is: a response is kept or clipped as a whole. With GRPO's A_i
-    (scale, ddof, epsilon as there) and s_i = exp(1/|o_i| sum_t (logp - logp_behaviour)),
+    Ratio and clip are at sequence level, like the reward: a response is kept or clipped as a whole. With GRPO's A_i
+    (scale, ddof, epsilon) and s_i = exp(1/|o_i| sum_t (logp - logp_behaviour)),
 
         loss = -1/N sum_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
 
-    s is a geometric mean and so near 1: clip_low and clip_high are a thousandth of GRPO's. No KL. verl bounds the
-    log-ratio at 10 from above.
+    s is a geometric mean, hence close to 1, so clip_low and clip_high are about a thousandth of GRPO's. No KL. verl
+    clamps the log-ratio from above at 10.
+
+    Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean())
     return Algorithm(group_relative(scale, ddof, epsilon), objective)
@@ -44,8 +46,10 @@ def gspo_token(
 
         loss = -1/N sum_i 1/|o_i| sum_t min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
 
-    With GRPO's advantages (scale, ddof, epsilon), the same on all tokens, it is gspo exactly; it is for transforms that
-    tell tokens apart.
+    With GRPO's advantages (scale, ddof, epsilon), equal on all tokens of a response, it is exactly gspo; use it with
+    transforms whose advantages differ between tokens.
+
+    Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(gradient="token"), clip(clip_low, clip_high), sequence_mean())
     return Algorithm(group_relative(scale, ddof, epsilon), objective)
@@ -61,13 +65,15 @@ def gmpo(
 ) -> Algorithm:
     """Geometric-Mean Policy Optimization (GMPO, arXiv 2507.20673, 2025).
 
-    The geometric mean of token ratios, each clipped in log space before the mean, where GSPO clips after it:
+    The geometric mean of token ratios, each clipped in log space before the mean (GSPO clips after it):
 
         d'_t = min(d_t, clip_high) where A > 0, max(d_t, -clip_low) where A < 0,   d = logp - logp_behaviour
         loss = -1/N sum_i A_i exp(1/|o_i| sum_t d'_t)
 
-    clip_low and clip_high bound log-ratios, not 1 +- e. A as in grpo (scale, ddof, epsilon); kl_coefficient (paper: 0)
-    times the sequence mean of k3. verl divides by |o_i| + 1e-8 and lets empty rows count.
+    clip_low and clip_high bound log-ratios, not ratios 1 +- e. A as in `grpo` (scale, ddof, epsilon); kl_coefficient
+    scales the sequence mean of k3 (TRL). verl divides by |o_i| + 1e-8 and counts rows without actions in N.
+
+    Defaults. Paper: clip_low, clip_high, kl_coefficient, scale. Code: ddof, epsilon.
     """
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), geometric_clip(clip_low, clip_high), average)
@@ -81,13 +87,15 @@ def luspo(
 ) -> Algorithm:
     """Length-Unbiased Sequence Policy Optimization (LUSPO, arXiv 2602.05261, 2026).
 
-    GSPO with each sequence's term multiplied by its length, so that a token of a long response weighs as much as one of
-    a short response. With GRPO's A_i (scale, ddof, epsilon) and GSPO's s_i,
+    GSPO with each sequence's term multiplied by its length, so that tokens of long and short responses weigh the same.
+    With GRPO's A_i (scale, ddof, epsilon) and GSPO's s_i,
 
         loss = -1/N sum_i |o_i| min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
 
-    The loss is about the mean length times GSPO's: mind the learning rate. The paper's N counts rows without an action
-    too; here they count nowhere.
+    The loss is about the mean length times GSPO's, so the learning rate must be lower. TRL counts rows without actions
+    in N; they are not counted here.
+
+    Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_sum())
     return Algorithm(group_relative(scale, ddof, epsilon), objective)
@@ -106,15 +114,19 @@ def vespo(
 ) -> Algorithm:
     """Variational Sequence-Level Soft Policy Optimization (VESPO, arXiv 2602.10693, 2026).
 
-    A smooth weight of the whole sequence's ratio W_i = prod_t rho_it, not its mean, in place of a clip:
+    Replaces the clip by a smooth weight of the sequence's full ratio W_i = prod_t rho_it, not length-normalised:
 
         phi(W) = W^k exp(lambda (1 - W)),   loss = -1/T sum_i sum_t sg(phi(W_i)) A_i logp_it
 
     T the tokens of the batch; (k, lambda) = (positive_power, positive_decay) where A >= 0, else (negative_power,
-    negative_decay). phi(1) = 1, and phi is most at k / lambda. A as in grpo (scale, ddof, epsilon).
-    correction "truncate" or "mask": W is that of current to old policy times the product of the tokens' old to
-    behaviour weights, min(w, cap), or w where w <= cap and else 1e-8; "none": of current to behaviour. W is at least
-    1e-8.
+    negative_decay). phi(1) = 1, and phi is maximal at k / lambda. A as in `grpo` (scale, ddof, epsilon).
+
+    correction "none": W is the ratio of current to behaviour policy. "truncate" and "mask": W is the ratio of current
+    to old policy times the product of the tokens' weights w of old to behaviour policy, as min(w, cap), or as w where
+    w <= cap and 1e-8 elsewhere. W is at least 1e-8.
+
+    Defaults. Code: positive_power, positive_decay, negative_power, negative_decay, correction, cap, scale, ddof,
+    epsilon.
     """
     require_choice("correction", correction, ("none", "truncate", "mask"))
     weight = by_sign(gamma(positive_power, positive_decay), gamma(negative_power, negative_decay))
@@ -134,15 +146,20 @@ def seeupo(
 ) -> Algorithm:
     """Sequence-Level Sequential Update Policy Optimisation (SeeUPO, arXiv 2602.06554, 2026).
 
-    The turns of an episode are agents that share weights and are updated one after the other, the last first. Here are
-    credit and loss of one such phase: A_i = R_i - mean_g R without the group's deviation, standardised over the batch
-    (ddof), within +-limit, times M_i; s the turn's geometric ratio with the gradient of each token by itself;
+    The turns of an episode are treated as agents that share weights and are updated in sequence, last turn first. This
+    is one such phase: A_i = R_i - mean_g R (no group deviation), standardised over the batch (ddof), clipped to +-limit
+    and multiplied by M_i. With s the turn's geometric mean ratio, whose gradient is each token's own,
 
         loss = -1/N sum_i 1/|o_i| sum_t min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) + kl_coefficient mean k3
 
-    Special rollout: per batch up to T_max phases, t = T_max..1, each with old_logp anew, weights on turn t alone, and
-    info["turn_factor"] f32[N] = M_i, by which later turns changed (`objectives.corrections.compounded`; 1 when absent).
-    Without phases all turns are updated at once. One turn: GSPO with batch-normalised advantages.
+    where the mean of k3 is over sequences of the mean over tokens.
+
+    Special rollout: up to T_max phases per batch, t = T_max..1. Each recomputes old_logp, has weights on turn t alone,
+    and reads info["turn_factor"] f32[N] = M_i, the clipped ratio by which later turns changed
+    (`objectives.corrections.compounded`; 1 where absent). Without phases all turns are updated at once. For one turn it
+    is GSPO with batch-normalised advantages.
+
+    Defaults. Code: clip_low, clip_high, kl_coefficient, limit, ddof.
     """
     average = sequence_mean()
     ratio = span_ratio("turn", against="old", gradient="token")

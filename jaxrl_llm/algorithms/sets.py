@@ -1,4 +1,4 @@
-"""Objectives other than the mean reward: its logarithm, the best of k, sets that are diverse, tails of the score."""
+"""Objectives other than the mean reward: its logarithm, the best of k, diverse sets, risk measures of the score."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
-from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_mean, token_ratio
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.trajectory import Trajectories
 
 __all__ = ["maxrl", "passk_grpo", "polychromic", "riskpo"]
@@ -22,14 +22,17 @@ __all__ = ["maxrl", "passk_grpo", "polychromic", "riskpo"]
 def maxrl(epsilon: float = 1e-6, clip_low: float = 0.2, clip_high: float = 0.2, average: str = "token") -> Algorithm:
     """Maximum Likelihood Reinforcement Learning (MaxRL, arXiv 2602.02710, 2026).
 
-    Raises log p(success) = -sum_k (1 - p)^k / k rather than p; N samples reach the terms up to k = N:
+    Maximises log p(success) = -sum_k (1 - p)^k / k instead of p; a group of N samples gives a truncated series:
 
         A_i = (r_i - mean_g) / (mean_g + epsilon)
 
-    for rewards that are not negative: rare successes count for as much as N - 1, and a prompt without any for nothing,
-    which makes the expectation that of N - 1 terms, (1 - (1 - p)^(N-1)) / p times grad p. In PPO's clipped loss
-    (clip_low, clip_high); on-policy it is the policy gradient. average: "token" as in the public code, "sequence", or
-    "sum". A group of one, and one whose mean is not positive, has advantage 0.
+    for non-negative rewards; the advantage of a rare success is up to N - 1. A group of one, and one whose mean is not
+    positive, has advantage 0. Since groups without a success contribute nothing, the expected gradient is that of the
+    series up to N - 1, (1 - (1 - p)^(N-1)) / p times grad p; the paper's estimator without the control variate has N.
+    The loss is PPO's clip (clip_low, clip_high), which on-policy has the policy gradient, averaged by `average`
+    ("token" in the public forks).
+
+    Defaults. Code: epsilon, clip_low, clip_high, average.
     """
     objective = averaged_gradient(clip(clip_low, clip_high), average)
     return Algorithm(group_relative(scale="mean", epsilon=epsilon), objective)
@@ -42,21 +45,26 @@ def passk_grpo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     epsilon: float = 1e-6,
+    average: str = "token",
 ) -> Algorithm:
     """Pass@k training (Pass@k Training for Balancing Exploration and Exploitation, arXiv 2508.10751, 2025).
 
-    A group earns as its best members do, not as their mean, so that it need not be sure of one way. Of the C(n, k) sets
-    of k, f(S) = max_S r; E_i is its mean over those that contain i, E over all, sigma its deviation. estimator:
+    The reward is that of a set's best member, which preserves exploration. For the C(n, k) sets of k responses of a
+    group of n, f(S) = max_S r; E_i is the mean of f over the sets that contain i, E over all sets, sigma the standard
+    deviation over all sets. estimator:
 
-        "subsets"   A_i = (E_i - E) / (sigma + epsilon); for rewards 0 and 1 that of the paper, for others its
-                    continuation; k = 1 is GRPO with the population standard deviation
-        "unbiased"  A_i = k (E_i - E[max of k others]), the gradient of pass@k (PKPO, arXiv 2505.15201); k = 1 is RLOO.
-                    Its own k/n E_i, times n as we average over responses, with the baseline that leaves i out
-        "margin"    best minus second best for the best, 0 for the others, / (std + epsilon) of the group's rewards
-                    (arXiv 2503.19595); for k = n
+        "subsets"   A_i = (E_i - E) / (sigma + epsilon): the paper's for rewards 0 and 1, extended to any rewards;
+                    k = 1 is GRPO with the population standard deviation
+        "unbiased"  A_i = k (E_i - E[max of k others]), the gradient of pass@k (PKPO, arXiv 2505.15201): its k/n E_i,
+                    times n because the loss is averaged over responses, with a leave-one-out baseline; k = 1 is RLOO
+        "margin"    for the best response its reward minus the second best, / (std + epsilon) of the group's rewards;
+                    0 for the others (arXiv 2503.19595; k is not used)
 
-    scale "none" leaves out the divisions. Groups of no more than k use sets of n - 1, where the paper has advantage 0.
-    In GRPO's clipped loss (clip_low, clip_high) without KL.
+    scale "none" leaves out the divisions. Groups of at most k responses use sets of n - 1, where the paper has
+    advantage 0. The loss is PPO's clip (clip_low, clip_high) without KL; average as in `grpo` ("token" is verl's, for
+    which both released estimators are written).
+
+    Defaults. Paper: k, estimator, scale. Code: clip_low, clip_high, epsilon, average.
     """
     require_choice("estimator", estimator, ("subsets", "unbiased", "margin"))
     require_choice("scale", scale, ("std", "none"))
@@ -69,34 +77,39 @@ def passk_grpo(
         how = "unbiased" if estimator == "unbiased" else scale
         return best_of_sets_advantage(r, group, k, how, epsilon)
 
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
-    return Algorithm(on_actions(advantage), objective)
+    return Algorithm(on_actions(advantage), averaged_gradient(clip(clip_low, clip_high), average))
 
 
 def polychromic(
     set_size: int = 4,
     diversity: str = "share",
-    kl_coefficient: float = 0.0,
+    kl_coefficient: float = 0.005,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Algorithm:
     """Polychromic Objectives for Reinforcement Learning (Poly-PPO, arXiv 2509.25424, 2025).
 
-    What earns is a set of n samples of the prompt, by its mean reward times its diversity; each member gets the same:
+    The reward belongs to a set of n samples of the prompt, mean reward times diversity, and its members share it:
 
-        f(S) = mean_S r * d(S),    A_i = mean over the sets with i of f(S) - mean f
+        f(S) = mean_S r * d(S),    A_i = mean of f over the sets with i - mean of f over all sets
 
-    over all sets of n = set_size of the group, in closed form (the paper draws some). diversity: "share", d the number
-    of distinct answers / n, or "zero_based", (distinct - 1) / (n - 1). Answers are told apart by info["answer_key"]
-    int32[N] where given, else by their tokens. The loss is PPO's clipped one (clip_low, clip_high), mean over tokens,
-    plus kl_coefficient times 1/2 (logp - logp_behaviour)^2, near the behaviour policy KL(behaviour || pi); neither the
-    average nor the coefficient was published. For one turn the prompt is the only state, and the paper's vines from
-    visited states are the group (8 samples there).
+    over all sets of n = set_size responses of the group, in closed form (the paper samples sets). diversity: "share", d
+    is the number of distinct answers / n; "share_or_zero", the same but 0 where all members agree, as replications have
+    it; "zero_based", (distinct - 1) / (n - 1). Answers are equal where info["answer_key"] int32[N] is, or, without it,
+    where their tokens are. With rho the token's ratio and l = log rho, the loss is
+
+        mean over tokens of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient (rho - 1 - l)
+
+    whose last term estimates the paper's KL(behaviour || pi) without bias. The paper's coefficient and average are not
+    known to us; replications use 0.005 to 0.1. For one turn the prompt is the only state, so the paper's vine rollouts
+    from visited states (8 of each) are the group.
+
+    Defaults. Paper: set_size, diversity. Code: kl_coefficient. Ours: clip_low, clip_high.
     """
     require_choice("diversity", diversity, DIVERSITIES)
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    objective += kl_coefficient * kl(to="behaviour", estimator="k2", average=average)
+    objective += kl_coefficient * kl(to="behaviour", estimator="k3", average=average, reverse=True)
 
     def advantage(batch: Trajectories) -> jax.Array:
         return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
@@ -117,26 +130,32 @@ def riskpo(
     ragged: str = "repeat",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    average: str = "token",
 ) -> Algorithm:
     """Risk-based Policy Optimization (RiskPO, arXiv 2510.00911, 2025).
 
-    Raises a risk measure of the score: what lies below its alpha-quantile a counts more, and above its beta-quantile b
-    nothing is gained. Scores X_j are sums over bundles of bundle_size prompts, of a response to each:
+    Maximises a risk measure of the score: the tail below its alpha-quantile a gets more weight, the part above its
+    beta-quantile b none. Scores X_j are sums over bundles of bundle_size prompts, with one response to each:
 
         A_j = (w g_C + g_R) / (w + 1) / std X,    g_C = -max(a - X, 0) / alpha,    w = tail_weight
         g_R = (max(X - a, 0) - max(X - b, 0) + c) / (beta - alpha),    c = a - b if natural_baseline else 0
 
     risk "seeking" has max(X - b, 0) / (1 - beta) in place of g_C. credit, to the response of question q: "uniform" A_j;
-    "std" A_j / std_q; "score" 0.5 A_j if r > 0 else 1.5 A_j; "sum_mean" A_j d_q / sum_q d_q, d = r - mean_q (it can
-    explode where deviations nearly cancel). quantiles: "track" q <- q + quantile_rate (level - share of X < q) over
-    training, used as they were before the batch; "batch" of the bundle's own X, which is what the released code does in
-    effect; "mix" their mean. ragged: with groups of unlike size there are as many X as the largest has responses
-    ("repeat", the others in turn) or as the smallest ("smallest"; the rest gets 0). Where X is constant std is 1.
-    Defaults are those of the authors' script for DAPO-math, but credit, which is that for MATH (where beta is 0.9 and
-    natural_baseline is on). In GRPO's clipped loss (clip_low, clip_high). Bundles: info["bundle"] int32[N], or
-    consecutive prompt ids.
+    "std" A_j / std_q; "score" 0.5 A_j if r > 0 else 1.5 A_j; "sum_mean" A_j d_q / sum_q d_q, d = r - mean_q (it
+    explodes where deviations nearly cancel). quantiles: "track" updates q <- q + quantile_rate (level - share of X < q)
+    after each batch; "batch" takes those of the bundle's own X, to which the released "track" reduces; "mix" their
+    mean. ragged: where group sizes differ there are as many X as the largest has responses ("repeat" cycles through
+    the others) or as the smallest ("smallest"; the rest gets 0). Where X is constant its std is taken as 1. Bundles:
+    info["bundle"] int32[N], or consecutive prompt ids. The loss is PPO's clip (clip_low, clip_high) without KL; average
+    as in `grpo`.
+
+    Values are those of the authors' script for DAPO-math, except credit, which is of the one for MATH (whose beta is
+    0.9, with natural_baseline); both leave verl's token mean.
+
+    Defaults. Paper: risk. Code: alpha, beta, tail_weight, bundle_size, quantiles, quantile_rate, credit,
+    natural_baseline, clip_low, clip_high, average. Ours: ragged.
     """
     transform = bundled_risk(
         risk, alpha, beta, tail_weight, bundle_size, quantiles, quantile_rate, credit, natural_baseline, ragged
     )
-    return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()))
+    return Algorithm(transform, averaged_gradient(clip(clip_low, clip_high), average))

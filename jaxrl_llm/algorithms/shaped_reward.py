@@ -1,4 +1,4 @@
-"""Methods that reshape the reward, or weigh the credit, by what is known of a row and its group."""
+"""Methods that reshape rewards, or weight advantages, by properties of a row and its group."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
@@ -42,14 +43,18 @@ def fapo(
 ) -> Algorithm:
     """Flawed-Aware Policy Optimization (FAPO, arXiv 2510.22543, 2025).
 
-    A right answer reached by a flawed derivation is worth less than a sound one: r = 1 correct (reward > success) and
-    sound, 1 - penalty correct and flawed, -1 wrong. With penalty 1 flawed answers gain while fewer are sound than wrong
-    and lose afterwards, without a schedule. Advantages are (r - mean_g)/(std_g + epsilon), the loss is DAPO's: a token
-    mean of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), at least dual_clip A where A < 0, no KL. Over the last
-    overlong_share of max_length (None: the paper's 8192) a penalty of up to 1 is added for length.
+    A correct answer with a flawed derivation gets less reward than one with a sound one: r = 1 if correct (reward >
+    success) and sound, 1 - penalty if correct and flawed, -1 if wrong. With penalty 1 the advantage of flawed answers
+    is positive while fewer are sound than wrong and negative afterwards, without a schedule. As in DAPO, a length
+    penalty falls linearly from 0 to -1 over the last overlong_share of max_length (8192 where None). The loss is DAPO's
+    too: with A = (r - mean_g) / (std_g + epsilon), a token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high)
+    A), at most dual_clip |A| where A < 0, without KL.
 
-    Flawed rows are info "flawed" bool[N], or those whose component "sound" is at most 0.5 (give it the weight 0 in the
-    sum); where there is neither, none. The paper has a small judge model find the first wrong step while it samples.
+    Flawed rows are info["flawed"] bool[N], else those whose component "sound" (give it weight 0 in the sum) is at most
+    0.5, else none. In the paper a small judge model looks for the first wrong step.
+
+    Defaults. Paper: penalty. Code: overlong_share, clip_low, clip_high, dual_clip, epsilon. Ours: success.
+    Run: max_length.
     """
     check_number("penalty", penalty, least=0, most=2)
     longest: Any = 8192.0 if max_length is None else max_length
@@ -62,6 +67,7 @@ def fapo(
     return Algorithm(chain(*parts, group_relative(epsilon=epsilon)), objective)
 
 
+@presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
 def hbpo(
     scale: float = 4.0,
     slope: float | None = None,
@@ -77,19 +83,23 @@ def hbpo(
 ) -> Algorithm:
     """Hierarchical Budget Policy Optimization (HBPO, arXiv 2507.15844, 2025).
 
-    The samples of a prompt are told different budgets b of tokens, and those of one budget are a subgroup. Of n tokens,
-    with c(x) = scale cos(pi x / (2 max_length)), a correct completion (reward > success) of at most max_length earns
+    The samples of a prompt are told different token budgets b, and those of one budget form a subgroup. With n tokens
+    and c(x) = scale cos(pi x / (2 max_length)), the reward of a correct completion (reward > success) is
 
-        R = c(n) - slope |n - b| for n > b,  R = c(b) for n <= b;  all others 0
-        A = intra_coefficient (mean of R in the subgroup - c(b)) + (R - mean_g R)/(std_g R + epsilon)
+        R = c(n) - slope |n - b| for b < n <= max_length,  R = c(b) for n <= b;  0 for all other completions
+        A = intra_coefficient (mean of R in the subgroup - c(b)) + (R - mean_g R) / (std_g R + epsilon)
 
-    slope None is 1/max_length, max_length None the paper's 4096. The first term is never positive: where all are wrong
-    it pushes every sample down. The loss is a token mean of the clipped surrogate (clip_low, clip_high, dual_clip: of
-    the framework, not the paper). The released code adds the first term twice (intra_coefficient 2) and takes
-    R = min(c(n) - slope |n - b|, c(b)), which also costs a completion short of its budget (flat False).
+    slope None is 1 / max_length; max_length is 4096 where None. The first term of A is never positive, so in a group
+    without a correct completion every advantage is negative. The loss is a token mean of PPO's clip (clip_low,
+    clip_high, dual_clip: defaults of the code's framework). The released code (preset "code") adds the first term twice
+    (intra_coefficient = 2) and has R = min(c(n) - slope |n - b|, c(b)), which also penalises completions shorter than
+    their budget (flat = False).
 
-    Budgets are info "budget" f32[N], which the rollout wrote into the prompt; rows without one (NaN, or no such info)
-    have budget_share * max_length. (At max_length itself c(b) is 0, and so would every reward be.)
+    Budgets are info["budget"] f32[N], which the rollout wrote into the prompt; rows without one (NaN, or no such info)
+    have budget_share * max_length. (At b = max_length every reward would be 0.)
+
+    Defaults. Paper: scale, slope, intra_coefficient, flat. Code: clip_low, clip_high, dual_clip, epsilon.
+    Ours: budget_share, success. Run: max_length.
     """
     longest = 4096.0 if max_length is None else max_length
     step = 1 / longest if slope is None else slope
@@ -121,14 +131,17 @@ def unlikeliness_reward(
 ) -> Algorithm:
     """GRPO with the Unlikeliness Reward (Rewarding the Unlikely, arXiv 2506.02355, 2025).
 
-    A correct sample earns less, the more likely it was among the G of its group, so that rare solutions are not lost:
+    Reduces the reward of a correct sample the more likely it is within its group of G, so that rare solutions survive:
 
-        r_i = R_i (1 - coefficient (G - rank_i)/G), rank 0 for the highest mean log-probability of its tokens
+        r_i = R_i (1 - coefficient (G - rank_i) / G), rank 0 for the highest mean log-probability of its tokens
 
-    ranks "code" has G - 1 - rank_i in place of G - rank_i, as the released code. Equal samples share a rank. Groups of
-    equal rewards are left out first. Then GRPO (epsilon) with a token mean of the clipped surrogate (clip_low,
-    clip_high) and kl_coefficient times k3. The paper ranks by the probability of the sample, the code by the mean
-    log-probability of its tokens, which is what is done here. It gains from two epochs on each batch.
+    ranks "code" has G - 1 - rank_i in place of G - rank_i, as in the released code. The paper ranks by the sample's
+    probability; here, as in the code, by the mean log-probability of its tokens under the behaviour policy. Ranks
+    include wrong samples; equal samples share a rank. Groups of equal rewards are dropped first. The rest is GRPO
+    (epsilon) with a token mean of PPO's clip (clip_low, clip_high) and kl_coefficient times k3. Two epochs per batch
+    strengthen the effect.
+
+    Defaults. Paper: coefficient, ranks. Code: clip_low, clip_high, kl_coefficient, epsilon.
     """
     check_number("coefficient", coefficient, least=0, most=1)
     require_choice("ranks", ranks, ("paper", "code"))
@@ -152,18 +165,22 @@ def dgrpo_vital(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.04,
+    average: str = "sequence",
 ) -> Algorithm:
     """Difficulty-aware GRPO of VITAL (Thinking With Videos, arXiv 2508.04416, 2025).
 
-    The reward of a prompt is multiplied by a weight that falls with the mean reward D of its group:
+    Multiplies the rewards of a prompt by a weight that decreases with the mean reward D of its group:
 
         R = w Rhat,  w = least + (1 - least) clip(2 - D, 0, 1)
 
-    component: the reward component that is first stretched over its useful range, clip((x - low)/(high - low), 0, 1),
-    as the paper does for temporal grounding; "" for none. It must count in the sum with weight 1. Then GRPO (scale,
-    clip_low, clip_high, kl_coefficient). With scale "std" a common factor of a group cancels in its advantages (but for
-    the epsilon): the method as published then does next to nothing. weigh "advantage" multiplies the advantages
-    instead; scale "none" lets the weighted reward act.
+    component: the reward component that is first rescaled from its useful range, clip((x - low) / (high - low), 0, 1),
+    as the paper does for temporal grounding (its low and high are not known to us); "" for none. It must count in the
+    sum with weight 1. The rest is GRPO (scale, clip_low, clip_high, kl_coefficient, average).
+
+    With scale "std" a factor common to the group cancels in its advantages, up to GRPO's epsilon, so the method as
+    published has almost no effect. weigh "advantage" multiplies the advantages instead, as does scale "none".
+
+    Defaults. Paper: least, weigh, scale. Ours: component, low, high, clip_low, clip_high, kl_coefficient, average.
     """
     require_choice("weigh", weigh, ("reward", "advantage"))
     check_number("high - low", high - low, above=0)
@@ -180,7 +197,10 @@ def dgrpo_vital(
         parts += [rewards.rescore(lambda b: b.scores * weight(b)), group_relative(scale)]
     else:
         parts += [group_relative(scale), weigh_advantages(weight)]
-    return Algorithm(chain(*parts), grpo(clip_low, clip_high, kl_coefficient).objective)
+    return Algorithm(
+        chain(*parts),
+        grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
+    )
 
 
 def adora(
@@ -193,17 +213,24 @@ def adora(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
+    average: str = "token",
     max_length: float | None = None,
 ) -> Algorithm:
     """Advantage Dynamics via Online Rollout Adaptation (ADORA, arXiv 2602.10019, 2026).
 
-    GRPO's advantages times `weight` for prompts worth learning from now, times `other_weight` for the others. rule:
-    "length", the longest correct sample (reward > success) is longer than the mean wrong one; "difficulty", at most
-    the share `hard` is correct; "or" and "and" of the two. Wrong samples that were cut off, or have max_length tokens
-    (None: the code's 4054), are not counted. The paper has length with 1 and 0.1 for images, and both rules with 2
-    and 1 for text, how joined is not settled ("or" there). edges: for groups without a correct or a countable wrong
-    sample, "strict" as the released code for text, "lenient" as that for images (`difficulty.length_gain`). The rest
-    (clip_low, clip_high, kl_coefficient) is GRPO. success is 1.01 for rewards of the code's kind.
+    Multiplies GRPO's advantages by `weight` for prompts that are advantageous now, by `other_weight` for the others.
+    rule: "length", the longest correct sample (reward > success) is longer than the mean wrong one; "difficulty", at
+    most the share `hard` of the samples is correct; "or" and "and" of the two. Wrong samples that were truncated, or
+    have max_length tokens (4054 where None), are not counted. edges: for groups without a correct or a countable wrong
+    sample, "strict" is the released code for text, "lenient" that for images (`difficulty.length_gain`).
+
+    The code has the length rule with weights 1 and 0.1. By reviews of the paper, that is its choice for images; for
+    text it has both rules with weights 2 and 1, joined in a way that they leave open. success is 1.01 for the rewards
+    of that code. The rest is GRPO with clip_low, clip_high, kl_coefficient and average (the code for images has
+    "sequence").
+
+    Defaults. Paper: hard. Code: rule, weight, other_weight, edges, clip_low, clip_high, kl_coefficient, average.
+    Ours: success. Run: max_length.
     """
     check_number("other_weight", other_weight, least=0)
     require_choice("rule", rule, RULES)
@@ -216,4 +243,7 @@ def adora(
         return jnp.where(now, weight, other_weight)
 
     transform = chain(group_relative(), weigh_advantages(factor))
-    return Algorithm(transform, grpo(clip_low, clip_high, kl_coefficient).objective)
+    return Algorithm(
+        transform,
+        grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
+    )

@@ -1,4 +1,4 @@
-"""Methods that place the credit of a row on its tokens by what the model itself says of them."""
+"""Methods that distribute a row's advantage over its tokens by the model's own statistics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from jaxrl_llm.advantages.multipliers import capped_bonus, hellinger, revised, s
 from jaxrl_llm.advantages.rank import rank_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.group_relative import grpo
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.score_function import averaged_gradient
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.log_ratios import log_ratio
-from jaxrl_llm.objectives import Ratio, clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
+from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.rows import keep_weighted
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens
@@ -30,19 +33,22 @@ def dgpo_distribution_guided(
     squared: bool = True,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    average: str = "sequence",
 ) -> Algorithm:
     """Distribution Guided Policy Optimization (DGPO, arXiv 2605.03327, 2026).
 
-    The distance to the reference policy q is no penalty but a signal: tokens where the policy p deviates and is unsure
-    get more of the row's advantage. No KL term.
+    Uses the distance to the reference policy q as a credit signal instead of a penalty: tokens where the policy p
+    deviates from q and is uncertain get more of the row's advantage. No KL term.
 
         d = 1 - sum_a sqrt(p_a q_a);  h = H(p) / log |V|;  s = d h^kappa
         A_t = A_grpo T softmax(s / tau) over the T tokens of the row
 
-    then PPO's clip (clip_low, clip_high) and a mean over sequences of token means (not printed in the sources). p is
-    the policy that drew the tokens. vocabulary_size: |V|, the number of tokens of your model; its logarithm is between
-    10.4 and 12.5 for 32 to 256 thousand, so the default is near for most; None: h = H. squared=False: the Hellinger
-    distance itself, sqrt(d).
+    p is the sampling policy. The loss is PPO's clip (clip_low, clip_high); average as in `grpo` (the sources available
+    to us do not print it). squared=False has the Hellinger distance itself, sqrt(d), which is what the paper's name
+    says; the re-implementations have its square. vocabulary_size: |V| of the model; its logarithm is 10.4 to 12.5 for
+    32 to 256 thousand tokens, so the default is close for most; None: h = H.
+
+    Defaults. Paper: tau, kappa, clip_low, clip_high. Code: squared. Ours: vocabulary_size, average.
     """
     check_number("tau", tau, above=0)
     check_number("vocabulary_size", vocabulary_size, above=1, or_none=True)
@@ -56,7 +62,7 @@ def dgpo_distribution_guided(
 
     return Algorithm(
         transform=chain(group_relative(), revised(guided, {"reference_affinity"})),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
+        objective=averaged_gradient(clip(clip_low, clip_high), average),
     )
 
 
@@ -75,16 +81,21 @@ def rlvr_temporal_schedule(
 ) -> Algorithm:
     """RLVR-Schedule (Not only where, But when: Temporal Scheduling for RLVR, arXiv 2605.25381, 2026).
 
-    A rule that selects or weights tokens is strong at first and fades: x falls from `magnitude` to 0 between the shares
-    `start` and `end` of total_steps (100 when None), with the shape "linear", "power" ((M (1 - p))^power, the paper's
-    gamma) or "sigmoid". With T the tokens of a row and H their entropies, rule is one of
+    A rule that selects or weights tokens fades during training: its strength x falls from M = magnitude to 0 between
+    the shares `start` and `end` of total_steps (100 where None). With p the progress between the two, shape is
+    "linear", M (1 - p); "power", (M (1 - p))^power; or "sigmoid". With T the number of tokens of a row and H their
+    entropies, rule is one of
 
-        "percentile"  the loss leaves out the first min(floor(T x), T - 1) tokens: from the end backwards
-        "forking"     it has only the ceil(T (1 - x)) tokens of greatest entropy of each row
+        "percentile"  drop the first min(floor(T x), T - 1) tokens: training proceeds from the end backwards
+        "forking"     keep the ceil(T (1 - x)) tokens of highest entropy of each row
         "bonus"       A_t <- A_t + x min(alpha H, |A_t| / kappa)
 
-    on GRPO advantages, with PPO's clip (clip_low, clip_high) and the mean over the tokens that are left. The released
-    code moves the skipped tokens into the prompt. Its fourth rule puts part of a given solution before the answer.
+    on GRPO's advantages. The loss is PPO's clip (clip_low, clip_high), averaged over the tokens that are left. The
+    released code moves the dropped tokens into the prompt instead of masking them; its fourth rule, a given solution's
+    prefix as context, is a matter of the rollout. alpha and kappa are those of its scripts (its library has 1 and 1).
+
+    Defaults. Paper: rule. Code: magnitude, shape, start, end, power, alpha, kappa, clip_low, clip_high.
+    Run: total_steps.
     """
     require_choice("rule", rule, ("percentile", "forking", "bonus"))
     require_choice("shape", shape, SHAPES)
@@ -120,27 +131,36 @@ def verl_velocity_rank(
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
     entropy_coefficient: float = 0.001,
+    average: str = "token",
 ) -> Algorithm:
     """Velocity-Exploiting Rank-Learning (VERL, arXiv 2509.23808, 2025).
 
-    A bonus from the hidden states of a response: their effective rank ER, how it grows along the response (ERV), and
-    how that growth grows (ERA). With mu their running means over batches (mu <- (1 - rate) mu + rate batch mean) and
-    d = clip((x - mu) / (|mu| + 1e-8), -5, 5), phi = tanh(d)
+    Adds a bonus computed from a response's hidden states: their effective rank ER, its growth along the response (ERV),
+    and the growth of that growth (ERA). With mu the running means over batches (mu <- (1 - rate) mu + rate batch mean),
+    d = clip((x - mu) / (|mu| + 1e-8), -5, 5) and phi = tanh(d),
 
         b = sigmoid(gain d_ERA);  Phi = coefficient (b phi_ER + (1 - b) phi_ERV)
         A' = A_grpo + min(relu(Phi), |A_grpo| / kappa)
 
-    There is no bonus at the first step. place: on "all" tokens (the formula), or the "last" (the released code). start:
-    running means begin at "zero", where the next d are large, or at the "first" batch's. The rest is GRPO with
-    clip_low, clip_high, kl_coefficient (k3) and entropy_coefficient. Measures: `advantages.rank.rank_measures`.
+    without a bonus at the first step. place: on "all" tokens, as in the formula, or the "last", as in the released
+    code. start: running means start at "zero", as in the code, which makes the first d large, or at the "first"
+    batch's. The rest is GRPO with clip_low, clip_high, kl_coefficient (k3), entropy_coefficient and average (the code
+    has a token mean). Measures: `advantages.rank.rank_measures`.
+
+    Defaults. Paper: place. Code: gain, coefficient, rate, kappa, start, clip_low, clip_high, kl_coefficient,
+    entropy_coefficient, average.
     """
-    average = sequence_mean()
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
-    objective -= entropy_coefficient * entropy(average)
+    objective = grpo(
+        clip_low=clip_low,
+        clip_high=clip_high,
+        kl_coefficient=kl_coefficient,
+        entropy_coefficient=entropy_coefficient,
+        average=average,
+    ).objective
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 
+@presets(paper={"average": "sequence", "dual_clip": None}, code={"average": "token", "dual_clip": 10.0})
 def bupo(
     layer: int = 6,
     internal_steps: float = 30,
@@ -152,14 +172,17 @@ def bupo(
     """Bottom-up Policy Optimization (BuPO, arXiv 2512.19673, 2025).
 
     For the first internal_steps steps the clipped GRPO loss is applied to the policy that unembeds the hidden state
-    after `layer` (counted from 1, no final norm), pi^l = softmax(H^l E_u^T), later to the model's output as usual:
+    after `layer` (counted from 1, no final norm), pi^l = softmax(H^l E_u^T), later to the model's output:
 
         rho = pi^l(a) / pi^l_old(a) while step <= internal_steps, else pi(a) / pi_old(a)
         loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  A = (r - mean_g) / std_g
 
-    Rollouts are the full model's; rho^l only limits the step. The paper averages per sequence; its script takes
-    average="token" and dual_clip=10. The paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B: the last one
-    whose feed-forward block raises the entropy of what it unembeds to.
+    Rollouts are those of the full model; rho^l only limits the step. The paper averages per sequence (eq. 9); its
+    script (preset "code") has average "token" and dual_clip 10, the bound of the loss of bad actions in |A|. The
+    paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B and 8B: the last one whose feed-forward block raises
+    the entropy of the unembedded distribution.
+
+    Defaults. Paper: layer, internal_steps, dual_clip, average. Code: clip_low, clip_high.
     """
     check_number("layer", layer, least=1)
     require_choice("average", average, ("sequence", "token"))

@@ -1,4 +1,4 @@
-"""Methods that differ in how far a step may go: by covariance, by found bounds, by a regression, by curvature."""
+"""Methods that limit the step: by covariance, by adaptive bounds, by a regression, by curvature."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import (
@@ -58,14 +59,16 @@ def clip_cov(
 ) -> Algorithm:
     """Clip-Cov (The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617, 2025).
 
-    Entropy is lost by the covariance of log-probability and advantage, to which few tokens contribute most. With
-    cov = (A - mean A)(log pi - mean log pi) over all n tokens, max(1, floor(share n)) tokens, drawn at random among
-    those with covariance_low < cov < covariance_high that the clip leaves alone, get no loss:
+    Entropy falls with the covariance of log-probability and advantage, to which few tokens contribute most. With
+    cov = (A - mean A)(log pi - mean log pi) over all n tokens, max(1, floor(share n)) tokens are detached, chosen at
+    random among those with covariance_low < cov < covariance_high that are not clipped:
 
-        loss = token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), 0 for the tokens drawn
+        loss = token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), 0 for detached tokens
 
-    A is GRPO's, with ddof and epsilon. The tokens drawn count in the mean. The covariance is of the whole batch of a
-    gradient step at the current parameters (the released code: of a micro-batch).
+    Detached tokens count in the mean. A is GRPO's, with ddof and epsilon. The covariance is over the whole batch of a
+    gradient step at the current parameters (the released code: over a micro-batch).
+
+    Defaults. Paper: share, covariance_low, covariance_high. Code: clip_low, clip_high, ddof, epsilon.
     """
     rho = token_ratio()
     draw = draw_covariant(rho, covariance_low, covariance_high, share, clip_low, clip_high)
@@ -76,10 +79,12 @@ def clip_cov(
 def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsilon: float = 1e-6) -> Algorithm:
     """KL-Cov (The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617, 2025).
 
-    No clip: loss = token mean of -rho A, plus beta |log pi - log pi_behaviour| for the max(1, floor(share n)) of n
-    tokens whose covariance (A - mean A)(log pi - mean log pi) in the batch is greatest. beta = kl_coefficient (verl's
-    YAML has 0.1); share 2e-3 for the paper's 7B runs. A is GRPO's, with ddof and epsilon. At the first step the
-    penalty has no gradient.
+    No clip: loss = token mean of -rho A, plus beta |log pi - log pi_behaviour| on the max(1, floor(share n)) of n
+    tokens with the highest covariance (A - mean A)(log pi - mean log pi) in the batch. beta = kl_coefficient (verl's
+    YAML has 0.1); the paper's 7B runs have share 2e-3. A is GRPO's, with ddof and epsilon. At the first update of a
+    batch the penalty has no gradient.
+
+    Defaults. Paper: share. Code: kl_coefficient, ddof, epsilon.
     """
     objective = policy_gradient(
         token_ratio(), penalise_covariant(kl_coefficient), token_mean(), refresh=mark_covariant(share)
@@ -87,11 +92,17 @@ def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsi
     return Algorithm(group_relative("std", ddof, epsilon), objective)
 
 
+@presets(
+    paper={"target": 0.4, "low_end": 0.9, "low_step": 0.02, "high_end": 3.0,
+           "order": "high_first", "criterion": "share", "weighted": True, "dual": None},
+    code={"target": 1.0, "low_end": 0.8, "low_step": 0.05, "high_end": 2.0,
+          "order": "low_first", "criterion": "ratio", "weighted": False, "dual": 3.0},
+)  # fmt: skip
 def bapo_adaptive_clip(
-    target: float = 0.5,
+    target: float = 0.4,
     low_start: float = 0.6,
     low_end: float = 0.9,
-    low_step: float = 0.05,
+    low_step: float = 0.02,
     high_start: float = 1.2,
     high_end: float = 3.0,
     high_step: float = 0.05,
@@ -99,20 +110,27 @@ def bapo_adaptive_clip(
     criterion: str = "share",
     statistic: str = "value",
     weighted: bool = True,
-    dual: float | None = 3.0,
+    dual: float | None = None,
 ) -> Algorithm:
     """Balanced Policy Optimization with Adaptive Clipping (BAPO, arXiv 2510.18927, 2025).
 
-    loss = token mean of -min(rho A, clip(rho, c_low, c_high) A), at most dual |A| where A < 0, with bounds of the ratio
-    searched at each step: from low_start, high_start up by low_step, high_step to at most low_end, high_end, until the
-    tokens with A > 0 contribute a share `target` of sum q |min(rho A, clip(rho, c_low, c_high) A)|, q the probability
-    when the token was drawn. Steps are not in the paper.
+    loss = token mean of -min(rho A, clip(rho, c_low, c_high) A), with ratio bounds searched at each gradient step: from
+    low_start and high_start up, in steps of low_step and high_step, to at most low_end and high_end, until the tokens
+    with A > 0 contribute a share of at least `target` to sum q |min(rho A, clip(rho, c_low, c_high) A)|, q the
+    probability of the token when it was sampled. A is GRPO's.
 
-    Paper (default) and released code: order "high_first" (c_high as far as it goes, then c_low by one step) or
-    "low_first" (c_low to its end, then c_high); criterion "share" or "ratio" (good over bad; code: target 1, bounds
-    0.6 to 0.8 and 1.2 to 2); weighted by q, or not. With statistic "value", of paper and code, a higher c_low makes bad
-    tokens count more, away from the target; "gradient" counts rho |A| of the tokens whose gradient the clip leaves,
-    which is what the paper says the bounds are for. A is GRPO's.
+    Where the paper (v1, section 5.1 and algorithm 1; the defaults) and the released code (preset "code") differ: order
+    "high_first" raises c_high as far as it goes, then c_low by one step; the code's "low_first" raises c_low to its
+    end, then c_high. The code's criterion is "ratio", of positive to negative contributions, without q (weighted
+    False), with target 1, bounds 0.6 to 0.8 and 1.2 to 2, and both steps 0.05; its README gives the paper's target as
+    0.5. The code alone bounds the loss of bad actions by dual |A|, with dual = 3 (None: no bound).
+
+    With statistic "value", the formula of both, raising c_low increases the contribution of bad tokens, away from the
+    target, so only c_high helps. "gradient" counts rho |A| of the tokens that are not clipped, which matches the
+    purpose that the paper states.
+
+    Defaults. Paper: target, low_start, low_end, low_step, high_start, high_end, high_step, order, criterion,
+    statistic, weighted, dual.
     """
     rho = token_ratio()
     bounds = (low_start, low_end, low_step), (high_start, high_end, high_step)
@@ -125,14 +143,16 @@ def gbpo(
 ) -> Algorithm:
     """Group-relative Bounded Policy Optimization (Bounded Ratio RL, arXiv 2604.18578, 2026).
 
-    The ratio is regressed onto the best one within bounds, 1 + high above the group's median and 1 - low below it:
+    Regresses the ratio onto the optimum within bounds, 1 + high above the group's median and 1 - low below it:
 
         loss = token mean of |(rho - target) A|,  target = 1 - low + (low + high) sigmoid(z)
         A = (r - mean_g) / (std_g + epsilon),  z = (r - median_g) / (std_g + epsilon) / temperature
 
-    ddof 1 as in the code (its YAML has low = high = 0.2, temperature 1). Of rewards right or wrong only the minority is
-    pushed, unless a group is split evenly; the others, at the median, are pulled back to 1. A group of one has A = 0.
-    Meant for several epochs per batch.
+    Values are those of the code's README (its YAML has low = high = 0.2 and temperature 1). With binary rewards only
+    the minority outcome is pushed, unless a group is split evenly; the others, at the median, are pulled back to 1. A
+    group of one has A = 0 (the code: about r). Meant for several epochs per batch.
+
+    Defaults. Code: low, high, temperature, ddof, epsilon.
     """
     check_number("temperature", temperature, above=0)
     objective = policy_gradient(token_ratio(), toward_ratio("ratio_target"), token_mean())
@@ -149,14 +169,16 @@ def r2vpo(
 ) -> Algorithm:
     """Ratio-Variance Regularized Policy Optimization (R2VPO, arXiv 2601.03320, 2026).
 
-    max E[rho A] subject to E[(rho - 1)^2] <= delta, by a Lagrange multiplier and without a clip; E is the token mean:
+    max E[rho A] subject to E[(rho - 1)^2] <= delta, by a Lagrange multiplier and without a clip; E is a token mean:
 
         loss = -E[rho A] + lambda (E[(rho - 1)^2] - delta),  lambda <- max(0, lambda + eta (E[(rho - 1)^2] - delta))
 
-    delta = variance_limit, lambda starts at `multiplier` and is updated after each update with eta = multiplier_rate
-    (0 keeps it). The dual update is the standard one for this constraint, and the values of delta and eta are ours: the
-    paper's were not available. A is GRPO's, with ddof and epsilon. For replayed rollouts, log pi_behaviour is that
-    of the policy that drew them.
+    delta = variance_limit; lambda starts at `multiplier` (a re-implementation keeps it there) and is updated after each
+    update of the policy with eta = multiplier_rate (0 keeps it). The full paper was not available to us; the dual
+    update is the standard one for this constraint. A is GRPO's, with ddof and epsilon. Replayed rollouts carry the
+    log-probabilities of the policy that sampled them, so the penalty weights stale tokens down.
+
+    Defaults. Code: multiplier. Ours: variance_limit, multiplier_rate, ddof, epsilon.
     """
     check_number("variance_limit", variance_limit, least=0)
     check_number("multiplier", multiplier, least=0)
@@ -178,11 +200,13 @@ def mdpo_mirror_descent(
 
         loss = token mean of -rho A + (1/t_k) KL(pi || pi_k),  t_k = step_size (1 - k / total_steps), k = 0, 1, ...
 
-    KL from the samples of pi_k, differentiated through rho, by the estimator "k3", rho log rho - rho + 1, or "k1",
-    rho log rho: the same in expectation, but k1's gradient at pi_k is that of log pi, noise 1/t_k times as large as
-    that of an advantage of 1. total_steps: iterations of the run; where None t_k is step_size. A: rewards minus the
-    group's mean, standardised over the batch with epsilon in the root, in place of the paper's critic. The code's
-    own counter starts at 1 + 1/K; this one at 1.
+    The KL is estimated from the samples of pi_k and differentiated through rho, by the estimator "k3",
+    rho log rho - rho + 1, or "k1", rho log rho. They agree in expectation, but the gradient of k1 at pi_k is that of
+    log pi: zero-mean noise, 1/t_k times the gradient for an advantage of 1. total_steps: iterations of the run; where
+    None t_k is step_size. In place of the paper's critic A is the reward minus the group's mean, standardised over the
+    batch with epsilon under the root. t_0 is step_size; the released code starts one step higher, at 1 + 1/K.
+
+    Defaults. Code: step_size. Ours: estimator, epsilon. Run: total_steps.
     """
     proximity = "proximity" * kl("behaviour", estimator, sampled="behaviour")
     transform = chain(group_relative("none"), whiten_advantages(epsilon=epsilon), mirror_step(total_steps, step_size))
@@ -203,17 +227,22 @@ def remix(
 ) -> Algorithm:
     """Reincarnating Mix-policy Proximal Policy Gradient (ReMix, arXiv 2507.06892, 2025).
 
-    For rollouts of the last few policies mixed with fresh ones, c = pi_old / pi_behaviour centres the clip:
+    For batches that mix rollouts of the last few policies with fresh ones; c = pi_old / pi_behaviour centres the clip:
 
         loss = -token mean of min(rho A, clip(rho, c - clip_low, c + clip_high) A) - entropy_coefficient H
                + kl_coefficient [lambda k3(pi, reference) + (1 - lambda) k3(pi, old)]
         lambda(t) = max(1 - drop ceil(max(t - hold, 0) / every), least)  in iteration t = 1, 2, ...
 
-    rho is against the policy that drew the token; c = 1 for fresh rollouts. A is GRPO's, with ddof and epsilon. Both
-    coefficients, and the estimator, are ours: the source gives none. The paper's second anchor is the policy of one
-    iteration before; ours, `old`, is that at the start of this one. Rollout: with probability 0.4 a trajectory is of
-    one of the last two policies, two passes per batch; from iteration 50 or 100 on only fresh ones, and
-    the reference is then to become the policy of that iteration, which is for the loop to do.
+    rho is against the policy that sampled the token; c = 1 for fresh rollouts. A is GRPO's, with ddof and epsilon. The
+    paper's second anchor is the policy of the previous iteration; here it is `old`, that at the start of this one. The
+    sources available to us print no coefficients, estimator or clip range.
+
+    Rollout: with probability 0.4 a trajectory comes from one of the last two policies, with two passes per batch; from
+    iteration 50 or 100 on all are fresh, and the reference becomes the policy of that iteration, which the loop must
+    do.
+
+    Defaults. Paper: hold, every, drop, least. Ours: clip_low, clip_high, kl_coefficient, entropy_coefficient, ddof,
+    epsilon.
     """
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
     objective -= entropy_coefficient * entropy()
@@ -234,17 +263,22 @@ def capo_curvature(
 ) -> Algorithm:
     """Curvature-Aware Policy Optimization (CAPO, arXiv 2510.00819, 2025).
 
-    Tokens are dropped whose own gradient step would, in a second-order model of the last layer, change the objective by
-    change_limit or more, |m_H| (symmetric) or m_H not in [0, change_limit), or the policy by kl_limit or more, m_F:
+    Masks tokens whose own gradient step, in a second-order model of the last layer, would change the objective or the
+    policy too much. A token is kept where |m_H| < change_limit (symmetric; else 0 <= m_H < change_limit) and
+    m_F < kl_limit, with
 
         m_H = lr <g, G> + lr^2/2 H,  m_F = lr^2/2 (v.u)^2;  see `objectives.curvature`
 
-    A limit of 0 is off. The rest is GRPO with A = r - mean_g (scale "std" divides), clip_low, clip_high and no KL:
-    average "sequence" takes the mean over sequences of the mean over the tokens kept; "constant" divides each
-    sequence by max_length (4096 where None: ours), as Dr. GRPO does; with that the
-    paper has kl_limit 1e-3 or 1e-2, change_limit 5e-4.
-    G = g, a plain gradient step of learning_rate (the paper's 1.5e-5 where None): the closed form needs no
-    distributions. The paper's model is of Adam's step, which `objectives.curvature.step_effect` has for full arrays.
+    A limit of 0 is off. The rest is GRPO with A = r - mean_g (scale "std" divides by the deviation), clip_low,
+    clip_high and no KL. average "sequence": mean over all sequences of the mean over their kept tokens; "constant":
+    divides each sequence by max_length (4096 where None), as in Dr. GRPO, for which the paper has kl_limit 1e-3 or 1e-2
+    and change_limit 5e-4.
+
+    Here G = g, a plain gradient step with learning_rate (the paper's 1.5e-5 where None), whose closed form needs no
+    distributions. The paper models Adam's step, which `objectives.curvature.step_effect` has for full arrays.
+
+    Defaults. Paper: change_limit, kl_limit, symmetric, average. Code: clip_low, clip_high, scale.
+    Run: learning_rate, max_length.
     """
     require_choice("average", average, ("sequence", "constant"))
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length

@@ -1,10 +1,10 @@
-"""Losses that weight the score function by the ratio, or bend the ratio smoothly, where PPO would clip."""
+"""Losses that weight the score function by the ratio, or gate the ratio smoothly, instead of PPO's clip."""
 
 from __future__ import annotations
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.objectives.averages import average_by_name, sequence_mean, token_mean
+from jaxrl_llm.objectives.averages import constant, sequence_mean, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability, soft_gate
@@ -23,9 +23,11 @@ def cispo(
 
         loss = -1/T sum_i sum_t sg(clip(rho, 1 - clip_low, 1 + clip_high)) A_i logp_it
 
-    over the T tokens of the batch, A as in grpo (scale, ddof, epsilon). The paper bounds from above alone, as clip_low
-    1 does, and does not print clip_high; 4 is the cap of 5 of ScaleRL (2510.13786). TRL's epsilon_high is that cap
-    itself; verl's is clip_high, and its clip_low of 0.2 binds.
+    over the T tokens of the batch, A as in `grpo` (scale, ddof, epsilon). The paper sets no effective lower bound, as
+    clip_low = 1 does, and does not print clip_high; 4 gives the cap of 5 in TRL's settings for ScaleRL (2510.13786).
+    TRL's epsilon_high is the cap itself; verl's is clip_high, and its default clip_low of 0.2 does bind.
+
+    Defaults. Paper: clip_low, scale. Code: clip_high, ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), log_probability(clipped(clip_low, clip_high)), token_mean())
     return Algorithm(group_relative(scale, ddof, epsilon), objective)
@@ -41,12 +43,14 @@ def dispo(
 ) -> Algorithm:
     """Decoupled Importance-Sampling Weight Clipping (DISPO, arXiv 2602.00983, 2026).
 
-    CISPO with bounds for right and wrong responses apart: w = clip(rho, 1 - positive_low, 1 + positive_high) where
+    CISPO with separate bounds for correct and wrong responses: w = clip(rho, 1 - positive_low, 1 + positive_high) where
     A > 0, clip(rho, 1 - negative_low, 1 + negative_high) where A < 0,
 
         loss = -1/T sum_i sum_t sg(w_it) A_i logp_it,   A_i = (r_i - mean_g) / (std_g + epsilon)
 
-    over the T tokens of groups whose rewards differ; ddof 1: the sample deviation.
+    over the T tokens of groups whose rewards differ. The paper does not say which standard deviation (ddof).
+
+    Defaults. Paper: positive_low, positive_high, negative_low, negative_high. Ours: ddof, epsilon.
     """
     weight = by_sign(clipped(positive_low, positive_high), clipped(negative_low, negative_high))
     objective = policy_gradient(token_ratio(), log_probability(weight), token_mean())
@@ -62,21 +66,22 @@ def dppo(
 ) -> Algorithm:
     """Divergence Proximal Policy Optimization (Rethinking the Trust Region, arXiv 2602.04879, 2026).
 
-    A token is masked when its probability, not its ratio, moved too far the way its advantage wants, so that rare
-    tokens may grow. With p, p0 its probability now and when drawn, A_i = r_i - mean_g,
+    Masks a token once its probability, rather than its ratio, has moved too far in the direction of its advantage, so
+    that rare tokens can grow. With p, p0 its probability now and when it was sampled, A_i = r_i - mean_g,
 
         keep = p - p0 <= threshold_high where A > 0,  p0 - p <= threshold_low where A < 0      (divergence "tv")
         loss = -1/N sum_i 1/max_length sum_t keep sg(min(rho, cap)) A_i logp_it
 
-    divergence "kl": the same with KL(p0 || p) of whether the token is drawn. The thresholds are 0.15 for tv and 0.05
-    for kl unless given. max_length: the generation budget; when not known, the longest row of the batch. The sampled
-    token alone bounds the divergence from below; the paper's top-K forms are not here.
+    divergence "kl": the same with the binary KL(p0 || p) of sampling the token or not. A threshold of None is 0.15 for
+    "tv" and 0.05 for "kl". max_length: the generation budget; None: the longest row of the batch. These divergences,
+    of the sampled token alone, are lower bounds of the full ones; the paper's top-K forms are not implemented.
+
+    Defaults. Paper: divergence. Code: threshold_low, threshold_high, cap. Run: max_length.
     """
     usual = 0.15 if divergence == "tv" else 0.05
     low, high = (usual if bound is None else bound for bound in (threshold_low, threshold_high))
     weight = product(within_divergence(low, high, divergence), capped(cap))
-    mean, refresh = average_by_name("constant", max_length)
-    objective = policy_gradient(token_ratio(), log_probability(weight), mean, refresh=refresh)
+    objective = policy_gradient(token_ratio(), log_probability(weight), constant(max_length))
     return Algorithm(group_relative(scale="none"), objective)
 
 
@@ -89,12 +94,14 @@ def sapo_soft_adaptive(
 ) -> Algorithm:
     """Soft Adaptive Policy Optimization (SAPO, arXiv 2511.20347, 2025).
 
-    A sigmoid gate of the token's ratio in place of the clip, tau = positive_temperature where A > 0, else
-    negative_temperature, which is greater so that what pushes tokens down fades sooner:
+    Replaces the clip of the token's ratio by a sigmoid gate, with tau = positive_temperature where A > 0, else
+    negative_temperature, which is higher so that negative gradients decay faster off-policy:
 
         loss = -1/N sum_i 1/|o_i| sum_t (4 / tau) sigmoid(tau (rho - 1)) A_i
 
-    At rho = 1 the gradient is GRPO's (A as there: scale, ddof, epsilon); the value is 2 / tau times A. No KL.
+    At rho = 1 the gradient is GRPO's, with its A (scale, ddof, epsilon), and the gate is 2 / tau. No KL.
+
+    Defaults. Paper: positive_temperature, negative_temperature, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), soft_gate(positive_temperature, negative_temperature), sequence_mean())
     return Algorithm(group_relative(scale, ddof, epsilon), objective)

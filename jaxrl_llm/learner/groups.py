@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.trajectory import Trajectories, map_rows
@@ -20,11 +19,11 @@ def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
     index = np.concatenate([np.arange(have), np.arange(rows - have) % group_size])
     empty = np.arange(rows) >= have
     numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
-    batch = map_rows(lambda x: jnp.asarray(np.asarray(x)[index]), batch)
+    batch = map_rows(lambda x: np.asarray(x)[index], batch)
     before = np.cumsum(np.asarray(batch.action_mask), axis=1) == 0
     return batch.replace(
-        token_mask=batch.token_mask & jnp.asarray(before | ~empty[:, None]),
-        action_mask=batch.action_mask & jnp.asarray(~empty[:, None]),
-        turn=jnp.where(empty[:, None], -1, batch.turn),
-        group=jnp.asarray(np.where(empty, numbers, np.asarray(batch.group)).astype(np.int32)),
+        token_mask=batch.token_mask & (before | ~empty[:, None]),
+        action_mask=batch.action_mask & ~empty[:, None],
+        turn=np.where(empty[:, None], -1, batch.turn).astype(np.int32),
+        group=np.where(empty, numbers, np.asarray(batch.group)).astype(np.int32),
     )

@@ -2,8 +2,8 @@
 
 from jaxrl_llm.log_ratios import k1, k2, k3
 from jaxrl_llm.objectives.averages import (
+    Average,
     constant,
-    find_prompt_shares,
     prompt_mean,
     sequence_mean,
     sequence_sum,
@@ -25,6 +25,7 @@ from jaxrl_llm.objectives.penalties import (
 )
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
+from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.objectives.surrogates import clip, clipped_value, geometric_clip, log_probability, soft_gate, unclipped
 from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, token_clip
 from jaxrl_llm.objectives.token_groups import token_groups
@@ -32,7 +33,9 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, product, within, within_divergence
 
 __all__ = [
+    "Average",
     "Ratio",
+    "by_rows",
     "by_sign",
     "capped",
     "clip",
@@ -45,7 +48,6 @@ __all__ = [
     "entropy_corridor",
     "entropy_target",
     "exact_kl",
-    "find_prompt_shares",
     "gamma",
     "geometric_clip",
     "gradient_preserving_clip",

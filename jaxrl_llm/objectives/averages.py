@@ -5,50 +5,103 @@ Each is a sum over the rows at hand divided by a total of the whole batch (`traj
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.grouping import bucket_sums
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.transform import Refresh, control
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, in_words, row_means, totals_of, weighted
+from jaxrl_llm.transform import Metrics, Objective, Refresh, control, in_turn, names_of
 
-Average = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
+Mean = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
 AVERAGES = ("sequence", "token", "prompt", "sum", "constant", "slice")
+
+
+@dataclass(frozen=True)
+class Average:
+    """A function `(values f32[N, L], batch) -> f32[]`, and what it needs of the batch.
+
+    needs: names of batch fields that the loop must provide. refresh: finds what the average takes from the whole batch;
+    see `Objective`. An objective that averages by it has both.
+    """
+
+    function: Mean
+    needs: frozenset[str] = frozenset()
+    refresh: Refresh | None = None
+
+    def __call__(self, values: jax.Array, batch: Trajectories) -> jax.Array:
+        return self.function(values, batch)
+
+    def __mul__(self, scale: float | jax.Array) -> Average:
+        """The average times a number."""
+        check_number("the scale of an average", scale)
+        return Average(lambda values, batch: scale * self.function(values, batch), self.needs, self.refresh)
+
+    __rmul__ = __mul__
+
+
+def as_average(average: Average | Mean | None) -> Average:
+    """An average, or a plain function as one that needs nothing; None is `token_mean()`.
+
+    Raises InputError for anything else, such as a function that makes an average and was not called.
+    """
+    if isinstance(average, Average):
+        return average
+    if average is None:
+        return token_mean()
+    name: Any = getattr(average, "__name__", in_words(average))
+    if getattr(average, "__annotations__", {}).get("return") == "Average":
+        raise InputError(f"the average is the function {name}, which makes one: call it, {name}(...)")
+    if not callable(average):
+        raise InputError(f"the average is {name}, but must be an Average, or a function of (values, batch)")
+    return Average(average)
+
+
+def averaged(
+    function: Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]],
+    average: Average,
+    needs: Iterable[str] = (),
+    refresh: Refresh | None = None,
+) -> Objective:
+    """The objective of a function that uses `average`: with what both of them need and refresh."""
+    return Objective(function, average.needs | names_of(needs), in_turn(average.refresh, refresh))
 
 
 def token_mean() -> Average:
     """Sum over all tokens / number of tokens in the batch: every token counts the same (DAPO)."""
-    return lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["tokens"]
+    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["tokens"])
 
 
 def sequence_mean() -> Average:
     """Mean over sequences of the mean over their tokens: every sequence counts the same (GRPO)."""
-    return lambda values, batch: jnp.sum(row_means(values, batch)) / totals_of(batch)["sequences"]
+    return Average(lambda values, batch: jnp.sum(row_means(values, batch)) / totals_of(batch)["sequences"])
 
 
 def sequence_sum() -> Average:
     """Mean over sequences of the sum over their tokens: the gradient of the sequence's log-probability (REINFORCE)."""
-    return lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["sequences"]
+    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["sequences"])
 
 
-def constant(length: float | jax.Array | str) -> Average:
+def constant(length: float | jax.Array | str | None) -> Average:
     """Sum over all tokens / (sequences * length), length a constant: no bias by length (Dr. GRPO, 2503.20783).
 
     Every sequence with an action counts, also one whose tokens were dropped. length > 0, or InputError; or the name of
-    a control, e.g. that of `find_longest`.
+    a control; None: the longest row of the batch.
     """
     if not isinstance(length, str):
-        check_number("length", length, above=0)
+        check_number("length", length, above=0, or_none=True)
+    name = "longest" if length is None else length
 
     def average(values: jax.Array, batch: Trajectories) -> jax.Array:
-        number = control(batch, length) if isinstance(length, str) else length
+        number = control(batch, name) if isinstance(name, str) else name
         return jnp.sum(weighted(values, batch)) / (totals_of(batch)["rows"] * number)
 
-    return average
+    return Average(average, refresh=find_longest if length is None else None)
 
 
 def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
@@ -59,10 +112,12 @@ def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
 def prompt_mean() -> Average:
     """Mean over prompts of the mean over the tokens of a prompt's group: every prompt counts the same (DAPO, eq. 8).
 
-    sum_g 1/P 1/T_g sum_{i in g} sum_t v_it, with T_g the group's weighted tokens and P the groups that have any. Needs
-    what `find_prompt_shares` writes.
+    sum_g 1/P 1/T_g sum_{i in g} sum_t v_it, with T_g the group's weighted tokens and P the groups that have any.
     """
-    return lambda values, batch: jnp.sum(jnp.sum(weighted(values, batch), axis=1) * batch.need("prompt_share"))
+    return Average(
+        lambda values, batch: jnp.sum(jnp.sum(weighted(values, batch), axis=1) * batch.need("prompt_share")),
+        refresh=find_prompt_shares,
+    )
 
 
 def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
@@ -85,11 +140,11 @@ def slice_token_mean() -> Average:
         share = here["sequences"] / totals_of(batch)["sequences"]
         return share * jnp.sum(weighted(values, batch)) / here["tokens"]
 
-    return average
+    return Average(average)
 
 
-def average_by_name(name: str, length: float | jax.Array | None = None) -> tuple[Average, Refresh | None]:
-    """An average, and the `Refresh` that it needs, if any:
+def average_by_name(name: str, length: float | jax.Array | None = None) -> Average:
+    """An average by its name:
 
         sequence   mean over sequences of the mean over their tokens
         token      mean over all tokens of the batch
@@ -101,9 +156,13 @@ def average_by_name(name: str, length: float | jax.Array | None = None) -> tuple
     InputError for another name.
     """
     require_choice("average", name, AVERAGES)
-    if name == "prompt":
-        return prompt_mean(), find_prompt_shares
     if name == "constant":
-        return (constant("longest"), find_longest) if length is None else (constant(length), None)
-    simple = {"sequence": sequence_mean, "token": token_mean, "sum": sequence_sum, "slice": slice_token_mean}
-    return simple[name](), None
+        return constant(length)
+    makers: dict[str, Callable[[], Average]] = {
+        "sequence": sequence_mean,
+        "token": token_mean,
+        "prompt": prompt_mean,
+        "sum": sequence_sum,
+        "slice": slice_token_mean,
+    }
+    return makers[name]()

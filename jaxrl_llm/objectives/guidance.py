@@ -57,4 +57,4 @@ def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
 def summed(length: float) -> Average:
     """Sum over all tokens of the batch / length: it grows with the batch. length > 0, or InputError."""
     check_number("length", length, above=0)
-    return lambda values, batch: jnp.sum(weighted(values, batch)) / length
+    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / length)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
-from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.averages import Average, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Objective, control
+from jaxrl_llm.transform import Coefficient, Metrics, Objective, control
 
 Number = float | jax.Array
 
@@ -40,7 +40,7 @@ def kl(
     if estimator not in ESTIMATORS:
         raise unknown("KL estimator", estimator, ESTIMATORS)
     needs = needed(to) | (frozenset() if sampled is None else needed(sampled))
-    mean, estimate = average or token_mean(), ESTIMATORS[estimator]
+    mean, estimate = as_average(average), ESTIMATORS[estimator]
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         l = log_ratio(outputs.logp, source(batch, to), batch.loss_weights != 0)
@@ -50,7 +50,7 @@ def kl(
         value = mean(values, batch)
         return value, {metric: value}
 
-    return Objective(objective, needs)
+    return averaged(objective, mean, needs)
 
 
 def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Array:
@@ -88,13 +88,13 @@ def entropy(average: Average | None = None, metric: str = "entropy") -> Objectiv
     It is differentiated through the distribution itself, not through sampled log-probabilities. Metric: "entropy", or
     as named.
     """
-    mean = average or token_mean()
+    mean = as_average(average)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         value = mean(outputs.entropy, batch)
         return value, {metric: value}
 
-    return Objective(objective)
+    return averaged(objective, mean)
 
 
 def corridor(values: jax.Array, low: Number, high: Number) -> jax.Array:
@@ -112,14 +112,14 @@ def entropy_corridor(
     for name, limit in {"low": low, "high": high}.items():
         if not isinstance(limit, str):
             check_number(f"entropy {name}", limit)
-    mean = average or token_mean()
+    mean = as_average(average)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         least, most = (control(batch, limit) if isinstance(limit, str) else limit for limit in (low, high))
         value = mean(corridor(outputs.entropy, least, most), batch)
         return value, {metric: value}
 
-    return Objective(objective)
+    return averaged(objective, mean)
 
 
 def entropy_target(target: Number | str, average: Average | None = None) -> Objective:
@@ -127,18 +127,17 @@ def entropy_target(target: Number | str, average: Average | None = None) -> Obje
     return entropy_corridor(target, target, average, "entropy/distance")
 
 
-def hinged(penalty: Objective, limit: Number, coefficient: Number, name: str = "hinge") -> Objective:
-    """sg(coefficient max(penalty - limit, 0)) times the penalty: nothing up to the limit, then ever more (2510.04474).
+def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hinge") -> Objective:
+    """sg(strength max(penalty - limit, 0)) times the penalty: nothing up to the limit, then ever more (2510.04474).
 
     How far the whole batch is above the limit at the current parameters is the control `name`.
     """
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        batch = penalty.refreshed(outputs, batch)
         value, _ = penalty.function(outputs, batch)
-        return batch.with_controls(**{name: coefficient * jax.nn.relu(value - limit)})
+        return batch.with_controls(**{name: strength * jax.nn.relu(value - limit)})
 
-    return name * Objective(penalty.function, penalty.needs, refresh)
+    return Coefficient(lambda batch: control(batch, name), refresh=refresh) * penalty
 
 
 GATES = ("turn", "sequence", "token")
@@ -160,7 +159,7 @@ def likelihood_preserving(
     """
     require_choice("gate", gate, GATES)
     check_number("final", final, least=0)
-    mean, needs = average or token_mean(), needed(against)
+    mean, needs = as_average(average), needed(against)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         values = fallen(-log_ratio_to(outputs, batch, against), batch, gate)
@@ -170,7 +169,7 @@ def likelihood_preserving(
         value = mean(jnp.where(counts, scale * values, 0.0), batch)
         return value, {"likelihood/fallen": value}
 
-    return Objective(objective, needs)
+    return averaged(objective, mean, needs)
 
 
 def imitation(
@@ -182,14 +181,14 @@ def imitation(
 
     Rows with m = 0, e.g. `-log pi` of right answers alone with rows=`right_answers()`, still count in the mean.
     """
-    mean = average or token_mean()
+    mean = as_average(average)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         logp = jnp.where(batch.loss_weights != 0, outputs.logp, 0.0)
         value = -mean(logp if rows is None else logp * rows(batch)[:, None], batch)
         return value, {metric: value}
 
-    return Objective(objective)
+    return averaged(objective, mean)
 
 
 def right_answers(threshold: Number = 0.5) -> Callable[[Trajectories], jax.Array]:
@@ -203,11 +202,11 @@ def ratio_variance(limit: Number = 0.0, against: str = "behaviour", average: Ave
     Metrics: "ratio/variance" without the limit, "ratio/excess" with it.
     """
     check_number("limit of the ratio's variance", limit)
-    mean = average or token_mean()
+    mean = as_average(average)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         squares = jnp.expm1(log_ratio_to(outputs, batch, against)) ** 2
         excess = mean(squares - limit, batch)
         return excess, {"ratio/variance": mean(squares, batch), "ratio/excess": excess}
 
-    return Objective(objective, needed(against))
+    return averaged(objective, mean, needed(against))

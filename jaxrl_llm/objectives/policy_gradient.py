@@ -14,7 +14,7 @@ from jaxrl_kernels import ratio_clip
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.log_ratios import source
-from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.objectives.penalties import entropy, kl
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
@@ -28,7 +28,7 @@ OnePass = Callable[[PolicyOutputs, Trajectories, jax.Array], tuple[jax.Array, Me
 def policy_gradient(
     ratio: Ratio,
     surrogate: Surrogate,
-    average: Average,
+    average: Average | Mean,
     *,
     needs: Iterable[str] = (),
     refresh: Refresh | None = None,
@@ -36,7 +36,7 @@ def policy_gradient(
 ) -> Objective:
     """-average(surrogate(ratio, advantages)): minimising it raises the probability of what was better than expected.
 
-    needs, refresh: what the surrogate wants beyond the ratio's; see `Objective`.
+    Ratio and average bring what they need. needs, refresh: what the surrogate needs beyond that; see `Objective`.
     kernel: what finds ratio, clip, derivative and statistics in one pass where they are those it knows (`in_one_pass`);
     None composes all of them. On a mesh `outputs.mesh` must be it, which `policy_outputs` sees to.
     Metrics are token means over the batch: "ratio/mean", and those of the surrogate.
@@ -46,12 +46,13 @@ def policy_gradient(
     expect("the ratio of policy_gradient", ratio, Ratio)
     _expect_function("surrogate", surrogate, "Surrogate", 3)
     _expect_function("average", average, "Average", 2)
+    mean = as_average(average)
     fused = None if kernel is None else in_one_pass(kernel, ratio, surrogate)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         if batch.advantages is None:
             raise InputError("the batch has no advantages: apply the algorithm's transform before its objective")
-        weights = None if fused is None else token_weights(average, batch, outputs.logp.dtype)
+        weights = None if fused is None else token_weights(mean, batch, outputs.logp.dtype)
         if fused is not None and weights is not None:
             return fused(outputs, batch, weights)
         value = ratio(outputs, batch)
@@ -60,9 +61,9 @@ def policy_gradient(
         gain, statistics = surrogate(value, outputs, masked)
         per_token = token_mean()
         metrics = {name: per_token(x, batch) for name, x in {"ratio/mean": value, **statistics}.items()}
-        return -average(gain, batch), metrics
+        return -mean(gain, batch), metrics
 
-    return Objective(objective, ratio.needs | names_of(needs), refresh)
+    return averaged(objective, mean, ratio.needs | names_of(needs), refresh)
 
 
 def _expect_function(place: str, part: Any, made: str, count: int) -> None:
@@ -129,7 +130,7 @@ def _by_rows(run: Kernel, mesh: Mesh | None, arrays: dict[str, jax.Array], numbe
     return on_device(arrays, numbers)
 
 
-def token_weights(average: Average, batch: Trajectories, dtype: Any = jnp.float32) -> jax.Array | None:
+def token_weights(average: Average | Mean, batch: Trajectories, dtype: Any = jnp.float32) -> jax.Array | None:
     """What each token's value is multiplied by in an average, f32[N, L]; None if that depends on the values."""
     values = jax.ShapeDtypeStruct(batch.action_mask.shape, dtype)
     try:

@@ -12,7 +12,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.log_ratios import absolute, log_ratio, needed
-from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.averages import Average, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -109,7 +109,7 @@ def random_policy_regression(
     Q over the vocabulary (ROVER, 2509.24981): V_next is that of the row's next action, 0 after the last.
     r: the advantages. Needs "mean_logp". Metrics: "q/mean", "q/error".
     """
-    mean = average or token_mean()
+    mean = as_average(average)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         counts = batch.loss_weights != 0
@@ -120,7 +120,7 @@ def random_policy_regression(
         error = mean((Q - bellman_target(reward, next_action_value(V, batch.action_mask), next_scale)) ** 2, batch)
         return error, {"q/mean": mean(Q, batch), "q/error": error}
 
-    return Objective(objective, needed(against) | {"mean_logp"})
+    return averaged(objective, mean, needed(against) | {"mean_logp"})
 
 
 def one_token_loss(logp: jax.Array, label: jax.Array, samples: jax.Array, penalty: Number = -0.1) -> jax.Array:

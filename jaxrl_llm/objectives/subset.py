@@ -31,4 +31,4 @@ def mean_by(name: str) -> Average:
         count = control(batch, name)
         return jnp.where(count > 0, jnp.sum(weighted(values, batch)) / jnp.where(count > 0, count, 1.0), 0.0)
 
-    return average
+    return Average(average)

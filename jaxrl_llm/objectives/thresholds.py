@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.log_ratios import log_ratio, needed, source, straight_through
-from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics, Objective, State, Transform, control, guarded
@@ -115,7 +115,7 @@ def threshold_penalty(gradient: bool = True, average: Average | None = None) -> 
     Without gradient it is a constant, which the loss shows and the policy does not feel. average: default token_mean().
     Metrics: "kl" (mean log-ratio to the reference), "kl/threshold" and "kl/penalty".
     """
-    mean = average or token_mean()
+    mean = as_average(average)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         ratio = log_ratio_to(outputs, batch, "reference")
@@ -125,7 +125,7 @@ def threshold_penalty(gradient: bool = True, average: Average | None = None) -> 
         shown = {"kl": ratio, "kl/threshold": jnp.full(ratio.shape, threshold), "kl/penalty": penalty + 0 * ratio}
         return loss, {name: token_mean()(x, batch) for name, x in shown.items()}
 
-    return Objective(objective, needed("reference"))
+    return averaged(objective, mean, needed("reference"))
 
 
 def distance(penalty: Objective, target: Number, name: str = "above_target") -> Objective:

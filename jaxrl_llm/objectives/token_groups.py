@@ -11,7 +11,6 @@ from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives.averages import Average, sequence_mean
 from jaxrl_llm.objectives.subset import mean_by
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
-from jaxrl_llm.transform import Refresh
 
 Tokens = Callable[[Trajectories], jax.Array]  # batch -> bool[N, L]
 
@@ -26,10 +25,8 @@ def later_actions(batch: Trajectories) -> jax.Array:
     return batch.action_index > 0
 
 
-def token_groups(
-    groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: str = "sequence"
-) -> tuple[Average, Refresh | None]:
-    """sum_k alpha_k mean_k(v), for groups of tokens by name: (alpha_k, batch -> bool[N, L]); with what it must refresh.
+def token_groups(groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: str = "sequence") -> Average:
+    """sum_k alpha_k mean_k(v), for groups of tokens by name: (alpha_k, batch -> bool[N, L]).
 
     over "sequence": mean_k is the mean over sequences (also those without such a token) of the mean over their tokens
     of the group; "token": the mean over all tokens of the group (0 where there are none).
@@ -48,4 +45,4 @@ def token_groups(
         counts = {name: jnp.sum(batch.loss_weights * tokens(batch)) for name, (_, tokens) in groups.items()}
         return batch.with_controls(**{f"tokens/{name}": value for name, value in counts.items()})
 
-    return average, count if over == "token" else None
+    return Average(average, refresh=count if over == "token" else None)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.objectives.averages import Average, token_mean
+from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.transform import Metrics, Objective
 
@@ -79,7 +79,7 @@ def last_action_mean() -> Average:
         last = batch.action_index == batch.lengths[:, None].astype(jnp.int32) - 1
         return jnp.sum(jnp.where(last, weighted(values, batch), 0.0)) / totals_of(batch)["sequences"]
 
-    return average
+    return Average(average)
 
 
 def per_row(values: jax.Array, batch: Trajectories) -> jax.Array:
@@ -148,4 +148,4 @@ def value_loss(
             statistics["value/explained_variance"] = jnp.broadcast_to(controls["explained_variance"], V.shape)
         return loss, {"value/loss": loss, **{name: per_token(x, batch) for name, x in statistics.items()}}
 
-    return Objective(objective, needed_values(heads))
+    return averaged(objective, plain if average is None else as_average(average), needed_values(heads))

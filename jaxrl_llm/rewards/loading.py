@@ -43,9 +43,7 @@ def load(name: str) -> Loaded:
     if bracket and head in FACTORIES:
         return Loaded(FACTORIES[head](rest[:-1]), _digest(verifiers.__file__))
     if ":" in name:
-        source, _, function = name.rpartition(":")
-        module, digest = _from_source(source)
-        return Loaded(_function(module, source, function), digest)
+        return load_function(name, "rewards")
     digest = _digest(verifiers.__file__)
     if name not in _PACKAGES:
         return Loaded(FUNCTIONS[name], digest)
@@ -54,7 +52,14 @@ def load(name: str) -> Loaded:
     return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(name))
 
 
-def _from_source(source: str) -> tuple[ModuleType, str]:
+def load_function(spec: str, what: str) -> Loaded:
+    """Load FILE.py:FUNCTION or MODULE:FUNCTION; `what` it is, for errors. Raises InputError as `load` does."""
+    source, _, function = spec.rpartition(":")
+    module, digest = _from_source(source, what)
+    return Loaded(_function(module, source, function), digest)
+
+
+def _from_source(source: str, what: str) -> tuple[ModuleType, str]:
     """A user's module and its digest."""
     try:
         if source.endswith(".py"):
@@ -62,14 +67,14 @@ def _from_source(source: str) -> tuple[ModuleType, str]:
         module = importlib.import_module(source)
         return module, _digest(getattr(module, "__file__", None))
     except BaseException as error:  # a file that ends the interpreter too
-        raise InputError(f"cannot load rewards from {source!r}: {describe(error)}") from error
+        raise InputError(f"cannot load {what} from {source!r}: {describe(error)}") from error
 
 
 def _from_file(path: Path) -> tuple[ModuleType, str]:
     """Run a file's bytes, of which the digest is. Files compiled before may be older, so none is read or written."""
     data = path.read_bytes()
     # Its name is nobody else's: the file may be called like a module that something imports later.
-    module = ModuleType(f"reward_file_{path.stem}")
+    module = ModuleType(f"user_file_{path.stem}")
     module.__file__ = str(path.absolute())
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
     exec(compile(data, module.__file__, "exec", dont_inherit=True), module.__dict__)

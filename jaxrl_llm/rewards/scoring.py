@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.data.chat import is_conversation
@@ -44,8 +45,8 @@ def score_batch(
         of_rows = [rows[group] for group in np.asarray(batch.group)]
         scores = _score_some(rewards, of_rows, texts, completion_ids(batch), which)
     batch = batch.replace(
-        rewards={name: jnp.asarray(values) for name, values in scores.components.items()},
-        reward=jnp.asarray(scores.total),
+        rewards={name: np.asarray(values) for name, values in scores.components.items()},
+        reward=np.asarray(scores.total),
     )
     return Scored(batch, texts, scores.failures)
 
@@ -112,7 +113,7 @@ def join(groups: list[Scored]) -> Scored:
 
     batches = [widened(group.batch, number) for number, group in enumerate(groups)]
     return Scored(
-        jax.tree.map(lambda *x: jnp.asarray(np.concatenate(x)), *batches),
+        jax.tree.map(lambda *x: np.concatenate(x), *batches),
         [text for group in groups for text in group.texts],
         {name: sum(group.failures[name] for group in groups) for name in groups[0].failures},
     )
@@ -129,6 +130,7 @@ class StreamedScores:
         self._rewards, self._tokenizer = rewards, tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamed rewards")
         self._scores: dict[int, Future[Scores]] = {}
+        self._failures: Counter[str] = Counter()  # of completions that `episodes` scored
 
     def __enter__(self) -> StreamedScores:
         return self
@@ -151,3 +153,35 @@ class StreamedScores:
             {name: sum(part.failures[name] for part in found) for name in found[0].failures},
             {name: sum(part.seconds[name] for part in found) for name in found[0].seconds},
         )
+
+    @property
+    def any(self) -> bool:
+        """Whether a group was given to be scored."""
+        return bool(self._scores)
+
+    async def episodes(self, row: dict[str, Any], episodes: Sequence[Any]) -> list[Any]:
+        """Episodes of one prompt with their rewards. Reward functions see the tokens that were sampled."""
+        ids = [episode.own.token[episode.actions].tolist() for episode in episodes]
+        texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
+        found = await asyncio.wrap_future(self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids))
+        for name, count in found.failures.items():
+            self._failures[name] += count
+        parts = [{name: float(x[i]) for name, x in found.components.items()} for i in range(len(ids))]
+        return [e.scored(float(total), part) for e, total, part in zip(episodes, found.total, parts, strict=True)]
+
+    def known(self, episodes: Sequence[Any]) -> Scores:
+        """The scores that episodes have already; those without, of groups that failed, get the rewards' defaults."""
+        names = [reward.name for reward in self._rewards]
+        defaults = {reward.name: reward.default for reward in self._rewards}
+        missing = [episode.reward is None for episode in episodes]
+        components = {
+            name: np.asarray(
+                [defaults[name] if lost else e.rewards[name] for e, lost in zip(episodes, missing, strict=True)],
+                np.float32,
+            )
+            for name in names
+        }
+        total = sum(reward.weight * defaults[reward.name] for reward in self._rewards)
+        reward = np.asarray([total if e.reward is None else e.reward for e in episodes], np.float32)
+        failures = {name: self._failures[name] + sum(missing) for name in names}
+        return Scores(components, reward, failures, dict.fromkeys(names, 0.0))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_llm.errors import InputError, gather, require, shown, unknown
-from jaxrl_llm.settings import conform, raised
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
+from jaxrl_llm.settings import conform, raised
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
 COUNT = 2**31 - 1  # the greatest whole number that a device counts with
@@ -23,7 +23,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
-    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "reward_default": (-1e30, 1e30),
+    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
+    "reward_default": (-1e30, 1e30),
     "lora_alpha": (SMALLEST, 1e6),
 }  # fmt: skip
 GENERATED = "reasoning-gym:"  # how the names of generated prompts begin, which have no end
@@ -91,6 +92,12 @@ class TrainConfig:
     that are complete, at most prompts_per_step; the others go on in the next. Steps are full where oversample is
     max_new_tokens / segment_tokens. Some methods have segments of their own where this is 0; t_ppo trains on all
     completions in flight, each segment in its step."""
+
+    rollout: str = "group"
+    """How a group of completions comes to be: group, hinted(COLUMN), forked(PLACE, ...), path/to/file.py:FUNCTION or
+    package.module:FUNCTION, an async program or a function that makes a Rollout."""
+    rollout_time_limit: float = 60.0
+    """Seconds that a rollout program may wait for something other than tokens; its group then counts as failed."""
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
@@ -174,7 +181,7 @@ class TrainConfig:
         self._check_together()
 
     def _check_texts(self) -> None:
-        for name in ("model", "output", "prompts", "eval_prompts", "prompt_column", "algorithm", "wandb"):
+        for name in ("model", "output", "prompts", "eval_prompts", "prompt_column", "algorithm", "rollout", "wandb"):
             text = getattr(self, name)
             if text is not None and (not text.strip() or "\0" in text):
                 raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
@@ -250,7 +257,7 @@ def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
         file, mark, function = spec.rpartition(":")
         return f"{path(file)}:{function}" if mark and file.endswith(".py") and "(" not in file else spec
 
-    changes: dict[str, Any] = {"rewards": tuple(map(reward, config.rewards))}
+    changes: dict[str, Any] = {"rewards": tuple(map(reward, config.rewards)), "rollout": reward(config.rollout)}
     if not config.prompts.startswith(GENERATED):
         changes["prompts"] = path(config.prompts)
     if config.eval_prompts is not None and not config.eval_prompts.startswith(GENERATED):

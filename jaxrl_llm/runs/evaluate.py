@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.errors import unknown
 from jaxrl_llm.interrupts import stop_if
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards.scoring import Scored, score_batch
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.setup import Parts
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.requests import Stats
-from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.rewards.scoring import Scored, score_batch
 
 RIGHT = 1.0 - 1e-6  # a reward of 1, give or take rounding, is a right answer
 
@@ -90,3 +92,13 @@ def evaluate(
             figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
             k *= 2
     return Evaluation({**figures, "low": low, "high": high}, scored)
+
+
+def evaluate_run(config: TrainConfig, parts: Parts, params: Params) -> Evaluation:
+    """The greedy answers to a run's held-out prompts."""
+    assert parts.held_out is not None
+    return evaluate(
+        parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
+        max_new_tokens=config.max_new_tokens, stop=config.stop,
+        slots=config.slots or config.prompts_per_step * config.group_size,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.run_folder import RunFolder, run_config
 from jaxrl_llm.runs.setup import load_model, make_algorithm, model_digests, split_parameters
 
-logger = logging.getLogger("jaxrl_llm.training")
+logger = logging.getLogger("jaxrl_llm.runs")
 
 
 def load_run(

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_llm import heap
-from jaxrl_llm.compilation import compiles, count_compiles, use_compile_cache
-from jaxrl_llm.data import PromptStream
-from jaxrl_llm.distributed import replicate, shard_rows
+from jaxrl_llm.compilation import count_compiles, use_compile_cache
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.interrupts import interruptible, stop_if
 from jaxrl_llm.models.lora import join
-from jaxrl_llm.models.policy import Params
-from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.reporting import Progress, write_report
-from jaxrl_llm.rollouts.partial import Pool, from_arrays, to_arrays
-from jaxrl_llm.runs.changes import ACCEPT, check_changes, settings_to_compare
+from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.collect import collect
 from jaxrl_llm.runs.config import TrainConfig, to_dict
-from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite, not_finite_in, refusal
-from jaxrl_llm.runs.evaluate import evaluate
-from jaxrl_llm.learner.groups import fill_up
+from jaxrl_llm.runs.evaluate import evaluate_run
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
+from jaxrl_llm.runs.learn import learn
 from jaxrl_llm.runs.lock import locked
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.runs.record import about, describe, facts, outcome, tally, writers
+from jaxrl_llm.runs.record import about, as_scored, describe, known, metrics_of, outcome, tally, writers
 from jaxrl_llm.runs.run_folder import Clock, RunFolder
-from jaxrl_llm.runs.setup import Parts, needs_values, set_up, strategy_of
-from jaxrl_llm.learner.signal import signal
-from jaxrl_llm.learner.steps import filled, plan_steps
-from jaxrl_llm.learner.update import TrainState, prepare, update
-from jaxrl_llm.trajectory import Trajectories, map_rows
+from jaxrl_llm.runs.setup import Parts, set_up
+from jaxrl_llm.runs.source import source_of
+from jaxrl_llm.runs.state import Course, RunState, record_of, restore, save
 
-logger = logging.getLogger("jaxrl_llm.training")
+logger = logging.getLogger("jaxrl_llm.runs")
 
 
 def train(
@@ -70,14 +57,16 @@ def train(
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         with clock("load"):
-            parts, state, memory = set_up(config, inputs)
+            parts, train_state, memory = set_up(config, inputs)
+            source = source_of(config, parts, clock)
+            state = RunState(train_state, memory, source.init())
         stop_if(interrupted())
         folder = RunFolder(config.output)
         if not resume:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
             folder.create(to_dict(config))
-        summary = _run(config, parts, state, memory, folder, clock, interrupted, resume, accept_changed_inputs)
+        summary = _run(config, parts, state, source, folder, clock, interrupted, resume, accept_changed_inputs)
         try:
             write_report(folder.path)
         except (InputError, OSError) as error:  # e.g. no matplotlib; the run itself is done and saved
@@ -88,172 +77,78 @@ def train(
 def _run(
     config: TrainConfig,
     parts: Parts,
-    state: TrainState,
-    memory: Any,
+    state: RunState,
+    source: Source,
     folder: RunFolder,
     clock: Clock,
     interrupted: Callable[[], bool],
-    resume: bool,
+    resumed: bool,
     accept_changed_inputs: bool,
 ) -> dict[str, Any]:
     """`train`, once all is set up."""
-    strategy, pool = strategy_of(config, parts.algorithm), Pool()
-    algorithm, policy, prompts, held_out = parts.algorithm, parts.policy, parts.prompts, parts.held_out
-    at_once = 1 if strategy else config.prompts_per_step
-    stream = PromptStream(prompts.rows, batch_size=at_once, seed=config.seed)
-    checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
-    record = {"settings": settings_to_compare(config, os.getcwd()), "inputs": parts.digests}
-    first, counts, feedback, remarks = 0, dict[str, int](), dict[str, float](), list[str]()
-
-    def changes(meta: dict[str, Any]) -> list[str]:
-        return check_changes(meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
-
-    now = {"rest": state[1:], "memory": memory}
-    restored = checkpoints.latest(state.params, now, check=changes) if resume else None
-    if restored:
-        remarks = changes(restored.meta)
-        first, feedback = restored.step, restored.meta["feedback"]
-        if first > config.steps:
-            raise InputError(f"the checkpoint is of step {first}, but steps is {config.steps}: raise it to go on")
-        rest, memory = replicate((restored.state["rest"], restored.state["memory"]), parts.mesh)
-        state = type(state)(replicate(restored.params, parts.mesh), *rest)
-        try:
-            stream.restore(restored.meta["prompts"])
-        except InputError as error:  # there are more prompts, or fewer
-            if not accept_changed_inputs:
-                raise
-            remarks.append(f"the prompts are drawn from the beginning of an epoch ({error})")
-        pool = from_arrays(restored.arrays)
-        clock.seconds |= {"load": clock.seconds["load"] + restored.meta["seconds"].pop("load", 0.0)}
-        clock.seconds |= restored.meta["seconds"]
-        counts = restored.meta["counts"]
-    summary: dict[str, Any] = {}
-    if resume:
-        summary = folder.read_summary()
-        if restored:  # the file may tell of later steps
-            summary = restored.meta.get("summary", summary)
-        wrong = folder.check_logs(first, config.checkpoint_every, restored.meta.get("logs", {}) if restored else {})
-        if wrong and not accept_changed_inputs:
-            raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} goes on all the same")
-        remarks += wrong
-        # Only now, when nothing can be refused any more.
-        remarks += [f"a damaged checkpoint is now {path}" for path in checkpoints.set_aside_after(first)]
+    checkpoints, record = Checkpoints(folder.checkpoints, config.keep_checkpoints), record_of(config, parts)
+    course = Course()
+    if resumed:
+        state, course = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
+    first, summary = course.step, course.summary
     # Completions of the evaluation before training count as of step -1; they come again if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
 
-    def test(name: str, step: int, params: Params) -> None:
-        assert held_out is not None
-        with clock("evaluate"):
-            result = evaluate(
-                policy, params, held_out, parts.rewards, judge=config.eval_reward, max_new_tokens=config.max_new_tokens,
-                stop=config.stop, slots=config.slots or config.prompts_per_step * config.group_size,
-            )  # fmt: skip
-        summary[name] = result.figures
-        folder.log_completions(step, name, parts.tokenizer, result.scored, held_out.rows, groups=8)
-        folder.write(folder.summary, summary)
+    def test(name: str, step: int, title: str) -> None:
+        if parts.held_out is None:
+            return
+        if name != "eval_before" or name not in summary:
+            with clock("evaluate"):
+                result = evaluate_run(config, parts, join(parts.frozen, state.train.params))
+            summary[name] = result.figures
+            folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, groups=8)
+            folder.write(folder.summary, summary)
+            stop_if(interrupted())
+        progress.say(f"{title}: {describe(summary[name])}")
 
     with ExitStack() as stack:
         writer = stack.enter_context(closing(writers(config, folder, first)))
         stack.callback(checkpoints.close)
         progress = stack.enter_context(Progress(config.steps, first))
-        for text in [*about(config, prompts, first, policy, resume, strategy), *remarks]:
+        for text in [*about(config, parts, first, resumed), *course.remarks]:
             progress.say(text)
-        if held_out is not None and "eval_before" not in summary:
-            if first:
-                progress.say("no evaluation from before training is left; eval_before is of the resumed parameters")
-            test("eval_before", -1, join(parts.frozen, state.params))
-            stop_if(interrupted())
-        if "eval_before" in summary:
-            progress.say(f"before training: {describe(summary['eval_before'])}")
-        key, warm_up = jax.random.key(config.seed), value_loss()
+        if first and parts.held_out is not None and "eval_before" not in summary:
+            progress.say("no evaluation from before training is left; eval_before is of the resumed parameters")
+        test("eval_before", -1, "before training")
+        key = jax.random.key(config.seed)
         for step in range(first, config.steps):
-            step_key = jax.random.fold_in(key, step)
-            before = dict(clock.seconds)
-            params = join(parts.frozen, state.params)
-            collected = collect(parts, config, params, stream, step_key, step, clock, pool)
+            before, taken = dict(clock.seconds), int(state.train.step)
+            params = join(parts.frozen, state.train.params)
+            found, at = source.next(state.source, params, jax.random.fold_in(key, step), step)
             stop_if(interrupted())
-            scored, pool = collected.scored, collected.pool
             heap.give_back()
             with clock("update"):
-                batch = fill_up(scored.batch, config.prompts_per_step * config.group_size, config.group_size)
-                steps = plan_steps(
-                    batch, epochs=config.epochs, minibatches=config.minibatches, micro_batches=config.micro_batches,
-                    seed=(config.seed, step), mesh=parts.mesh,
-                )  # fmt: skip
-                batch = shard_rows(batch, parts.mesh)
-                batch = provide(policy, algorithm.needs, params, parts.reference, batch, steps=steps)
-                batch = with_feedback(batch, feedback) if "feedback" in algorithm.needs else batch
-                memory, batch = prepare(algorithm.transform, memory, batch)
-                taken, warming = int(state.step), step < config.critic_steps and needs_values(algorithm)
-                state, found = update(
-                    policy, warm_up if warming else algorithm.objective, parts.optimizer, state, batch,
-                    steps=steps, only="critic" if warming else None, frozen=parts.frozen,
-                )  # fmt: skip
-                metrics = {name: float(value) for name, value in found.items()}
-            if (finite := metrics.pop("finite")) < 1:
-                what = not_finite(
-                    policy, warm_up if warming else algorithm.objective, join(parts.frozen, state.params), batch, steps,
-                    state=state, optimizer=parts.optimizer, frozen=parts.frozen, only="critic" if warming else None,
-                )  # fmt: skip
-                raise NotFiniteError(
-                    f"{refusal(step + 1, what, finite, steps)}, and the checkpoints in {folder.checkpoints} are good. "
-                    "Lower the learning rate, or look at the rewards of this step"
-                )
-            feedback = {**metrics, "updates": feedback.get("updates", 0.0) + 1}
-            metrics["signal"] = signal(batch)
-            # What was scored is written down, not what a method's transform made of it, nor rows that fill up.
-            if (rows := len(scored.texts)) < batch.tokens.shape[0]:
-                batch = map_rows(lambda x, rows=rows: x[:rows], batch)
-            if not np.array_equal(batch.need("reward"), scored.batch.need("reward"), equal_nan=True):
-                metrics["reward/shaped"] = float(np.nanmean(batch.need("reward")))
-            scored = scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
-            took = sum(clock.seconds.values()) - sum(before.values())
-            metrics |= facts(scored, config, took) | collected.metrics
-            metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
-            metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in clock.seconds.items()}
-            metrics |= {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
-            metrics["packing/filled"] = filled(steps)
-            metrics |= {"rounds": collected.rounds} if algorithm.curriculum else {}
+                state = state._replace(source=at)
+                learned = learn(parts, config, state, params, found.scored.batch, step, course.feedback)
+            state = learned.state
+            metrics = metrics_of(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(interrupted())
-            counts, remarks = tally(counts, step, metrics, config)
+            course.feedback = {**learned.metrics, "updates": course.feedback.get("updates", 0.0) + 1}
+            course.counts, remarks = tally(course.counts, step, metrics, config)
             for text in remarks:
                 progress.say(text)
-            # NaN there: of completions that were finished in the step, where none was.
-            unknown = {name for name, value in collected.metrics.items() if np.isnan(value)}
-            metrics = {name: value for name, value in metrics.items() if name not in unknown}
+            metrics = known(found, metrics)
             writer.write(step, metrics)
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
-                folder.log_completions(step, "train", parts.tokenizer, scored, collected.rows)
+                folder.log_completions(step, "train", parts.tokenizer, as_scored(found, learned), found.rows)
             progress.update(step, metrics)
-            done = step + 1
-            if config.eval_every and held_out is not None and done % config.eval_every == 0 and done < config.steps:
-                test("eval_latest", step, join(parts.frozen, state.params))
-                progress.say(f"after step {done}: {describe(summary['eval_latest'])}")
-                stop_if(interrupted())
-            if done == config.steps or (config.checkpoint_every and done % config.checkpoint_every == 0):
+            course.step = step + 1
+            if config.eval_every and course.step % config.eval_every == 0 and course.step < config.steps:
+                test("eval_latest", step, f"after step {course.step}")
+            if course.step == config.steps or (config.checkpoint_every and course.step % config.checkpoint_every == 0):
                 with clock("checkpoint"):
-                    if name := not_finite_in({"parameters": state.params, "moments": state.optimizer}):
-                        raise NotFiniteError(
-                            f"step {done}: {name} is not finite; nothing of step {done} is saved, and the checkpoints "
-                            f"in {folder.checkpoints} are good"
-                        )
                     writer.flush()  # what is logged of these steps must not be lost once they are not taken again
-                    meta = {"prompts": stream.state(), "counts": counts, "feedback": feedback}
-                    meta |= {"seconds": clock.seconds, "logs": folder.logs(), "summary": summary, **record}
-                    begun = to_arrays(pool) if strategy else None
-                    checkpoints.save(done, state.params, {"rest": state[1:], "memory": memory}, meta, begun)
+                    save(state, course, source, checkpoints, folder, clock, record)
                 stop_if(interrupted())
-        if held_out is not None:
-            test("eval_after", config.steps, join(parts.frozen, state.params))
-            stop_if(interrupted())
-            progress.say(f"after training: {describe(summary['eval_after'])}")
+        test("eval_after", config.steps, "after training")
         with clock("checkpoint"):
             checkpoints.wait()
-        summary |= outcome(config, counts, clock.seconds)
-        summary["prompts"] = {
-            "training": len(prompts.rows), "skipped": prompts.skipped, "truncated": prompts.shortened,
-            "conflicting": prompts.conflicting,
-        }  # fmt: skip
+        summary |= outcome(config, parts.prompts, course.counts, clock.seconds)
         folder.write(folder.summary, summary)
         for text in summary["warnings"]:
             progress.say(f"warning: {text}")
@@ -263,8 +158,3 @@ def _run(
 def resume(path: str, accept_changed_inputs: bool = False) -> dict[str, Any]:
     """Go on with the run in a folder, as if it had never stopped; see `train`."""
     return train(RunFolder(path).read_config(), resume=True, accept_changed_inputs=accept_changed_inputs)
-
-
-def with_feedback(batch: Trajectories, feedback: dict[str, float]) -> Trajectories:
-    """The batch with the metrics of the last update, if there was one."""
-    return batch.replace(feedback={name: jnp.float32(value) for name, value in feedback.items()} or None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,18 @@ import jax
 import numpy as np
 
 from jaxrl_llm.advantages import uniform_groups
-from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
-from jaxrl_llm.rollouts.partial import Partial
-from jaxrl_llm.sampling.requests import Stats
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.compilation import compiles
 from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.learner.signal import signal
+from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.sources import Step
+from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.learn import Learned
+from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.runs.setup import Parts
+from jaxrl_llm.trajectory import map_rows
 
 SINGLE = "does the model expect another chat template?"
 
@@ -62,64 +65,9 @@ def facts(scored: Scored, config: TrainConfig, seconds: float) -> dict[str, floa
     return {name: float(value) for name, value in out.items()}
 
 
-def window_metrics(scored: Scored) -> dict[str, float]:
-    """Metrics of a batch of windows (info "window" and "unfinished"; see `collect`), whose rows may not be finished.
-
-    What is said of completions counts those that were finished in this step, so that each counts once in a run, and is
-    NaN where there are none; tokens are those of the windows. "groups/uniform": of the groups of which at least two
-    were finished in this step, those with equal rewards; 0 where there is no such group.
-    """
-    batch = scored.batch
-    window, unfinished = np.asarray(batch.need("window")), np.asarray(batch.need("unfinished"))
-    ended = window.any(axis=1) & ~unfinished
-    length, count = np.asarray(batch.action_mask).sum(axis=1)[ended], int(ended.sum())
-    reward, group = np.asarray(batch.need("reward"))[ended], np.asarray(batch.group)[ended]
-    known = [reward[(group == number) & ~np.isnan(reward)] for number in np.unique(group)]
-    spread = np.asarray([np.ptp(rewards) for rewards in known if len(rewards) > 1])
-
-    def of(values: np.ndarray, how: Any) -> float:
-        return float(how(values)) if count else np.nan
-
-    return {
-        "reward/unscored": of(np.isnan(reward), np.mean),
-        "completion/length": of(length, np.mean),
-        "completion/longest": of(length, np.max),
-        "completion/truncated": of(np.asarray(batch.truncated)[ended], np.mean),
-        "completion/tokens": float(window.sum()),
-        "groups/uniform": float(np.mean(spread == 0)) if len(spread) else 0.0,
-        "rollout/finished": float(count),
-        "rollout/unfinished": float(unfinished.sum()),
-        **{f"rewards/{name}/failed": failed / max(count, 1) for name, failed in scored.failures.items()},
-    }
-
-
-def rollout_metrics(runs: Sequence[Stats]) -> dict[str, float]:
-    """`Stats.metrics` of several rollouts of a step, taken together; all 0 where nothing was sampled."""
-    if len(runs) == 1:
-        return runs[0].metrics()
-    summed = (
-        "steps",
-        "tokens",
-        "prompt_tokens",
-        "padded_tokens",
-        "seconds",
-        "compiles",
-        "moved_bytes",
-        "moved_seconds",
-    )
-    total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
-    row_steps = sum(run.rows * run.steps for run in runs)
-    return {
-        **total.metrics(),
-        "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
-        "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
-    }
-
-
-def about(
-    config: TrainConfig, prompts: PromptSet, first: int, policy: Policy, resumed: bool, strategy: Partial | None = None
-) -> list[str]:
+def about(config: TrainConfig, parts: Parts, first: int, resumed: bool) -> list[str]:
     """What a run says at its start."""
+    policy, prompts, strategy = parts.policy, parts.prompts, strategy_of(config, parts.algorithm)
     devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
     text = [
         f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts of "
@@ -177,7 +125,9 @@ def _why_silent(metrics: dict[str, float]) -> str:
     return "the method gives every token the advantage 0"
 
 
-def outcome(config: TrainConfig, counts: dict[str, int], seconds: dict[str, float]) -> dict[str, Any]:
+def outcome(
+    config: TrainConfig, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float]
+) -> dict[str, Any]:
     """The end of summary.json. `learned` is false where no step had a signal to learn from."""
     warnings, silent, single = [], counts.get("silent", 0), counts.get("single", 0)
     if silent == config.steps:
@@ -193,6 +143,12 @@ def outcome(config: TrainConfig, counts: dict[str, int], seconds: dict[str, floa
         "warnings": warnings,
         "tokens": {"sampled": counts.get("tokens", 0)},
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "prompts": {
+            "training": len(prompts.rows),
+            "skipped": prompts.skipped,
+            "truncated": prompts.shortened,
+            "conflicting": prompts.conflicting,
+        },
     }
 
 
@@ -205,3 +161,39 @@ def describe(figures: dict[str, Any]) -> str:
     low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
     of = f"{figures['prompts']} held-out prompts, {figures['length']:.1f} tokens a completion"
     return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {of}"
+
+
+def metrics_of(
+    config: TrainConfig,
+    parts: Parts,
+    found: Step,
+    learned: Learned,
+    before: Mapping[str, float],
+    seconds: Mapping[str, float],
+    taken: int,
+) -> dict[str, float]:
+    """All metrics of a step. before, seconds: of the clock before the step and now; taken: gradient steps before it."""
+    scored, batch = as_scored(found, learned), learned.batch
+    metrics = {**learned.metrics, "signal": signal(batch), "packing/filled": learned.filled}
+    shaped, reward = np.asarray(batch.need("reward"))[: len(scored.texts)], np.asarray(scored.batch.need("reward"))
+    if not np.array_equal(shaped, reward, equal_nan=True):
+        metrics["reward/shaped"] = float(np.nanmean(shaped))
+    took = sum(seconds.values()) - sum(before.values())
+    metrics |= facts(scored, config, took) | found.metrics
+    metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
+    metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in seconds.items()}
+    return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
+
+
+def as_scored(found: Step, learned: Learned) -> Scored:
+    """The prepared batch without rows that fill up, with the rewards as they were scored: what is written down."""
+    rows, batch, scored = len(found.scored.texts), learned.batch, found.scored
+    if rows < batch.tokens.shape[0]:
+        batch = map_rows(lambda x: x[:rows], batch)
+    return scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
+
+
+def known(found: Step, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics but for those of a rollout that are NaN: of completions that were finished, where none was."""
+    unknown = {name for name, value in found.metrics.items() if np.isnan(value)}
+    return {name: value for name, value in metrics.items() if name not in unknown}

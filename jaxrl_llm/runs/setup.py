@@ -13,9 +13,13 @@ import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.algorithms.unfinished import reward_names, take_without
+from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
+from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
@@ -25,16 +29,12 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
-from jaxrl_llm.rollouts.partial import Partial
-from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.inputs import Inputs, make_rewards, split_prompts
-from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.runs.inputs import prompt_sets
-from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
+from jaxrl_llm.runs.rollout import check_rollout
+from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, chain
+from jaxrl_llm.transform import RunFacts, Transform, chain
 
 
 class Parts(NamedTuple):
@@ -57,12 +57,11 @@ class Parts(NamedTuple):
 def make_algorithm(config: TrainConfig) -> Algorithm:
     """The configured method, told the facts of the run, with the soft overlong penalty in front where it is on.
 
-    InputError for an unknown method or hyper-parameter, or a value out of range.
+    InputError for an unknown method or hyper-parameter, a value out of range, or a part that the method lacks.
     """
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
-    given = with_facts(
-        constructor(config.algorithm), config.hyperparameters, learning_rate=config.optimizer.learning_rate, **facts
-    )
+    chosen = take_without(config.algorithm, config.hyperparameters, reward_names(config.rewards))
+    given = with_facts(constructor(config.algorithm), chosen, learning_rate=config.optimizer.learning_rate, **facts)
     algorithm = get(config.algorithm, **given)
     for need in algorithm.needs:
         value_of(need)  # for its own check
@@ -171,32 +170,6 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
 
 
-def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
-    """How a step's rollout ends early, if it does: as the run's settings say, where they do, else as the method asks.
-
-    InputError where the method resamples: both choose which groups a step waits for; and where whole groups are to be
-    scored at once, but are not finished at once.
-    """
-    strategy, given = algorithm.strategy, dict[str, Any]()
-    if config.oversample > 1:
-        given["oversample"] = config.oversample
-    if config.segment_tokens:
-        given["segment_tokens"] = config.segment_tokens
-    if given:
-        strategy = dataclasses.replace(strategy or Partial(), **given)
-    if strategy is not None and algorithm.curriculum is not None:
-        raise InputError(
-            f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
-            "segment_tokens) cannot do: leave out one of the two"
-        )
-    if strategy is not None and strategy.train_unfinished and config.stream_rewards:
-        raise InputError(
-            f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "
-            "leave it out"
-        )
-    return strategy
-
-
 def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
     """InputError where a hyper-parameter is to name one of the rewards, but does not."""
     named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
@@ -212,7 +185,7 @@ def check_method(config: TrainConfig, mesh: jax.sharding.Mesh) -> Algorithm:
         lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
-        lambda: strategy_of(config, algorithm),
+        lambda: check_rollout(config, algorithm),
     )
     return algorithm
 
@@ -240,7 +213,8 @@ def set_up(config: TrainConfig, inputs: Inputs | None = None) -> tuple[Parts, Tr
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
-    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init()), mesh)
+    facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
+    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init(facts)), mesh)
     parts = Parts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,

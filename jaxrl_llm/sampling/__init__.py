@@ -4,16 +4,14 @@
 `Completion`s as they end.
 """
 
-from jaxrl_llm.rollouts.partial import Partial
 from jaxrl_llm.sampling.draw import Settings
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.sampler import completion_ids, completion_texts, requests_of, sample
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 __all__ = [
     "Completion",
-    "Partial",
     "Request",
     "Settings",
     "Stats",

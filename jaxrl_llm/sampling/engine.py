@@ -1,26 +1,23 @@
-"""The engine: requests in, completions out as they end, over slots that take the next request when one ends."""
+"""The engine: takes requests, completes them over slots, and gives each back as it ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.buckets import bucket, pad_rows
-from jaxrl_llm.compilation import compiles, count_compiles
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.interrupts import interruptible
-from jaxrl_llm.models.check import check_policy
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import Lanes
 from jaxrl_llm.sampling.decode import Rows, begin, decode, empty_ring, finished, no_rows
 from jaxrl_llm.sampling.draw import Settings
 from jaxrl_llm.sampling.prefill import empty_prefixes, prefill, restore
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, as_tokens, check_requests, first_not_finite
+from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.schedule import Placed, Schedule, Shape, plan
 from jaxrl_llm.sampling.weights import Weights
 
@@ -31,130 +28,123 @@ IDLE_SHARE = 32  # one row in so many may wait for a new request before the loop
 Cut = Callable[[np.ndarray], int | None]  # own tokens int32[n] -> how many of them end the completion, or None
 
 
-def stream(
-    policy: Policy,
-    weights: Weights,
-    requests: Sequence[Request],
-    settings: Settings,
-    *,
-    slots: int = 0,
-    shape: Shape | None = None,
-    cut: Cut | None = None,
-    chunk: int = CHUNK,
-    enough: Callable[[Completion], bool] | None = None,
-    watch: Callable[[int, np.ndarray], None] | None = None,
-    cache_dtype: Any = None,
-    policy_step: int = 0,
-    stats: Stats | None = None,
-) -> Generator[Completion, None, None]:
-    """Complete requests; yields each completion as it ends, in the order of ending.
+class Size(NamedTuple):
+    """What an engine has room for."""
 
-    slots: rows that decode at a time, 0 for one a request. A row whose completion ends takes the next waiting request.
-    shape: rows, prompt slots and lanes in place of those that `schedule.plan` makes of `slots` and these requests, so
-    that rollouts of other numbers of requests share one compiled loop.
-    cut: looked at every `chunk` steps, ends a completion by what it says (stop strings).
-    enough: called with each completion; from when it gives True nothing more is decoded, and all other requests come
-    as they are, unfinished (those that were not begun, without new tokens). Ctrl-C does the same.
-    watch: called every `chunk` steps with the index of each running request and its tokens so far.
-    cache_dtype: of keys and values, floating or int8; the policy's by default.
-    policy_step: written beside every token drawn. stats: filled in.
+    shape: Shape
+    width: int  # tokens of a prompt
+    tokens: int  # of a completion
 
-    The tokens of a request depend on the seed, its prompt, prompt id and sample number only.
-    Raises InputError at once for requests that are empty, without room or of tokens beyond the vocabulary, and for
-    weights or settings of another kind; and from the iterator where logits are not finite.
+    def fits(self, request: Request) -> bool:
+        """Whether a request's prompt and completion have room."""
+        return len(request.prompt) <= self.width and request.limit <= self.tokens
+
+
+def size_for(requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None) -> Size:
+    """Room for these requests. slots, devices, shape: see `stream` and `schedule.plan`."""
+    shape = shape or plan([request.prompt for request in requests], slots, devices)
+    width = bucket(max(len(request.prompt) for request in requests))
+    return Size(shape, width, bucket(max(request.limit for request in requests), least=4))
+
+
+class Engine:
+    """Completes requests under one set of weights. It takes requests at any time, also while others decode.
+
+    A request waits for a free row; requests that share a prompt share its pass through the model and its cache. A
+    request that does not fit makes the engine larger: rows that decode then go on from their tokens, whose keys are
+    computed again. Its arrays are on the device, a few numbers a row here. The arguments are those of `stream`.
     """
-    check_policy(policy)
-    for name, value, kind, made in (
-        ("weights", weights, Weights, "take_weights(policy, params)"),
-        ("settings", settings, Settings, "sampling.draw.Settings(...)"),
-    ):
-        if not isinstance(value, kind):
-            raise InputError(f"{name} is a {type(value).__name__}, but must be what {made} gives")
-    for name, number, least in (("slots", slots, 0), ("chunk", chunk, 1)):
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
-            raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
-    check_requests(requests, policy.config.vocab_size)
-    return _stream(
-        policy, weights, requests, settings, slots, shape, cut, chunk, enough, watch, cache_dtype, policy_step, stats
-    )
-
-
-def _stream(
-    policy: Policy,
-    weights: Weights,
-    requests: Sequence[Request],
-    settings: Settings,
-    slots: int,
-    shape: Shape | None,
-    cut: Cut | None,
-    chunk: int,
-    enough: Callable[[Completion], bool] | None,
-    watch: Callable[[int, np.ndarray], None] | None,
-    cache_dtype: Any,
-    policy_step: int,
-    stats: Stats | None,
-) -> Generator[Completion, None, None]:
-    stats = Stats() if stats is None else stats
-    count_compiles()
-    before, stats.began = compiles()[0], time.perf_counter()
-    open_ones = []
-    for index, request in enumerate(requests):
-        if request.begun.size < request.until:
-            open_ones.append(index)
-        else:
-            yield Completion(index, request.begun, False, request.limit)
-    if not open_ones:
-        return
-    asked = [requests[index] for index in open_ones]
-    with interruptible() as interrupted:
-        engine = _Engine(policy, weights, asked, settings, shape, slots, cache_dtype or policy.dtype, stats)
-        stopping = False
-        while not stopping and (engine.schedule.placed or engine.schedule.queue):
-            engine.admit()
-            # The first call takes one step: then first tokens are there, and their time is known.
-            engine.decode(min(chunk, CHUNK) if stats.steps else 1)
-            if watch is not None:
-                for number, tokens in engine.running(policy_step):
-                    watch(open_ones[number], tokens)
-            for completion in engine.ended(cut, policy_step):
-                completion = replace(completion, index=open_ones[completion.index])
-                stopping |= enough is not None and enough(completion)
-                yield completion
-            stats.seconds, stats.compiles = time.perf_counter() - stats.began, compiles()[0] - before
-            stats.interrupted = interrupted()
-            stopping |= stats.interrupted
-        for completion in engine.left(policy_step):
-            yield replace(completion, index=open_ones[completion.index])
-        stats.interrupted = interrupted()
-
-
-class _Engine:
-    """The state of one rollout: arrays on the device, a few numbers a row here."""
 
     def __init__(
         self,
         policy: Policy,
         weights: Weights,
-        requests: Sequence[Request],
         settings: Settings,
-        shape: Shape | None,
-        slots: int,
-        dtype: Any,
-        stats: Stats,
+        size: Size,
+        *,
+        cut: Cut | None = None,
+        cache_dtype: Any = None,
+        policy_step: int = 0,
+        stats: Stats | None = None,
     ) -> None:
-        self.policy, self.weights, self.requests, self.settings, self.stats = policy, weights, requests, settings, stats
-        mesh = weights.mesh
-        prompts = [request.prompt for request in requests]
-        shape = shape or plan(prompts, slots, 1 if mesh is None else mesh.shape.get("data", 1))
-        self.schedule, self.shape = Schedule(prompts, shape), shape
-        self.width = bucket(max(map(len, prompts)))
-        tokens = bucket(max(request.limit for request in requests), least=4)
-        self.prefixes = weights.spread(empty_prefixes(policy, shape.prompts, self.width, dtype))
-        self.ring = weights.spread(empty_ring(policy, shape.rows, tokens, dtype))
+        self.policy, self.weights, self.settings = policy, weights, settings
+        self.cut, self.policy_step = cut, policy_step
+        self.dtype, self.stats = cache_dtype or policy.dtype, Stats() if stats is None else stats
+        self.requests: dict[int, Request] = {}  # that are not completed
+        self._taken = 0
+        self._done: list[Completion] = []  # that needed no step
+        self._allocate(size)
+
+    def _allocate(self, size: Size) -> None:
+        """New arrays, without any request."""
+        self.size, self.shape, self.width = size, size.shape, size.width
+        self.schedule = Schedule((), size.shape)
+        shape, weights = size.shape, self.weights
+        self.prefixes = weights.spread(empty_prefixes(self.policy, shape.prompts, size.width, self.dtype))
+        self.ring = weights.spread(empty_ring(self.policy, shape.rows, size.tokens, self.dtype))
         self.rows = no_rows(shape.rows)
         self.lane = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.lanes)
-        stats.rows, stats.prompt_slots = shape.rows, shape.prompts
-        stats.moved_bytes, stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
+        self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
+        self.stats.moved_bytes, self.stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
+
+    def submit(self, request: Request) -> int:
+        """Take a request; returns its number, which its completion has as its index."""
+        number, self._taken = self._taken, self._taken + 1
+        if request.begun.size >= request.until:
+            self._done.append(Completion(number, request.begun, False, request.limit))
+            return number
+        if not self.size.fits(request):
+            self._grow(request)
+        self.requests[number] = request
+        self.schedule.add(number, request.prompt)
+        return number
+
+    def _grow(self, request: Request) -> None:
+        """Make room for a request that does not fit. Rows that decode are taken back to their tokens."""
+        width = max(self.width, bucket(len(request.prompt)))
+        size = Size(self.shape, width, max(self.size.tokens, bucket(request.limit, least=4)))
+        for row, tokens in self._drawn(list(self.schedule.placed)).items():
+            number = self.schedule.placed[row].request
+            self.requests[number] = replace(self.requests[number], begun=tokens)
+        self._allocate(size)
+        for number, waiting in self.requests.items():
+            self.schedule.add(number, waiting.prompt)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is not completed."""
+        return bool(self.requests or self._done)
+
+    def step(self, chunk: int = CHUNK) -> list[Completion]:
+        """Decode for at most `chunk` steps, and give back the completions that ended."""
+        self.advance(chunk)
+        return self.completed()
+
+    def advance(self, chunk: int) -> None:
+        """Give free rows to requests that wait, and decode for at most `chunk` steps."""
+        if self.requests:
+            self.admit()
+            # The first call takes one step: then first tokens are there, and their time is known.
+            self.decode(min(chunk, CHUNK) if self.stats.steps else 1)
+            self.stats.seconds = time.perf_counter() - self.stats.began
+
+    def completed(self) -> list[Completion]:
+        """Take the completions that ended, whose rows are free from now on."""
+        done, self._done = self._done, []
+        return done + list(self.ended())
+
+    def withdraw(self) -> list[Completion]:
+        """Give back all other requests as they are, unfinished; those that were not begun have no new tokens."""
+        left, self._done = self._done, []
+        for row, tokens in self._drawn(list(self.schedule.placed)).items():
+            number = self.schedule.placed[row].request
+            left.append(Completion(number, tokens, False, self.requests.pop(number).limit))
+        for number, request in self.requests.items():
+            left.append(Completion(number, request.begun, False, request.limit))
+        self.requests = {}
+        self.schedule = Schedule((), self.shape)
+        self.rows = self.rows._replace(done=np.ones(self.shape.rows, bool))  # type: ignore[arg-type]
+        return left
 
     def admit(self) -> None:
         """Give free rows to waiting requests, and put new prompts through the model."""
@@ -243,45 +233,37 @@ class _Engine:
         steps, live = int(work.steps), int(work.live)
         # A token that is none: it is said now, and not when its row is done.
         lost = np.flatnonzero(np.asarray(self.rows.newest) < 0)
-        self._drawn([row for row in lost.tolist() if row in self.schedule.placed], 0)
+        self._drawn([row for row in lost.tolist() if row in self.schedule.placed])
         stats = self.stats
         stats.first_token = stats.first_token or time.perf_counter() - stats.began
         stats.steps, stats.live, stats.tokens = stats.steps + steps, stats.live + live, stats.tokens + live + fresh
         if waiting:
             stats.busy_steps, stats.busy_live = stats.busy_steps + steps, stats.busy_live + live
 
-    def ended(self, cut: Cut | None, policy_step: int) -> Iterator[Completion]:
+    def ended(self) -> Iterator[Completion]:
         """Completions of rows that are done, whose rows are freed."""
-        done = np.asarray(self.rows.done)
-        looked = self._drawn([row for row in self.schedule.placed if done[row] or cut is not None], policy_step)
-        for row, tokens in looked.items():
-            request = self.schedule.placed[row].request
-            asked = self.requests[request]
-            end = cut(tokens.token) if cut is not None else None
+        done, cut = np.asarray(self.rows.done), self.cut
+        for row, tokens in self._drawn([row for row in self.schedule.placed if done[row] or cut is not None]).items():
+            number = self.schedule.placed[row].request
+            asked = self.requests[number]
+            end = cut(tokens.token[asked.given :]) if cut is not None else None
             if end is not None:
-                tokens = tokens.first(end)
+                tokens = tokens.first(asked.given + end)
             elif not done[row]:
                 continue
             stop_tokens = np.asarray(self.settings.stop_tokens)
             ended = end is not None or bool(np.isin(tokens.token[-1], stop_tokens))
             self._free(row)
-            yield Completion(request, tokens, ended, asked.limit)
+            del self.requests[number]
+            yield Completion(number, tokens, ended, asked.limit)
 
-    def left(self, policy_step: int) -> Iterator[Completion]:
-        """All other requests as they are."""
-        for row, tokens in self._drawn(list(self.schedule.placed), policy_step).items():
-            request = self.schedule.placed[row].request
-            yield Completion(request, tokens, False, self.requests[request].limit)
-        for queue in self.schedule.waiting.values():
-            for request in queue:
-                yield Completion(request, self.requests[request].begun, False, self.requests[request].limit)
-
-    def running(self, policy_step: int) -> Iterator[tuple[int, np.ndarray]]:
+    def running(self) -> Iterator[tuple[int, np.ndarray]]:
         """The requests in the rows, and their tokens."""
-        for row, tokens in self._drawn(list(self.schedule.placed), policy_step).items():
+        for row, tokens in self._drawn(list(self.schedule.placed)).items():
             yield self.schedule.placed[row].request, tokens.token
 
-    def _drawn(self, rows: list[int], policy_step: int) -> dict[int, Any]:
+    def _drawn(self, rows: list[int]) -> dict[int, Tokens]:
+        """What rows have drawn by now, with what they were begun with."""
         if not rows:
             return {}
         size = 1 << (len(rows) - 1).bit_length()
@@ -293,7 +275,7 @@ class _Engine:
         for i, row in enumerate(rows):
             begun = self.requests[self.schedule.placed[row].request].begun
             own = 0 if fresh[row] else int(count[row]) + 1
-            new = as_tokens(drawn, i, own - begun.size, policy_step)
+            new = as_tokens(drawn, i, own - begun.size, self.policy_step)
             if (place := first_not_finite(new)) is not None:
                 asked = self.requests[self.schedule.placed[row].request]
                 raise InputError(

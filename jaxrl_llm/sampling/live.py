@@ -9,9 +9,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.requests import Completion, Stats
 from jaxrl_llm.sampling.sampler import Asked
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 CHUNK = 4  # tokens between two pieces of a text that is watched

@@ -31,6 +31,10 @@ class Tokens(NamedTuple):
         """The first `count` tokens."""
         return Tokens(*(x[:count] for x in self))
 
+    def after(self, count: int) -> Tokens:
+        """The tokens after the first `count`."""
+        return Tokens(*(x[count:] for x in self)) if count else self
+
     def followed_by(self, others: Tokens) -> Tokens:
         """These tokens and then the others."""
         return Tokens(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
@@ -50,6 +54,7 @@ class Request:
     sample: int = 0
     begun: Tokens = NO_TOKENS  # tokens of an earlier, unfinished rollout to go on from
     pause_at: int | None = None  # own tokens at which this call leaves the completion unfinished; None: at no number
+    given: int = 0  # of the begun tokens, how many are of earlier turns: stop strings are looked for after them
 
     @property
     def until(self) -> int:

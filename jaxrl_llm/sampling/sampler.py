@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.buckets import bucket, pad_rows
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
 from jaxrl_llm.models.check import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
@@ -29,9 +28,11 @@ from jaxrl_llm.sampling.arguments import (
 )
 from jaxrl_llm.sampling.draw import Settings, seed_of
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
-from jaxrl_llm.sampling.engine import Cut, stream
+from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Completion, Request, Stats
+from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories, check_batch
 
@@ -122,10 +123,11 @@ def sample(
             raise KeyboardInterrupt
         if not told:  # who gave `stats` finds it there
             logger.warning("interrupted: %d of %d completions are finished", len(found), len(requests))
-    rows = [found[index] for index in sorted(found)]
-    return assemble(
-        requests, rows, [row.index // group_size for row in rows], temperature or 1.0, truncating, policy_step
-    )
+    rows = [
+        Row(requests[i].prompt, found[i].tokens, found[i].truncated, requests[i].prompt_id, i // group_size)
+        for i in sorted(found)
+    ]
+    return jax.tree.map(jnp.asarray, assemble(rows, temperature or 1.0, truncating, policy_step))
 
 
 def requests_of(
@@ -152,16 +154,8 @@ def requests_of(
     check_prompts(policy, prompts, stop)
     ids = [encode_prompt(policy.tokenizer, prompt, system_prompt=system_prompt) for prompt in prompts]
     check_ids(policy, ids, max_new_tokens)
-    names, ends = names_of(prompt_ids, len(ids)), ends_of(stop_token_ids, policy)
-    truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
-    mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
-    settings = Settings(
-        seed=seed_of(key),
-        temperature=jnp.float32(temperature),
-        filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
-        allowed=mask,
-        stop_tokens=jnp.asarray(ends, jnp.int32),
-    )
+    names = names_of(prompt_ids, len(ids))
+    settings = settings_of(policy, key, temperature, top_p, top_k, min_p, stop_token_ids, allowed)
     # A prompt that comes twice is sampled anew, not repeated.
     seen: Counter[int] = Counter()
     requests = []
@@ -169,10 +163,32 @@ def requests_of(
         for number in range(group_size):
             requests.append(Request(tuple(prompt), max_new_tokens, name, seen[name] * group_size + number))
         seen[name] += 1
-    return Asked(requests, settings, _cut(policy.tokenizer, stop) if stop else None)
+    return Asked(requests, settings, cut_at(policy.tokenizer, stop) if stop else None)
 
 
-def _cut(tokenizer: Any, stop: Sequence[str]) -> Cut:
+def settings_of(
+    policy: Policy,
+    key: jax.Array,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    stop_token_ids: Sequence[int] | None = None,
+    allowed: Sequence[int] | np.ndarray | None = None,
+) -> Settings:
+    """How to draw tokens, for the engine; the arguments are those of `sample`."""
+    truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
+    mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
+    return Settings(
+        seed=seed_of(key),
+        temperature=jnp.float32(temperature),
+        filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
+        allowed=mask,
+        stop_tokens=jnp.asarray(ends_of(stop_token_ids, policy), jnp.int32),
+    )
+
+
+def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:
     """Where a completion's text first holds a stop string: after the token that completes it."""
 
     def cut(tokens: np.ndarray) -> int | None:
@@ -187,48 +203,6 @@ def _cut(tokenizer: Any, stop: Sequence[str]) -> Cut:
         return low
 
     return cut
-
-
-def assemble(
-    requests: Sequence[Request],
-    rows: Sequence[Completion],
-    groups: Sequence[int],
-    temperature: float,
-    truncating: bool,
-    policy_step: int = 0,
-) -> Trajectories:
-    """Completions beside their prompts in right-padded rows.
-
-    groups: the group of each row; temperature, truncating: of the sampling; policy_step: of this call's weights.
-    """
-    prompts = [requests[row.index].prompt for row in rows]
-    N, L = len(rows), bucket(max(len(p) + row.tokens.size for p, row in zip(prompts, rows, strict=True)))
-    tokens, real = pad_rows([list(prompt) for prompt in prompts], L)
-    action, step = np.zeros((N, L), bool), np.full((N, L), policy_step, np.int32)
-    logp, entropy, whole = (np.zeros((N, L), np.float32) for _ in range(3))
-    floor = np.full((N, L), -np.inf, np.float32)
-    for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        place = (i, slice(len(prompt), len(prompt) + row.tokens.size))
-        real[place] = action[place] = True
-        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens, strict=True):
-            to[place] = x
-    names = np.asarray([requests[row.index].prompt_id for row in rows], np.int32)
-    different = truncating or not np.array_equal(whole, logp)
-    return Trajectories(
-        tokens=jnp.asarray(tokens),
-        token_mask=jnp.asarray(real),
-        action_mask=jnp.asarray(action),
-        behaviour_logp=jnp.asarray(logp),
-        policy_step=jnp.asarray(step),
-        turn=jnp.asarray(np.where(action, 0, -1).astype(np.int32)),
-        group=jnp.asarray(np.asarray(groups, np.int32)),
-        prompt_id=jnp.asarray(names),
-        truncated=jnp.asarray([row.truncated for row in rows]),
-        temperature=jnp.full(N, temperature, jnp.float32),
-        support_floor=jnp.asarray(floor) if truncating else None,
-        whole_logp=jnp.asarray(whole) if different else None,
-        entropy=jnp.asarray(entropy),
-    )
 
 
 def completion_ids(trajectories: Trajectories) -> list[list[int]]:

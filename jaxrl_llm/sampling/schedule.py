@@ -61,15 +61,20 @@ class Schedule:
 
     def __init__(self, prompts: Sequence[Hashable], shape: Shape) -> None:
         self.shape = shape
-        self.prompt_of = list(prompts)
+        self.prompt_of: dict[int, Hashable] = {}
         self.waiting: dict[Hashable, deque[int]] = {}
         for request, prompt in enumerate(prompts):
-            self.waiting.setdefault(prompt, deque()).append(request)
+            self.add(request, prompt)
         self.slot_of: dict[Hashable, int] = {}
         self.free_slots = list(range(shape.prompts))
         self.free_lanes = {slot: list(range(shape.lanes)) for slot in range(shape.prompts)}
         self.free_rows = list(range(shape.rows))
         self.placed: dict[int, Placed] = {}  # by row
+
+    def add(self, request: int, prompt: Hashable) -> None:
+        """A request that continues a prompt waits from now on."""
+        self.prompt_of[request] = prompt
+        self.waiting.setdefault(prompt, deque()).append(request)
 
     @property
     def queue(self) -> int:
@@ -104,7 +109,7 @@ class Schedule:
     def release(self, row: int) -> None:
         """The row's request is done. Its prompt slot is free once no row is in it and none waits for it."""
         request, _, lane = self.placed.pop(row)
-        prompt = self.prompt_of[request]
+        prompt = self.prompt_of.pop(request)
         slot = self.slot_of[prompt]
         self.free_rows = sorted([*self.free_rows, row])
         self.free_lanes[slot] = sorted([*self.free_lanes[slot], lane % self.shape.lanes])

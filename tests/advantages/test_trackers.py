@@ -16,6 +16,7 @@ from jaxrl_llm.advantages.trackers import (
     uncertainty,
 )  # fmt: skip
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.transform import RunFacts
 
 
 def test_the_card() -> None:
@@ -44,3 +45,11 @@ def test_bad_numbers_are_refused() -> None:
         tracked_baseline(prompts=0)
     with pytest.raises(InputError, match="most"):
         tracked_baseline(most=1.5)
+
+
+def test_a_run_that_knows_its_prompts_gives_each_a_place() -> None:
+    """Without it the places are 4096, and prompts 1 and 4097 share one; a given number wins over the run's."""
+    told, given = RunFacts(prompts=5000), tracked_baseline(prompts=7)
+    assert tracked_baseline().init().value.shape == tracked_baseline().init(RunFacts()).value.shape == (4096,)
+    assert tracked_baseline().init(told).value.shape == (5000,)
+    assert given.init(told).value.shape == given.init().value.shape == (7,)

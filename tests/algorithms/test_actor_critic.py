@@ -185,8 +185,8 @@ def test_normalised_returns_make_the_scale_of_rewards_irrelevant_to_the_critic()
     np.testing.assert_allclose(first.returns, plain.returns, err_msg="mean 0 and deviation 1 before the first batch")
 
 
-def test_ppo_max_scales_by_the_running_deviation() -> None:
-    algorithm = ppo_max()
+def test_the_scripts_of_ppo_max_scale_by_the_running_deviation() -> None:
+    algorithm = ppo_max(preset="code", kl_coefficient=0.02)
     mask, logp = np.array([[1, 1, 1], [1, 1, 1]], bool), np.array([[-1, -0.5, -2]] * 2)
     batch = batch_of(
         mask, [1.0, 3.0], logp, values=np.array([[0.3, 0.5, 0.6]] * 2), reference_logp=np.array([[-1.2, -0.4, -2]] * 2)
@@ -208,19 +208,33 @@ def test_ppo_max_scales_by_the_running_deviation() -> None:
 def test_ppo_max_is_its_loop() -> None:
     batch = critic_batch()[0]
     rows_of = loop_rows(batch)
-    algorithm = ppo_max(whiten=True, advantage_clip=1.2, kl_coefficient=0.02)
+    algorithm = ppo_max(whiten=True, advantage_clip=1.2)
     scores = [s for s in np.asarray(batch.reward, np.float64) if not np.isnan(s)]
 
     def loop(logp: Any, V: Any) -> float:
         rows = rows_of(logp=logp, V=V)
         for row in rows:
-            credit(row, 1.0, 0.95, 0.95, 0.02, np.std(scores, ddof=1))
+            row.score = min(max((row.score - np.mean(scores)) / np.std(scores, ddof=1), -0.3), 0.3)
+            credit(row, 1.0, 0.95, 0.95, 0.05)
         whiten_loop(rows, 1e-6)
         for row in rows:
             row.A = [min(max(a, -1.2), 1.2) for a in row.A]
         return sum(losses(rows, 0.2, 0.2, 0.2))
 
     check(algorithm, loop)
+
+
+def test_ppo_max_normalises_by_all_batches_so_far_and_then_clips() -> None:
+    algorithm = ppo_max(reward_clip=0.8)
+    batch = batch_of(
+        np.ones((2, 1)), [1.0, 3.0], np.zeros((2, 1)), values=np.zeros((2, 1)), reference_logp=np.ones((2, 1))
+    )
+    state, first = algorithm.transform.apply(algorithm.transform.init(), batch)
+    np.testing.assert_allclose(first.reward, [-0.707107, 0.707107], atol=1e-6)
+    _, second = algorithm.transform.apply(state, batch.replace(reward=jnp.asarray([2.0, 6.0])))
+    # Mean 3 and deviation sqrt(14/3) of 1, 3, 2 and 6; the second, 1.388730, is clipped.
+    np.testing.assert_allclose(second.reward, [-0.462910, 0.8], atol=1e-6)
+    np.testing.assert_allclose(second.advantages[:, 0], [-0.462910 + 0.05, 0.8 + 0.05], atol=1e-6)
 
 
 def test_ppo_max_without_its_tricks_is_ppo() -> None:

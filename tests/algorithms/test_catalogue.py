@@ -19,6 +19,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import describe, listing, page
 from jaxrl_llm.algorithms.needs import NEEDS, value_of
 from jaxrl_llm.algorithms.ranges import RANGES
+from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.options import parse_config
 from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
@@ -71,7 +72,7 @@ def test_its_page_and_line_are_printed(name: str) -> None:
     assert '"""' not in said
     for parameter in defaults(name):
         assert f"  {parameter} = " in said
-    (line,) = (line for line in listing().splitlines() if line.split()[0] == name)
+    (line,) = (line for line in listing().splitlines() if line.startswith(f"  {name} "))
     assert str(describe(name).year) in line
     for need in describe(name).needs:
         assert need in line
@@ -87,6 +88,8 @@ def test_it_goes_through_configuration_unchanged(name: str) -> None:
     assert again == config
     parsed = parse_config(["--algorithm", name])
     assert parsed.hyperparameters == values
+    if missing(name):
+        parsed = parse_config(["--algorithm", name, "--algorithm.without", ",".join(missing(name))])
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps, "learning_rate": 1e-6}
     known = {fact: facts[fact] for fact in FACTS if values.get(fact, 0) is None}
     assert bits(run(name, make_algorithm(parsed))) == bits(run(name, algorithms.get(name, **known)))

@@ -96,7 +96,9 @@ def test_arbitrary_entropy_swaps_normal_rows_for_right_tempered_ones() -> None:
     assert (kept & ~tempered).sum() == (~tempered).sum() - 2
     A = np.where(tempered, 1.0, group_scores(np.where(tempered, np.nan, reward), batch.group))
     A = np.broadcast_to(A[:, None], logp.shape)
-    agrees(algorithm, batch, logp, A, weights=kept[:, None], old=batch.old_logp)
+    agrees(algorithm, batch, logp, A, weights=kept[:, None], old=batch.old_logp, dual=3.0)
+    far = np.asarray(batch.old_logp) + 1.5 * np.random.default_rng(0).normal(size=logp.shape)  # where 3 bounds some
+    agrees(algorithm, batch, far, A, weights=kept[:, None], old=batch.old_logp, dual=3.0)
     high = prepared(algorithm, batch.replace(feedback=feedback(0.6)))
     assert float(high.controls["temperature"]) == pytest.approx(0.8)
     assert np.asarray(high.loss_weights).any(axis=1).sum() == 6
@@ -107,7 +109,7 @@ def test_arbitrary_entropy_swaps_normal_rows_for_right_tempered_ones() -> None:
 def test_arbitrary_entropy_without_tempered_rows_is_grpo() -> None:
     batch, logp = random_batch(3)
     A = np.broadcast_to(group_scores(batch.reward, batch.group)[:, None], logp.shape)
-    agrees(aepo_arbitrary_entropy(), batch, logp, A, old=batch.old_logp)
+    agrees(aepo_arbitrary_entropy(dual_clip=None), batch, logp, A, old=batch.old_logp)
 
 
 def test_the_worked_example_of_agentic_aepo() -> None:
@@ -115,7 +117,7 @@ def test_the_worked_example_of_agentic_aepo() -> None:
     batch = batch_of(np.ones((2, 2)), [1.0, 0], np.zeros((2, 2)), entropy=np.array([[0.5, 1.5], [1, 1]]))
     A = prepared(aepo_agentic(strength=0.3), batch).advantages * np.sqrt(2)
     close(A, [[0.575736, 1.424264], [-1, -1]], atol=5e-6)
-    A = prepared(aepo_agentic(over="batch", ddof=1), batch).advantages * np.sqrt(2)
+    A = prepared(aepo_agentic(preset="code"), batch).advantages * np.sqrt(2)
     close(A, [[0.755051, 1.244949], [-1, -1]], atol=5e-6)
     rho, A, F = np.array([[1.5, 0.5, 1.1, 1.5]]), np.array([[1.0, -1, 1, -1]]), [1.28, 0, 1.1, 1.5]
     rows = batch_of(np.ones((1, 4)), [1.0], np.zeros((1, 4))).replace(advantages=jnp.float32(A))
@@ -188,25 +190,33 @@ def test_the_worked_example_of_hapo() -> None:
     close(level_temperature(h)[0], [0.95, 0.968364, 0.984182, 1, 1.05], atol=1e-5)
     rho = np.array([[1, 0.7, 1.05, 1.5, 1.15]])
     batch = batch_of(np.ones((1, 5)), [1.0], np.zeros((1, 5)), entropy=H)
-    ready = prepared(hapo_heterogeneous(), batch).replace(advantages=jnp.ones((1, 5)))
-    assert float(hapo_heterogeneous().objective(outputs_of(np.log(rho)), ready)[0]) == pytest.approx(
-        -0.753565, abs=1e-5
-    )
+    method = hapo_heterogeneous(dynamic_sampling=False)
+    ready = prepared(method, batch).replace(advantages=jnp.ones((1, 5)))
+    assert float(method.objective(outputs_of(np.log(rho)), ready)[0]) == pytest.approx(-0.753565, abs=1e-5)
     r, lengths = jnp.array([1.0, 0, 0]), jnp.array([4.0, 2, 2])
     close(length_weighted_advantage(r, lengths, jnp.zeros(3, jnp.int32)), [0.999998, -0.999998, -0.999998], atol=1e-6)
 
 
-def test_hapo_against_a_loop() -> None:
+@pytest.mark.parametrize("uniform", [False, True])
+def test_hapo_against_a_loop(uniform: bool) -> None:
     batch, logp = random_batch(6)
+    if uniform:  # a group of equal rewards, with the extreme entropies: it counts nowhere
+        extremes = jnp.where(jnp.arange(6) % 2, 40.0, 1e-6) * batch.action_mask
+        same = batch.group == 1
+        batch = batch.replace(
+            reward=jnp.where(same, 1.0, batch.reward), entropy=jnp.where(same[:, None], extremes, batch.entropy)
+        )
     mask, H, group = np.asarray(batch.action_mask), doubles(batch.entropy), np.asarray(batch.group)
     logp = logp + 0.1 * np.random.default_rng(3).normal(size=logp.shape)
     reward, T, old = doubles(batch.reward), mask.sum(axis=1), doubles(batch.behaviour_logp)
+    if uniform:
+        mask = mask & (group != 1)[:, None]
     x = np.log(np.maximum(H, 1e-8))
     q = sorted(x[mask])[round(0.8 * (mask.sum() - 1))]
     z = (x - q) / np.sqrt(np.mean((x[mask] - q) ** 2))
     h = np.where(z > 0, z / z[mask].max(), z / -z[mask].min())
     scores = np.zeros(len(reward))
-    for g in range(3):
+    for g in set(group[mask.any(axis=1)].tolist()):
         rows = [i for i in range(len(reward)) if group[i] == g]
         tokens = [reward[i] for i in rows for _ in range(T[i])]
         for i in rows:
@@ -229,6 +239,8 @@ def test_hapo_against_a_loop() -> None:
     zone = np.exp(logp - old)
     algorithm = hapo_heterogeneous()
     assert algorithm.curriculum is not None
+    assert algorithm.curriculum.rounds == 16
+    np.testing.assert_array_equal(algorithm.curriculum.informative(batch), mask.any(axis=1))
     assert loss_of(algorithm, batch, logp) == pytest.approx(loop(logp), abs=1e-5)
     close(gradient_of(algorithm, batch, logp), finite_differences(loop, logp), atol=2e-5)
 

@@ -35,6 +35,7 @@ def test_ttrl_against_a_loop() -> None:
             reward[i] = ANSWERS[i] == label
     A = np.broadcast_to(group_scores(reward, group)[:, None], logp.shape)
     agrees(ttrl(ties="first"), batch, logp, A, average="sequence")
+    agrees(ttrl(ties="first", average="token"), batch, logp, A, average="token")
     # Two answers of a tie: one of them wins, whatever the order of the rows.
     order = np.array([3, 2, 1, 0, *range(4, 11)])
     moved = batch.replace(reward=batch.reward[order]).with_info(answer_key=jnp.asarray(ANSWERS[order]))

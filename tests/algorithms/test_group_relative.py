@@ -69,7 +69,7 @@ def test_dr_grpo_is_the_loop() -> None:
 
 
 def test_bnpo_worked_example_in_two_slices() -> None:
-    ready = with_totals(prepared(bnpo(), F1))
+    ready = with_totals(prepared(bnpo(epsilon=1e-6), F1))
     slices = [(slice(0, 2), -0.197595), (slice(2, 4), -0.369465)]
     for part, loss in slices:
         found, _ = bnpo().objective(outputs_of(LOGP[part]), map_rows(lambda x, part=part: x[part], ready))
@@ -77,15 +77,19 @@ def test_bnpo_worked_example_in_two_slices() -> None:
     assert sum(loss for _, loss in slices) / 2 == pytest.approx(-0.283530, abs=1e-6)
 
 
+def test_bnpo_has_the_epsilon_of_trl() -> None:
+    np.testing.assert_allclose(np.abs(advantages(bnpo(), F1)[:, 0]), np.full(4, 0.865875), atol=1e-6)
+
+
 def test_bnpo_in_one_piece_is_the_token_mean_and_row_by_row_the_sequence_mean() -> None:
-    whole = loss_of(bnpo(), RAGGED.batch, RAGGED.logp)
+    whole = loss_of(bnpo(epsilon=1e-6), RAGGED.batch, RAGGED.logp)
     assert whole == pytest.approx(loss_of(dapo(clip_high=0.2, dynamic_sampling=False), RAGGED.batch, RAGGED.logp))
 
     def loop(logp: Rows, held: Rows) -> float:
         return -token_mean(gains(RAGGED, logp, RAGGED.advantage, 0.2, 0.2))
 
-    assert_is_the_loop(bnpo(), RAGGED, loop)
-    ready = with_totals(prepared(bnpo(), F1))
+    assert_is_the_loop(bnpo(epsilon=1e-6), RAGGED, loop)
+    ready = with_totals(prepared(bnpo(epsilon=1e-6), F1))
     rows = [
         bnpo().objective(outputs_of(LOGP[i : i + 1]), map_rows(lambda x, i=i: x[i : i + 1], ready))[0] for i in range(4)
     ]

@@ -40,15 +40,17 @@ def mismatch(old: float, behaviour: float) -> float:
     return float(np.exp(old - behaviour))
 
 
-@pytest.mark.parametrize(("correction", "leave"), [("mask", False), ("mask", True), ("truncate", False)])
+@pytest.mark.parametrize(
+    ("correction", "leave"), [("mask", False), ("mask", True), ("truncate", False), ("none", False)]
+)
 def test_decoupled_ppo_is_the_loop(correction: str, leave: bool) -> None:
     def loop(logp: Rows, held: Rows) -> float:
         total, count = 0.0, 0
         for row, old, b, A in zip(logp, RAGGED.old, RAGGED.behaviour, RAGGED.advantage, strict=True):
             for x, y, z in zip(row, old, b, strict=True):
                 w = mismatch(y, z)
-                kept = w <= 1.05 or correction == "truncate"
-                total += min(w, 1.05) * kept * clipped(np.exp(x - y), A, 0.1, 0.1)
+                kept = w <= 1.05 or correction != "mask"
+                total += (w if correction == "none" else min(w, 1.05)) * kept * clipped(np.exp(x - y), A, 0.1, 0.1)
                 count += kept or not leave
         return -total / count
 

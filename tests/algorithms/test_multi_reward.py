@@ -41,9 +41,10 @@ def test_gdpo_worked_example() -> None:
     sums = [1.731751, 0, 0, -1.731751, 0.499900, 0.499900, 0.499900, -1.499700]
     np.testing.assert_allclose(advantages(gdpo(normalise="none"), batch)[:8, 0], sums, **near)
     tokens = [1.401006, -0.305182, -0.305182, -2.011369, 0.187352, 0.187352, 0.187352, -1.782783]
-    found = advantages(gdpo(normalise="tokens", epsilon=1e-6), batch)
+    found = advantages(gdpo(normalise="tokens", epsilon=1e-6, batch_epsilon=1e-8), batch)
     np.testing.assert_allclose(found[:8, 0], tokens, **near)
     assert (found[3, 1:] == 0).all()
+    np.testing.assert_array_equal(advantages(gdpo(preset="code"), batch), found)
 
 
 def test_dvao_worked_example() -> None:
@@ -73,13 +74,22 @@ def test_verpo_worked_example(first: Any, expected: Any) -> None:
 
 def test_gdpo_against_a_loop() -> None:
     s = sum(w * group_scores(x, GROUP, epsilon=1e-4) for w, x in zip(W, PARTS.values(), strict=True))
+    A = (s - s.mean()) / (s.std(ddof=1) + 0.3)
+    assert_like_loop(gdpo(WEIGHTS, batch_epsilon=0.3), MANY, LOGP, A, average="sequences")
     A = (s - s.mean()) / (s.std(ddof=1) + 1e-4)
-    assert_like_loop(gdpo(WEIGHTS), MANY, LOGP, A, kl=0.04, average="sequences")
+    method = gdpo(WEIGHTS, kl_coefficient=0.04, average="token")
+    assert_like_loop(method, MANY, LOGP, A, kl=0.04, average="tokens")
+    whitened = by_length(s, 0.3)[:, None] * np.asarray(BATCH.action_mask)
+    found = advantages(gdpo(WEIGHTS, "tokens", batch_epsilon=0.3), MANY)
+    np.testing.assert_allclose(found, whitened, rtol=1e-4, atol=1e-5)
+
+
+def by_length(s: np.ndarray, epsilon: float) -> np.ndarray:
+    """s standardised over the batch, each row as often as it has tokens."""
     lengths = np.asarray(BATCH.lengths)
     mean = (s * lengths).sum() / lengths.sum()
     variance = (lengths * (s - mean) ** 2).sum() / (lengths.sum() - 1)
-    whitened = np.broadcast_to(((s - mean) / np.sqrt(variance + 1e-4))[:, None], LOGP.shape) * BATCH.action_mask
-    np.testing.assert_allclose(advantages(gdpo(WEIGHTS, "tokens"), MANY), whitened, rtol=1e-4, atol=1e-5)
+    return (s - mean) / np.sqrt(variance + epsilon)
 
 
 def test_dvao_against_a_loop() -> None:
@@ -124,11 +134,17 @@ def test_verpo_against_a_loop() -> None:
 
 
 def test_one_reward_is_grpo() -> None:
-    expected = gradient_of(grpo(epsilon=1e-4), BATCH, LOGP)
+    expected = gradient_of(grpo(epsilon=1e-4, kl_coefficient=0.0), BATCH, LOGP)
     np.testing.assert_allclose(gradient_of(gdpo(), BATCH, LOGP), expected, atol=1e-7)
-    np.testing.assert_allclose(gradient_of(gdpo(normalise="tokens"), BATCH, LOGP), expected, atol=1e-7)
     expected = gradient_of(grpo(ddof=0), BATCH, LOGP)
     np.testing.assert_allclose(gradient_of(dvao(), BATCH, LOGP), expected, atol=1e-7)
+
+
+def test_the_verl_code_of_gdpo_whitens_a_single_reward_too() -> None:
+    s = group_scores(BATCH.reward, GROUP, epsilon=1e-6)
+    assert abs((s * np.asarray(BATCH.lengths)).sum()) > 0.5  # so that weighing by length changes it
+    found = advantages(gdpo(normalise="tokens", epsilon=1e-6, batch_epsilon=1e-8), BATCH)
+    np.testing.assert_allclose(found, by_length(s, 1e-8)[:, None] * np.asarray(BATCH.action_mask), rtol=1e-4, atol=1e-5)
 
 
 def test_without_partial_credit_verpo_rewards_success_alone() -> None:

@@ -21,14 +21,12 @@ TURNS = BATCH.replace(turn=jnp.asarray(TURN, jnp.int32))
 
 
 def grpo_loop(logp: np.ndarray, kl: float = 0.0) -> float:
+    """GRPO as a mean over the tokens of the batch."""
     A, total = X.advantages(), 0.0
-    for i in range(len(logp)):
-        acts = np.flatnonzero(X.mask[i])
-        for t in acts:
-            rho, l = np.exp(logp[i, t] - X.behaviour[i, t]), logp[i, t] - X.reference[i, t]
-            gain = min(rho * A[i, 0], min(max(rho, 0.8), 1.2) * A[i, 0])
-            total -= (gain - kl * (np.exp(-l) - 1 + l)) / len(acts)
-    return total / len(logp)
+    for i, t in X.tokens():
+        rho, l = np.exp(logp[i, t] - X.behaviour[i, t]), logp[i, t] - X.reference[i, t]
+        total -= min(rho * A[i, 0], min(max(rho, 0.8), 1.2) * A[i, 0]) - kl * (np.exp(-l) - 1 + l)
+    return total / len(X.tokens())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_epo_worked_example(turn: list[list[int]], k: int, extra: float) -> None
 
 
 def test_epo_by_loop() -> None:
-    method = epo(entropy_coefficient=0.1, smoothing=0.5, corridor_low=0.8, corridor_high=1.1, total_steps=10)
+    method = epo(entropy_coefficient=0.1, smoothing=0.5, corridor_low=0.8, corridor_high=1.1, total_steps=10, decay=2.0)
     state = method.transform.init()
     for mean in (0.6, 1.0):
         feedback = {"updates": jnp.float32(1), "entropy": jnp.float32(mean)}
@@ -95,14 +93,19 @@ def test_llds_worked_example() -> None:
     for gate, at, expected in [
         ("turn", logp, 0.0125), ("sequence", logp, 0.0125), ("turn", other, 0.0075), ("sequence", other, 0.0125)
     ]:  # fmt: skip
-        with_it = llds(gate=gate, kl_coefficient=0.0)
-        found = learn(with_it, batch, at)
+        found = learn(llds(gate=gate, penalty_over="all"), batch, at)
         assert 0.2 * found.metrics["likelihood/fallen"] == pytest.approx(expected, abs=1e-6)
+        # Half of the tokens belong to the response with A >= 0, so the paper's mean is twice the code's.
+        of_nonnegative = llds(gate=gate).objective(outputs_of(at), prepared(llds(gate=gate), batch))[1]
+        assert 0.2 * float(of_nonnegative["likelihood/fallen"]) == pytest.approx(2 * expected, abs=1e-6)
 
 
-def test_llds_by_loop() -> None:
-    found = learn(llds(coefficient=0.5, final=0.3), TURNS, LOGP)
+@pytest.mark.parametrize("over", ["nonnegative", "all"])
+def test_llds_by_loop(over: str) -> None:
+    found = learn(llds(coefficient=0.5, final=0.3, penalty_over=over, kl_coefficient=0.001), TURNS, LOGP)
     A = X.advantages()
+    tokens = X.mask.sum() if over == "all" else (X.mask & (A >= 0)).sum()
+    assert (X.mask & (A >= 0)).sum() < X.mask.sum()
 
     def loss(logp: np.ndarray) -> float:
         total = 0.0
@@ -111,11 +114,13 @@ def test_llds_by_loop() -> None:
             fall = (X.behaviour - logp)[i]
             if A[i, 0] >= 0 and fall[mine].sum() > 0:
                 total += max(0, fall[t]) * (0.3 if TURN[i, t] == TURN[i].max() else 1.0)
-        return grpo_loop(logp, 0.001) + 0.5 * total / X.mask.sum()
+        return grpo_loop(logp, 0.001) + 0.5 * total / tokens
 
     assert_judged(found, loss, LOGP)
-    at_start = learn(llds(), TURNS, X.behaviour)
-    assert at_start.metrics["likelihood/fallen"] == 0
+    method = llds(penalty_over=over)
+    at_start = method.objective(outputs_of(X.behaviour), prepared(method, TURNS))[1]
+    assert float(at_start["likelihood/fallen"]) == 0, "nothing has fallen yet"
+    assert method.needs == frozenset(), "no KL: no reference policy"
 
 
 def test_ulorl_worked_example() -> None:
@@ -149,7 +154,7 @@ def test_ulorl_by_loop(sampling: str) -> None:
 
 
 def test_without_their_regulariser_they_are_grpo() -> None:
-    expected = learn(grpo(kl_coefficient=0.001), TURNS, LOGP).gradient
+    expected = learn(grpo(kl_coefficient=0.0, average="token"), TURNS, LOGP).gradient
     found = learn(llds(coefficient=0.0), TURNS, LOGP).gradient
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
     assert float(control(prepared(epo(), BATCH), "corridor")) == 0, "no history, no corridor"
@@ -158,5 +163,7 @@ def test_without_their_regulariser_they_are_grpo() -> None:
 def test_bad_choices_are_refused() -> None:
     with pytest.raises(InputError, match="unknown gate"):
         llds(gate="word")
+    with pytest.raises(InputError, match="unknown penalty_over"):
+        llds(penalty_over="negative")
     with pytest.raises(InputError, match="unknown sampling"):
         ulorl(sampling="OIS")

@@ -109,7 +109,7 @@ def test_passk_of_the_card() -> None:
 def test_passk_is_the_loop_over_all_sets(k: int) -> None:
     inside, mean, deviation = of_sets(lambda s: max(GRADED[list(s)]), k)
     A = np.where(deviation > 1e-9, (inside - mean) / (deviation + 1e-6), 0.0)
-    check(passk_grpo(k), A, "sequence", GRADED_BATCH)
+    check(passk_grpo(k), A, "token", GRADED_BATCH)
     unbiased = np.zeros(N)
     for i in range(N):
         size = min(k, len(members(i)) - 1)
@@ -121,7 +121,8 @@ def test_passk_is_the_loop_over_all_sets(k: int) -> None:
 def test_pass_at_one_is_grpo_or_rloo() -> None:
     near(advantages(passk_grpo(1), BATCH), advantages(grpo(ddof=0), BATCH))
     near(advantages(passk_grpo(1, "unbiased"), BATCH), advantages(rloo(0.0), BATCH))
-    near(gradient_of(passk_grpo(1), BATCH, BEHAVIOUR), gradient_of(grpo(kl_coefficient=0.0, ddof=0), BATCH, BEHAVIOUR))
+    plain = gradient_of(grpo(kl_coefficient=0.0, ddof=0), BATCH, BEHAVIOUR)
+    near(gradient_of(passk_grpo(1, average="sequence"), BATCH, BEHAVIOUR), plain)
 
 
 def test_margin_is_the_loop() -> None:
@@ -132,21 +133,26 @@ def test_margin_is_the_loop() -> None:
     near(advantages(passk_grpo(estimator="margin", scale="none"), GRADED_BATCH), on_tokens(A, MASKS))
 
 
-@pytest.mark.parametrize("diversity", ["share", "zero_based"])
+@pytest.mark.parametrize("diversity", ["share", "share_or_zero", "zero_based"])
 def test_polychromic_is_the_loop_over_all_sets(diversity: str) -> None:
     keys = np.random.default_rng(3).integers(0, 3, N)
     batch = GRADED_BATCH.with_info(answer_key=jnp.asarray(keys))
 
     def f(s: tuple[int, ...]) -> float:
         distinct, n = len(set(keys[list(s)])), len(s)
-        return GRADED[list(s)].mean() * (distinct / n if diversity == "share" else (distinct - 1) / max(n - 1, 1))
+        share = 0.0 if distinct == 1 and diversity == "share_or_zero" else distinct / n
+        return GRADED[list(s)].mean() * ((distinct - 1) / max(n - 1, 1) if diversity == "zero_based" else share)
 
-    inside, mean, _ = of_sets(f, 3)
+    size = 2  # some sets agree, others do not
+    assert {len(set(keys[list(s)])) for g in range(3) for s in combinations(np.flatnonzero(g == GROUP), size)} == {1, 2}
+    inside, mean, _ = of_sets(f, size)
 
     def penalty(x: np.ndarray) -> float:
-        return 0.3 * averaged(-0.5 * (x - BEHAVIOUR) ** 2, MASKS, "token")
+        return 0.3 * averaged(1 + (x - BEHAVIOUR) - np.exp(x - BEHAVIOUR), MASKS, "token")
 
-    check(polychromic(3, diversity, kl_coefficient=0.3), inside - mean, "token", batch, penalty)
+    check(polychromic(size, diversity, kl_coefficient=0.3), inside - mean, "token", batch, penalty)
+    inside, mean, _ = of_sets(f, 3)
+    near(advantages(polychromic(3, diversity), batch), on_tokens(inside - mean, MASKS), 1e-5)
 
 
 def test_polychromic_without_keys_tells_completions_apart_by_their_tokens() -> None:
@@ -220,7 +226,7 @@ def test_riskpo_is_the_loop() -> None:
     now = old + 0.15 * np.random.default_rng(2).normal(size=old.shape) * mask
 
     def loss(x: np.ndarray) -> float:
-        return clipped_loss(A, x, old, mask, 0.2, 0.2, "sequence")
+        return clipped_loss(A, x, old, mask, 0.2, 0.2, "token")
 
     given = Algorithm(stateless(lambda _: ready), algorithm.objective)
     assert loss_of(given, batch, now) == pytest.approx(loss(now), rel=1e-5, abs=1e-5)

@@ -166,10 +166,10 @@ def test_adora_against_a_loop(rule: str) -> None:
     method = adora(rule, 2.0, 0.3, max_length=6)
     A = w * group_scores(REWARD, GROUP)
     if rule == "length":
-        assert_like_loop(method, batch, LOGP, A, kl=0.001, average="sequences")
+        assert_like_loop(method, batch, LOGP, A, kl=0.001)
     np.testing.assert_allclose(advantages(method, batch).max(1), np.maximum(A, 0), atol=1e-5)
 
 
 def test_adora_with_equal_weights_is_grpo() -> None:
-    expected = gradient_of(grpo(kl_coefficient=0.001), BATCH, LOGP)
+    expected = gradient_of(grpo(kl_coefficient=0.001, average="token"), BATCH, LOGP)
     np.testing.assert_allclose(gradient_of(adora(other_weight=1.0), BATCH, LOGP), expected, atol=1e-7)

@@ -111,13 +111,7 @@ def test_verl_against_a_loop() -> None:
             A[i] = scores[i] + min(bonus, abs(scores[i]) / 2)
         close(ready.advantages, A[:, None] * np.asarray(batch.action_mask), atol=1e-5)
         mu = 0.7 * mu + 0.3 * measures.mean(axis=0)
-    agrees(
-        algorithm,
-        batch.with_info(effective_rank=jnp.ones((11, 3))),
-        logp,
-        scores[:, None] + 0 * logp,
-        average="sequence",
-    )
+    agrees(algorithm, batch.with_info(effective_rank=jnp.ones((11, 3))), logp, scores[:, None] + 0 * logp)
     last = verl_velocity_rank(place="last", start="first")
     state, _ = last.transform.apply(last.transform.init(), batch.with_info(effective_rank=jnp.ones((11, 3))))
     close(state[1][0], np.ones(3))

@@ -106,8 +106,8 @@ def share_of_good(logp: np.ndarray, low: float, high: float, statistic: str) -> 
     return good / (good + bad)
 
 
-@pytest.mark.parametrize("statistic", ["value", "gradient"])
-def test_bapo_by_loop(statistic: str) -> None:
+@pytest.mark.parametrize(("statistic", "dual"), [("value", None), ("gradient", 1.02)])
+def test_bapo_by_loop(statistic: str, dual: float | None) -> None:
     numbers: dict[str, Any] = {
         "low_start": 0.6,
         "low_end": 0.95,
@@ -118,7 +118,7 @@ def test_bapo_by_loop(statistic: str) -> None:
     }
     starts = share_of_good(LOGP, 0.6, 0.9, statistic), share_of_good(LOGP, 0.6, 1.1, statistic)
     target = 0.5 * (starts[0] + starts[1])
-    found = learn(bapo_adaptive_clip(target, **numbers, statistic=statistic), BATCH, LOGP)
+    found = learn(bapo_adaptive_clip(target, **numbers, statistic=statistic, dual=dual), BATCH, LOGP)
     low, high = 0.6, 0.9
     while share_of_good(LOGP, low, high, statistic) < target and low + 0.1 <= 0.95 + 1e-9:
         if high + 0.1 <= 1.3 + 1e-9:
@@ -132,10 +132,31 @@ def test_bapo_by_loop(statistic: str) -> None:
     def loss(logp: np.ndarray) -> float:
         rho = np.exp(logp - X.behaviour)
         terms = [clipped(rho[i, t], A[i, 0], low, high) for i, t in X.tokens()]
-        terms = [max(x, 3 * A[i, 0]) if A[i, 0] < 0 else x for x, (i, _) in zip(terms, X.tokens(), strict=True)]
+        if dual is not None:
+            terms = [max(x, dual * A[i, 0]) if A[i, 0] < 0 else x for x, (i, _) in zip(terms, X.tokens(), strict=True)]
         return -sum(terms) / X.mask.sum()
 
     assert_judged(found, loss, LOGP)
+
+
+def test_bapo_of_the_paper() -> None:
+    """With q = 1 good tokens contribute c_high + 0.8, bad ones 3.55: a share of 0.4 needs c_high >= 1.567, so eight
+    steps of 0.05. Without good tokens both bounds reach their ends."""
+    rho, a = np.array([2.0, 0.8, 0.8, 1.0, 1.75]), [1.0, 1, -1, -1, -1]
+    batch = one_row(5, behaviour=np.zeros(5), advantages=a)
+    objective = bapo_adaptive_clip().objective
+    refreshed = objective.refreshed(outputs_of(np.log(rho)[None]), batch)
+    assert float(control(refreshed, "clip_low")) == pytest.approx(0.6)
+    assert float(control(refreshed, "clip_high")) == pytest.approx(1.6)
+    loss = objective(outputs_of(np.log(rho)[None]), batch)[0]
+    assert float(loss) == pytest.approx(-(1.6 + 0.8 - 0.8 - 1.0 - 1.75) / 5, abs=1e-6)
+    of_code = bapo_adaptive_clip(preset="code").objective.refreshed(outputs_of(np.log(rho)[None]), batch)
+    found = [float(control(of_code, name)) for name in ("clip_low", "clip_high")]
+    assert found == pytest.approx([0.8, 2.0]), "good tokens never contribute as much as bad ones"
+    bad = batch.replace(advantages=-jnp.ones((1, 5)))
+    refreshed = objective.refreshed(outputs_of(np.log(rho)[None]), bad)
+    assert float(control(refreshed, "clip_low")) == pytest.approx(0.9)
+    assert float(control(refreshed, "clip_high")) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +309,7 @@ def test_capo_by_loop() -> None:
 def test_members_of_the_family_at_their_limits() -> None:
     plain = BATCH.replace(old_logp=BATCH.behaviour_logp)
     clip_only = learn(remix(kl_coefficient=0.0), plain, LOGP)
-    fixed = learn(bapo_adaptive_clip(low_start=0.8, low_end=0.8, high_start=1.2, high_end=1.2, dual=None), BATCH, LOGP)
+    fixed = learn(bapo_adaptive_clip(low_start=0.8, low_end=0.8, high_start=1.2, high_end=1.2), BATCH, LOGP)
     never = learn(clip_cov(covariance_low=1e9), BATCH, LOGP)
     for other in (fixed, never):
         np.testing.assert_allclose(other.gradient, clip_only.gradient, rtol=1e-5, atol=1e-7)

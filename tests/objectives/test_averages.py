@@ -12,9 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.objectives import sequence_mean, token_mean
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.objectives import (
+    clip,
+    entropy,
+    entropy_corridor,
+    imitation,
+    kl,
+    likelihood_preserving,
+    policy_gradient,
+    ratio_variance,
+    sequence_mean,
+    token_mean,
+    token_ratio,
+)
 from jaxrl_llm.objectives.averages import Average
-from jaxrl_llm.trajectory import Trajectories, map_rows, with_totals
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
 
 N, L = 4, 3
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
@@ -117,3 +130,36 @@ def test_slices_add_up_to_the_whole(average: Any, loop: Any) -> None:
     values, batch = jnp.asarray(TOKEN_LOSSES), with_totals(batch_of(MASK))
     parts = [average()(values[i : i + 1], map_rows(lambda x, i=i: x[i : i + 1], batch)) for i in range(N)]
     assert float(sum(parts)) == pytest.approx(float(average()(values, batch)), rel=1e-6)
+
+
+def test_an_average_brings_what_it_needs_to_every_objective() -> None:
+    """None of them is told twice."""
+    seen = Average(lambda x, b: b.controls["seen"] * jnp.sum(x), frozenset({"values"}), see)
+    batch = batch_of(MASK).replace(advantages=jnp.asarray(MASK, jnp.float32), reference_logp=jnp.zeros((N, L)))
+    outputs = PolicyOutputs(jnp.full((N, L), -0.5), jnp.asarray(TOKEN_LOSSES, jnp.float32))
+    for objective in (
+        policy_gradient(token_ratio(), clip(), seen), kl(average=seen), entropy(seen), imitation(average=seen),
+        ratio_variance(average=seen), entropy_corridor(0.0, 0.1, seen), likelihood_preserving(average=seen),
+    ):  # fmt: skip
+        assert "values" in objective.needs
+        once = float(objective(outputs, batch)[0])
+        assert float((objective + 0.0 * entropy())(outputs, batch)[0]) == once != 0
+    total = float(np.sum(TOKEN_LOSSES.astype(np.float32)))
+    assert float(entropy(seen)(outputs, batch)[0]) == pytest.approx(7 * total, rel=1e-6)
+
+
+def see(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+    return batch.with_controls(seen=jnp.float32(7))
+
+
+def test_a_plain_function_is_an_average_and_what_makes_one_is_told_to_be_called() -> None:
+    outputs = PolicyOutputs(jnp.zeros((N, L)), jnp.asarray(TOKEN_LOSSES, jnp.float32))
+    assert float(entropy(lambda x, b: jnp.sum(x))(outputs, batch_of(MASK))[0]) == pytest.approx(TOKEN_LOSSES.sum())
+    for wrong in (kl, entropy):
+        with pytest.raises(InputError, match="the average is the function token_mean, which makes one: call it"):
+            wrong(average=token_mean)
+        with pytest.raises(InputError, match=r"the average is .*, but must be an Average"):
+            wrong(average=0.5)
+    assert (2 * sequence_mean())(jnp.asarray(TOKEN_LOSSES), batch_of(MASK)) == pytest.approx(2 * 0.014998, abs=3e-6)
+    with pytest.raises(InputError, match="the scale of an average is 'a'"):
+        "a" * token_mean()

@@ -110,10 +110,10 @@ def test_the_kernel_is_the_composition(ratio: str, surrogate: str, kernel: str) 
 
 @pytest.mark.parametrize("name", [*AVERAGES, "turns"])
 def test_with_every_average(name: str) -> None:
-    average, refresh = (turn_mean(), None) if name == "turns" else average_by_name(name)
+    average = turn_mean() if name == "turns" else average_by_name(name)
     for weights in (False, True):
         outputs, batch = drawn(1, weights=weights)
-        make = partial(policy_gradient, sequence_ratio(), clip(0.2, 0.28), average, refresh=refresh)
+        make = partial(policy_gradient, sequence_ratio(), clip(0.2, 0.28), average)
         agree(derived(make(), outputs, batch), derived(make(kernel=None), outputs, batch))
 
 

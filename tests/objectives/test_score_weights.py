@@ -37,9 +37,10 @@ def batch_of(mask: Any = MASK, group: Any = (0, 0, 0, 1), **fields: Any) -> Traj
 
 
 def averaged(name: Any, batch: Trajectories, values: Any = VALUES, length: float | None = None) -> float:
-    average, refresh = average_by_name(name, length) if isinstance(name, str) else name
+    average = average_by_name(name, length) if isinstance(name, str) else name
     nothing = PolicyOutputs(jnp.zeros(batch.tokens.shape), jnp.zeros(batch.tokens.shape))
-    return float(average(jnp.asarray(values, jnp.float32), refresh(nothing, batch) if refresh else batch))
+    batch = average.refresh(nothing, batch) if average.refresh else batch
+    return float(average(jnp.asarray(values, jnp.float32), batch))
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_reward_that_the_held_out_prompts_cannot_feed(tmp_path: Path, capsys: 
         ("a.yaml", "steps: [1]\n", "steps is [1], but must be a single value"),
         ("a.yaml", "rewards: [true]\n", "rewards is [True], but must be a list of texts"),
         ("a.yaml", "optimizer: {warmup-steps: true}\n", "optimizer.warmup-steps is True"),
-        ("a.yaml", "learning_rate: 1e-6\n", "learning_rate is a setting of the section optimizer"),
+        ("a.yaml", "learning_rate: 1e-6\n", "'learning_rate' is a setting of the section optimizer"),
         (
             "a.yaml",
             "clip-high: 0.3\n",
@@ -278,8 +278,8 @@ def test_a_batch_that_the_devices_do_not_divide(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import pathlib, resource, time
-from jaxrl_llm.runs import collect
-scoring, run = collect.score_batch, pathlib.Path({run!r})
+from jaxrl_llm.rollouts import experience
+scoring, run = experience.score_batch, pathlib.Path({run!r})
 
 def score_batch(*arguments):
     if len((run / "metrics.jsonl").read_bytes().splitlines()) == 3:
@@ -289,7 +289,7 @@ def score_batch(*arguments):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     return scoring(*arguments)
 
-collect.score_batch = score_batch
+experience.score_batch = score_batch
 """
 
 

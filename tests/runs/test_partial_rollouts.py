@@ -25,12 +25,12 @@ from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient, prepare
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.rollouts.partial import Partial, Pool
+from jaxrl_llm.rollouts.metrics import rollout_metrics
+from jaxrl_llm.rollouts.partial import Partial
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.collect import Collected, strategy_of
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.record import rollout_metrics
+from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.requests import Stats
 
@@ -51,21 +51,9 @@ class Kept:
     """A finished run, and what each of its steps collected under which weights."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.config, self.params, self.steps = config, list[Any](), list[Collected]()
-        self.pools = list[Pool]()
-        inner = loop.collect
-
-        def collect(parts: Any, config: TrainConfig, params: Any, *others: Any) -> Collected:
-            self.params.append(jax.tree.map(np.array, params))  # the update donates them
-            self.pools.append(others[-1])
-            self.steps.append(inner(parts, config, params, *others))
-            return self.steps[-1]
-
-        loop.collect = collect
-        try:
+        self.config, self.steps = config, list[runs.Taken]()
+        with runs.watched(self.steps):
             runs.train(config)
-        finally:
-            loop.collect = inner
 
     @property
     def folder(self) -> Path:
@@ -100,7 +88,7 @@ def test_log_probabilities_are_those_of_the_weights_of_each_token(kept: Kept) ->
         mixed += sum(len(set(drawn[i][action[i]])) > 1 for i in range(len(drawn)))
         old += (drawn[action] < step).sum()
         for of in np.unique(drawn[action]):
-            logp = np.asarray(recompute(policy, kept.params[of], batch).logp)
+            logp = np.asarray(recompute(policy, kept.steps[of].params, batch).logp)
             here = action & (drawn == of)
             np.testing.assert_allclose(np.asarray(batch.behaviour_logp)[here], logp[here], rtol=0, atol=1e-4)
     assert mixed >= 3, "no completion has tokens of two policies: this test shows nothing"
@@ -111,7 +99,7 @@ def test_weights_of_other_steps_give_other_log_probabilities(kept: Kept) -> None
     """Else the test above would pass with any weights."""
     policy, _, _ = load_policy(runs.MODEL, dtype="float32")
     batch = kept.steps[0].scored.batch
-    logp = jax.jit(policy_outputs, static_argnums=0)(policy, kept.params[-1], batch).logp
+    logp = jax.jit(policy_outputs, static_argnums=0)(policy, kept.steps[-1].params, batch).logp
     action = np.asarray(batch.action_mask)
     assert np.abs(np.asarray(logp) - np.asarray(batch.behaviour_logp))[action].max() > 1e-2
 
@@ -140,11 +128,11 @@ def test_what_the_metrics_say(kept: Kept, way: str) -> None:
 def test_every_prompt_is_trained_in_its_turn(kept: Kept) -> None:
     """Groups of the pool are trained or still there; new ones come from the stream, whose order has no gap."""
     groups = {}
-    for pool, collected in zip(kept.pools, kept.steps, strict=True):
+    for collected in kept.steps:
         trained = np.asarray(collected.scored.batch.prompt_id)[::4].tolist()
         waiting = [(group.prompt_id, group.first_step) for group in collected.pool]
         assert waiting == sorted(waiting, key=lambda entry: entry[1]), "the oldest first"
-        before, after = [g.prompt_id for g in pool], trained + [g.prompt_id for g in collected.pool]
+        before, after = [g.prompt_id for g in collected.before.pool], trained + [g.prompt_id for g in collected.pool]
         for prompt_id in before:
             after.remove(prompt_id)
         for prompt_id in after:
@@ -158,7 +146,7 @@ def test_a_segment_is_what_a_step_adds(kept: Kept, way: str) -> None:
     if way != "segments":
         pytest.skip("of segments")
     for step, collected in enumerate(kept.steps):
-        open_samples = [s for g in collected.pool for s in g.samples if not s.ended and s.tokens.size < LIMIT]
+        open_samples = [s for s in collected.waiting if not s.ended and s.tokens.size < LIMIT]
         sizes = {int((sample.tokens.policy_step == step).sum()) for sample in open_samples}
         assert len(sizes) <= 1
         assert sizes <= {SEGMENT, 2 * SEGMENT}
@@ -170,7 +158,7 @@ def test_the_pool_goes_on_from_a_checkpoint(kept: Kept, tmp_path: Path, resumed:
     for later in range(step + 2, STEPS + 1, 2):
         shutil.rmtree(run / "checkpoints" / str(later))
     assert kept.steps[step - 1].pool, "an empty pool shows nothing"
-    assert any(sample.tokens.size for group in kept.steps[step - 1].pool for sample in group.samples)
+    assert any(sample.tokens.size for sample in kept.steps[step - 1].waiting)
     resumed(run)
     assert_same_run(run, kept.folder)
 

@@ -21,7 +21,7 @@ from heavy import few
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.files import read_json
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import learn, loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.load_run import load_run
 from jaxrl_llm.runs.lock import locked
@@ -197,7 +197,7 @@ CANNOT: dict[str, tuple[Callable[[Path], None], str]] = {
         "optimizer.moments was 'float32', and is now 'factored'",
     ),
     "another method": (edit(algorithm="rloo"), "algorithm was 'grpo', and is now 'rloo'"),
-    "a method with memory": (edit(algorithm="epo"), "algorithm was 'grpo', and is now 'epo'"),
+    "a method with memory": (edit(algorithm="r2vpo"), "algorithm was 'grpo', and is now 'r2vpo'"),
     "another model": (edit(model=str(MODELS / "llama")), "model was .*, and is now .*; the model's weights changed"),
     "another learning rate": (
         edit(optimizer={"learning_rate": 0.5}),
@@ -307,8 +307,8 @@ def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             signal.raise_signal(signal.SIGINT)
         return prepare(*arguments)
 
-    prepare = loop.prepare
-    monkeypatch.setattr(loop, "prepare", swallow)
+    prepare = learn.prepare
+    monkeypatch.setattr(learn, "prepare", swallow)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         runs.train(config)

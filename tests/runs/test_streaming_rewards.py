@@ -16,10 +16,15 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
+from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import StreamedScores, score_batch
-from jaxrl_llm.runs import collect, loop
-from jaxrl_llm.sampling import completion_ids, sample
+from jaxrl_llm.rollouts.experience import Experience, SamplingConfig, experience
+from jaxrl_llm.rollouts.sources import shuffled_epochs
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling import completion_ids
+from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.trajectory import Trajectories
 
 TOKENIZER = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
@@ -99,7 +104,7 @@ def test_a_time_limit_is_of_each_group(batch: Trajectories) -> None:
     assert scores.failures == {"hanging": 2}
 
 
-def test_groups_are_scored_while_others_are_sampled(vectors: Any) -> None:
+def test_groups_are_scored_while_others_are_sampled(vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first group's reward is running before the last group is sampled, and does not end before that either."""
     model = vectors("llama_tied")
     running, sampled, seen = threading.Event(), threading.Event(), list[str]()
@@ -110,25 +115,27 @@ def test_groups_are_scored_while_others_are_sampled(vectors: Any) -> None:
         assert sampled.wait(60)
         return [1.0] * len(completions)
 
-    with StreamedScores([Reward(reward, time_limit=120.0)], model.tokenizer) as streamed:
-        ended: list[int] = []
-        add = collect._by_group(streamed, ROWS, 2)
+    ended, completed = list[int](), Engine.completed
 
-        def on_completion(completion: Any) -> None:
-            ended.append(completion.index)
-            add(completion)
-            if len(ended) == 6:
-                assert running.wait(60), "nothing was scored before all was sampled"
-                sampled.set()
+    def watching(self: Engine) -> list[Completion]:
+        found = completed(self)
+        ended.extend(completion.index for completion in found)
+        if len(ended) == 6:
+            assert running.wait(60), "nothing was scored before all was sampled"
+            sampled.set()
+        return found
 
-        sample(
-            model.policy, model.params, [[1, 2], [3, 4], [5, 6]], jax.random.key(0), group_size=2, max_new_tokens=4,
-            slots=2, on_completion=on_completion,
-        )  # fmt: skip
-        assert sorted(ended) == list(range(6))
-        scores = streamed.scores()
-    assert seen == ["3", "1", "2"]
-    assert scores.total.tolist() == [1.0] * 6
+    monkeypatch.setattr(Engine, "completed", watching)
+    setup = Experience(
+        model.policy, PromptSet(ROWS, [[1, 2], [3, 4], [5, 6]]), [Reward(reward, time_limit=120.0)],
+        shuffled_epochs(ROWS, seed=0), SamplingConfig(max_new_tokens=4, slots=2), prompts_per_step=3, group_size=2,
+        stream_rewards=True,
+    )  # fmt: skip
+    source = experience(setup)
+    found, _ = source.next(source.init(), model.params, jax.random.key(0), 0)
+    assert sorted(ended) == list(range(6))
+    assert seen == [row["answer"] for row in found.rows]
+    assert found.scored.batch.reward.tolist() == [1.0] * 6
 
 
 def test_a_rewards_own_error_does_not_stop_the_others(batch: Trajectories, caplog: pytest.LogCaptureFixture) -> None:

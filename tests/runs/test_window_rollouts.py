@@ -19,11 +19,11 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import Scored, score_batch
+from jaxrl_llm.rollouts.metrics import window_metrics
 from jaxrl_llm.rollouts.partial import Partial
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.collect import Collected, strategy_of
+from jaxrl_llm.runs import learn, loop
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.record import window_metrics
+from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.trajectory import Trajectories
 
 STEPS, LIMIT, SEGMENT, GROUPS, SAMPLES = 4, 12, 5, 3, 2
@@ -65,28 +65,27 @@ class Kept:
             prompts_per_step=GROUPS, group_size=SAMPLES, minibatches=1, eval_size=0, keep_checkpoints=3, top_p=1.0,
             stop=tuple(string.ascii_letters[:20]), rewards=(f"{folder / 'own.py'}:even",),
         )  # fmt: skip
-        self.steps, self.collected = list[list[Row]](), list[Collected]()
-        self.begun = list[list[tuple[int, int]]]()  # (data set row, first step) of the groups of each batch
-        collect, update = loop.collect, loop.update
-
-        def collecting(*given: Any) -> Collected:
-            step, pool = given[5], given[7]
-            found = collect(*given)
-            rows = np.asarray(found.scored.batch.prompt_id)[::SAMPLES].tolist()
-            first = [group.first_step for group in pool]
-            self.begun.append(list(zip(rows, first + [step] * (len(rows) - len(first)), strict=True)))
-            self.collected.append(found)
-            return found
+        self.steps, self.collected = list[list[Row]](), list[runs.Taken]()
+        update = learn.update
 
         def updating(policy: Any, objective: Any, optimizer: Any, state: Any, batch: Any, **others: Any) -> Any:
             self.steps.append(self._rows(batch))
             return update(policy, objective, optimizer, state, batch, **others)
 
-        loop.collect, loop.update = collecting, updating
+        learn.update = updating
         try:
-            runs.train(self.config)
+            with runs.watched(self.collected):
+                runs.train(self.config)
         finally:
-            loop.collect, loop.update = collect, update
+            learn.update = update
+
+    @property
+    def begun(self) -> list[tuple[int, int]]:
+        """(data set row, first step) of the groups of the newest batch."""
+        found = self.collected[-1]
+        rows = np.asarray(found.scored.batch.prompt_id)[::SAMPLES].tolist()
+        first = [log.first_step for log in found.before.pool]
+        return list(zip(rows, first + [len(self.collected) - 1] * (len(rows) - len(first)), strict=True))
 
     def _rows(self, batch: Trajectories) -> list[Row]:
         mask = np.asarray(batch.action_mask)
@@ -95,7 +94,7 @@ class Kept:
         out = []
         for n, group in enumerate(np.asarray(batch.group).tolist()):
             parts = {name: x[n, mask[n]] for name, x in arrays.items()}
-            key = (*self.begun[-1][group], n % SAMPLES)
+            key = (*self.begun[group], n % SAMPLES)
             reward, unfinished = float(batch.need("reward")[n]), bool(batch.need("unfinished")[n])
             out.append(Row(key, parts.pop("tokens").tolist(), **parts, reward=reward, unfinished=unfinished))
         return out
@@ -210,7 +209,7 @@ def test_a_resumed_run_is_the_same(kept: Kept, tmp_path: Path, monkeypatch: pyte
     shutil.copytree(kept.folder, run)
     for later in range(step + 2, STEPS + 1, 2):
         shutil.rmtree(run / "checkpoints" / str(later))
-    samples = [sample for group in kept.collected[step - 1].pool for sample in group.samples]
+    samples = kept.collected[step - 1].waiting
     assert any(sample.tokens.size and not sample.ended for sample in samples), "a pool without windows shows nothing"
     loop.resume(str(run))
     assert runs.reproducible(run / "metrics.jsonl") == runs.reproducible(kept.folder / "metrics.jsonl")

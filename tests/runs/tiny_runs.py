@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.log import Answer, Pool
+from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig, to_dict
@@ -113,6 +118,48 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
     if settings["prompts"] == str(folder / "prompts.jsonl"):
         write_prompts(folder / "prompts.jsonl")
     return TrainConfig(**settings)
+
+
+class Taken(NamedTuple):
+    """What a run's source gave in a step."""
+
+    scored: Scored
+    before: Any  # states of the source
+    after: Any
+    params: Any  # of the policy then
+
+    @property
+    def pool(self) -> Pool:
+        """Groups that go on in the next step."""
+        return self.after.pool
+
+    @property
+    def waiting(self) -> list[Answer]:
+        """Their samples, as far as they are."""
+        return [answer for log in self.pool for answer in log.drawn.values()]
+
+
+@contextlib.contextmanager
+def watched(taken: list[Taken]) -> Iterator[None]:
+    """Runs inside of it put down what their sources give."""
+    inner = loop.source_of
+
+    def source_of(*arguments: Any) -> Source:
+        source = inner(*arguments)
+
+        def following(state: Any, params: Any, key: Any, step: int) -> Any:
+            weights = jax.tree.map(np.array, params)  # the update donates them
+            found, after = source.next(state, params, key, step)
+            taken.append(Taken(found.scored, state, after, weights))
+            return found, after
+
+        return source._replace(next=following)
+
+    loop.source_of = source_of
+    try:
+        yield
+    finally:
+        loop.source_of = inner
 
 
 def train(config: TrainConfig) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.sampling.decode import decode
 from jaxrl_llm.sampling.draw import Settings, seed_of
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.prefill import prefill
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.sampler import assemble
+from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 KEY = jax.random.key(5)
@@ -208,7 +208,9 @@ def test_cut_and_watch(gemma2: Any, whole: Any) -> None:
 def test_log_probabilities_are_recomputed(family: str, vectors: Any) -> None:
     model = vectors(family)
     found = rollout(model, REQUESTS, 2 if family == "llama" else 3, settings=settings_of(0.7))
-    batch = assemble(REQUESTS, found, [0, 0, 0, 1, 1, 2, 3], 0.7, False)
+    of = zip(REQUESTS, found, [0, 0, 0, 1, 1, 2, 3], strict=True)
+    rows = [Row(asked.prompt, done.tokens, done.truncated, asked.prompt_id, group) for asked, done, group in of]
+    batch = assemble(rows, 0.7, False)
     outputs = jax.jit(policy_outputs, static_argnums=0)(model.policy, model.params, batch)
     action = np.asarray(batch.action_mask)
     assert action.sum() == sum(asked.limit for asked in REQUESTS)

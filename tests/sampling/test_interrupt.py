@@ -17,8 +17,8 @@ from jaxrl_llm import sample
 from jaxrl_llm.interrupts import interruptible
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.draw import Settings, seed_of
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.requests import Completion, Request, Stats
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 KEY = jax.random.key(0)

@@ -16,8 +16,8 @@ from heavy import few
 from jaxrl_llm import sample
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.sampling.draw import Settings, seed_of
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.requests import NO_TOKENS, Request, Tokens, first_not_finite
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 KEY = jax.random.key(0)

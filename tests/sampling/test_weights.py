@@ -13,9 +13,9 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models import Policy, decoder
 from jaxrl_llm.sampling.draw import Settings
-from jaxrl_llm.sampling.engine import stream
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Request
+from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import loop_params, loop_specs, take_weights
 
 

@@ -1,0 +1,95 @@
+"""The source of a method as a file of its own: imports, the helpers of its module, the function without docstring."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+def composition(build: Callable[..., Any]) -> str:
+    """A program that ends with `algorithm = NAME()`, the method with its defaults, to be pasted into a file and run.
+
+    Imports are one line for each module, of the names that are used.
+    """
+    build = inspect.unwrap(build)
+    lines, module, imports = _module(build.__module__)
+    wanted, found = [build.__name__], dict[str, ast.stmt]()
+    names = set[str]()
+    while wanted:
+        name = wanted.pop()
+        node = module.get(name)
+        if node is None or name in found:
+            continue
+        found[name] = node
+        used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {name}
+        names |= used
+        wanted += sorted(used)
+    parts = dict.fromkeys(sorted(found.values(), key=lambda node: node.lineno))  # one statement may bind several names
+    body = [_source(node, lines, of_method=node is module[build.__name__]) for node in parts]
+    heads = ["from __future__ import annotations"], _imports(names & set(imports), imports)
+    return (
+        "\n\n".join("\n".join(lines) for lines in heads if lines)
+        + "\n\n\n"
+        + "\n\n\n".join(body)
+        + (f"\n\n\nalgorithm = {build.__name__}()\n")
+    )
+
+
+@cache
+def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[str, str | None]]]:
+    """A module's lines, the statements that bind its own names, and where the names that it imports come from."""
+    text = inspect.getsource(sys.modules[name])
+    bound, imported = dict[str, ast.stmt](), dict[str, tuple[str, str | None]]()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            for alias in node.names:
+                imported[alias.asname or alias.name] = (node.module or "", _renamed(alias))
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                imported[alias.asname or alias.name.partition(".")[0]] = ("", _renamed(alias))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound[node.name] = node
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                for one in ast.walk(target):
+                    if isinstance(one, ast.Name):
+                        bound[one.id] = node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            bound[node.target.id] = node
+    return text.splitlines(), bound, imported
+
+
+def _renamed(one: ast.alias) -> str:
+    return one.name if one.asname is None else f"{one.name} as {one.asname}"
+
+
+def _imports(names: set[str], imported: dict[str, tuple[str, str | None]]) -> list[str]:
+    """The import lines of these names: of whole modules first, then by module."""
+    whole, by_module = list[str](), dict[str, list[str]]()
+    for name in sorted(names):
+        module, what = imported[name]
+        if module:
+            by_module.setdefault(module, []).append(str(what))
+        else:
+            whole.append(f"import {what}")
+    return whole + [f"from {module} import {', '.join(sorted(by_module[module]))}" for module in sorted(by_module)]
+
+
+def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:
+    """A statement's source; of the method itself without its docstring, which the page shows apart."""
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(one.lineno for one in decorators)]) - 1
+    kept = list(range(first, node.end_lineno or node.lineno))
+    if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+        docstring = node.body[0]
+        if of_method or len(node.body) > 1:
+            kept = [i for i in kept if not docstring.lineno - 1 <= i < (docstring.end_lineno or docstring.lineno)]
+        while kept and not lines[kept[-1]].strip():
+            kept.pop()
+    text = [lines[i] for i in kept]
+    # No empty line where the docstring was.
+    return "\n".join(line for i, line in enumerate(text) if line.strip() or not text[i - 1].rstrip().endswith(":"))

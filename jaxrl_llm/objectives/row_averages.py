@@ -1,0 +1,83 @@
+"""Averages of their own for tokens of different kinds: the policy's own, a teacher's, replayed ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.objectives.averages import Average, as_average
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
+
+
+def by_rows(otherwise: Average, **kinds: Average) -> Average:
+    """The sum of averages, each over one kind of rows: `by_rows(guided=sequence_mean(), otherwise=token_mean())`.
+
+    The name of a kind is that of an entry of `batch.info`, bool[N] or bool[N, L], true on its rows or tokens; where
+    there is no such entry, there are none. A token of several kinds is of the first, one of none is `otherwise`'s. Each
+    average counts the tokens and rows of its kind in the whole batch, and is 0 where there are none. Averages may be
+    scaled: `0.5 * token_mean()`.
+    """
+    averages = {name: as_average(average) for name, average in {**kinds, "otherwise": otherwise}.items()}
+
+    def function(values: jax.Array, batch: Trajectories) -> jax.Array:
+        parts = []
+        for name, tokens in _tokens(batch, [*kinds]).items():
+            controls, info = (_under(name, entries) for entries in (batch.controls, batch.info))
+            totals = {total[1:]: controls.pop(total) for total in [*controls] if total.startswith("#")}
+            if not totals and batch.totals is not None:
+                raise InputError("by_rows counts rows of the whole batch: refresh it before it is split, see Objective")
+            totals = totals or _totals(batch, tokens)
+            kind = _only(batch, tokens).with_controls(**controls).with_info(**info).replace(totals=totals)
+            parts.append(averages[name](values, kind))
+        return jnp.sum(jnp.stack(parts))
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        whole = batch
+        for name, tokens in _tokens(whole, [*kinds]).items():
+            kind = _only(whole, tokens).replace(totals=_totals(whole, tokens))
+            find = averages[name].refresh
+            found = kind if find is None else find(outputs, kind)
+            counts = {f"#{total}": count for total, count in (kind.totals or {}).items()}
+            controls = {**_new(found.controls, kind.controls), **counts}
+            batch = batch.with_controls(**{f"{name} rows/{key}": x for key, x in controls.items()})
+            batch = batch.with_info(**{f"{name} rows/{key}": x for key, x in _new(found.info, kind.info).items()})
+        return batch
+
+    needs = frozenset[str]().union(*(average.needs for average in averages.values()))
+    return Average(function, needs, refresh)
+
+
+def _tokens(batch: Trajectories, kinds: list[str]) -> dict[str, jax.Array]:
+    """The actions of each kind, bool[N, L], each in one; "otherwise" has the rest."""
+    left, found = batch.action_mask, {}
+    for name in kinds:
+        marked = (batch.info or {}).get(name)
+        if marked is None:
+            here = jnp.zeros(left.shape, bool)
+        else:
+            here = (marked if marked.ndim == 2 else marked[:, None]).astype(bool) & left
+        found[name], left = here, left & ~here
+    return {**found, "otherwise": left}
+
+
+def _only(batch: Trajectories, tokens: jax.Array) -> Trajectories:
+    """The batch with the actions of one kind."""
+    return batch.replace(action_mask=tokens, weights=jnp.where(tokens, batch.loss_weights, 0.0))
+
+
+def _totals(batch: Trajectories, tokens: jax.Array) -> dict[str, jax.Array]:
+    return totals_of(_only(batch, tokens).replace(totals=None))
+
+
+def _under(name: str, entries: dict[str, Any] | None) -> dict[str, Any]:
+    """The entries of one kind, by their names without it."""
+    start = f"{name} rows/"
+    return {key.removeprefix(start): x for key, x in (entries or {}).items() if key.startswith(start)}
+
+
+def _new(after: dict[str, Any] | None, before: dict[str, Any] | None) -> dict[str, Any]:
+    """The entries that are not in `before`, or are others there."""
+    return {key: x for key, x in (after or {}).items() if (before or {}).get(key) is not x}

@@ -1,0 +1,42 @@
+"""Rollouts by name, for configurations."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.rewards.loading import load_function
+from jaxrl_llm.rollouts.programs import Rollout, forked, group, hinted
+
+NAMED: dict[str, Callable[..., Rollout]] = {"group": group, "hinted": hinted, "forked": forked}
+
+
+def rollout_by_name(spec: str) -> Rollout:
+    """NAME, NAME(ARGUMENT, ...), path/to/file.py:FUNCTION or package.module:FUNCTION.
+
+    The function is a program, async (tools, task) -> episodes, or takes nothing and returns a `Rollout`.
+    Raises InputError for an unknown name, other arguments, and a file that cannot be loaded.
+
+    >>> rollout_by_name("forked(8, 16)").name
+    'forked(8, 16)'
+    """
+    if found := re.fullmatch(r"(\w+)(?:\((.*)\))?", spec.strip()):
+        name, arguments = found[1], [part.strip() for part in (found[2] or "").split(",") if part.strip()]
+        if name not in NAMED:
+            raise unknown("rollout", name, NAMED)
+        try:
+            return NAMED[name](*[int(part) if part.isdigit() else part for part in arguments])
+        except TypeError:
+            raise InputError(f"the rollout {spec} has other arguments than {name} takes") from None
+    if ":" not in spec:
+        raise unknown("rollout", spec, NAMED)
+    function: Any = load_function(spec, "a rollout").function
+    if inspect.iscoroutinefunction(function):
+        return Rollout(function, spec)
+    made = function() if callable(function) else function
+    if not isinstance(made, Rollout):
+        raise InputError(f"the rollout {spec} gives {shown(made)}, but must be an async function or give a Rollout")
+    return made

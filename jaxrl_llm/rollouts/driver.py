@@ -1,0 +1,237 @@
+"""The driver: runs the programs of many groups over one engine, and decides when a step has enough.
+
+Programs are asyncio tasks. Between two looks at the engine they go on until each waits: for tokens, for a score, or for
+something outside. A pause, other weights or a restart are invisible to a program: its `await` takes longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxrl_llm.compilation import compiles, count_compiles
+from jaxrl_llm.interrupts import interruptible, stop_if
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
+from jaxrl_llm.rollouts.log import GroupLog, Pool
+from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
+from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.requests import Request, Stats
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
+
+SETTLED = 3  # rounds of the event loop in which no program did anything: all of them wait
+
+MakeEngine = Callable[[Sequence[Request], bool, Stats], Engine]  # (first requests, greedy, stats)
+Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which groups a step waits for."""
+
+    wanted: int | None = None
+    """Stop as soon as so many groups are complete; None: when all are."""
+    segment_tokens: int = 0
+    """Above 0: pause each completion after so many new tokens, and stop when all are done or paused."""
+    at_least_one: bool = True
+    """With segments: go on with another one where no group is complete."""
+    in_order: bool = False
+    """Wait for answers from outside before decoding goes on, so that which groups are complete first is the same in
+    every run."""
+
+
+class Collected(NamedTuple):
+    """What became of the groups in flight, each in one of the first two, in their order."""
+
+    groups: list[Group]
+    left: Pool
+    stats: list[Stats]  # of each engine that sampled, one for each segment
+
+
+class Driver:
+    """Runs programs; see `run`. It holds nothing from one call to the next."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        make_engine: MakeEngine,
+        score: Score,
+        tokenizer: Any,
+        *,
+        context: int = 0,
+        step: int = 0,
+        chunk: int = 64,
+        time_limit: float = 60.0,
+        on_group: Callable[[int, Group], None] | None = None,
+    ) -> None:
+        """context: tokens of the model's context, 0 for unlimited. step: of the weights. chunk: steps of the engine
+        between two looks. time_limit: seconds that a program may wait for something other than the engine. on_group:
+        called with the place in the flight of each complete group, and the group, at once.
+        """
+        self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
+        self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
+        self.on_group = on_group
+
+    def run(self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> Collected:
+        """Run the programs of the groups in flight, from their logs on, until the rule has enough.
+
+        The complete groups come back with their episodes, the others as logs to go on from. A program that raises, or
+        waits longer than the time limit, ends its group: it comes back `failed`, with the episodes that there are.
+        Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that does not follow its log.
+        """
+        run = _Run(self, flight, rule)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run.main())
+        with ThreadPoolExecutor(1) as thread:  # in a notebook, whose own loop runs in this one
+            return thread.submit(asyncio.run, run.main()).result()
+
+
+class _Run:
+    """One call of `Driver.run`; to its groups, their `Driving`."""
+
+    def __init__(self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> None:
+        self.driver, self.rule, self.stats = driver, rule, list[Stats]()
+        seen: Counter[int] = Counter()
+        self.groups: list[GroupRun] = []
+        for log, task in flight:
+            # Two groups of one prompt have other sample numbers, so other randomness, while both are in flight.
+            self.groups.append(GroupRun(self, log, task, seen[task.prompt_id]))
+            seen[task.prompt_id] += task.samples
+        self.complete: list[int] = []  # places of groups, in the order in which they were complete
+        self.waiting: list[Ticket] = []  # not yet given to an engine
+        self.parked: list[Ticket] = []  # paused until the next segment
+        self.engines: dict[bool, tuple[Engine, dict[int, Ticket]]] = {}  # by whether it is greedy
+        self.moves = 0  # what programs did: asked for tokens, ended
+
+    def moved(self) -> None:
+        """A program did something."""
+        self.moves += 1
+        self.news.set()
+
+    def take(self, ticket: Ticket) -> None:
+        """Take a program's wish for tokens."""
+        self.waiting.append(ticket)
+        self.moved()
+
+    async def main(self) -> Collected:
+        """Run all programs."""
+        self.news = asyncio.Event()
+        count_compiles()
+        before, began = compiles()[0], time.perf_counter()
+        with interruptible() as interrupted:
+            try:
+                for place, group in enumerate(self.groups):
+                    group.begin(partial(self._ended, place))
+                while not await self._done():
+                    stop_if(interrupted())
+                for engine, tickets in self.engines.values():
+                    for completion in engine.withdraw():
+                        tickets[completion.index].note(completion)
+                logs = [group.log() for group in self.groups]
+            finally:
+                await self._cancel()
+        if self.stats:
+            self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
+            self.stats[0].compiles = compiles()[0] - before
+        chosen = set(self.complete)
+        if not self.rule.at_least_one:  # a step trains on all that is in flight
+            chosen = set(range(len(self.groups)))
+        groups = [self.groups[place].group() for place in sorted(chosen)]
+        left = [log for place, log in enumerate(logs) if place not in set(self.complete)]
+        return Collected(groups, tuple(left), self.stats)
+
+    async def _done(self) -> bool:
+        """Go a step further; True when the rule has enough or nothing is left to do."""
+        await self._settle()
+        for group in self.groups:
+            if isinstance(group.error, NotDeterministicError):
+                raise group.error
+        if all(group.over for group in self.groups):
+            return True
+        # A segment is for all that is in flight: it does not end early.
+        if self.rule.wanted is not None and not self.rule.segment_tokens and len(self.complete) >= self.rule.wanted:
+            return True
+        outside = any(group.outside for group in self.groups)
+        if outside and self.rule.in_order:
+            await self._wait()
+        elif self._decode():
+            pass
+        elif self.parked and not outside:
+            if self.complete or not self.rule.at_least_one:
+                return True
+            self.waiting, self.parked, self.engines = self.parked, [], {}
+        else:
+            await self._wait()
+        return False
+
+    async def _settle(self) -> None:
+        """Let programs go on until each waits."""
+        quiet = 0
+        while quiet < SETTLED:
+            before = self.moves
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if self.moves == before else 0
+
+    async def _wait(self) -> None:
+        """Until a program did something; those that do nothing for too long fail."""
+        self.news.clear()
+        try:
+            await asyncio.wait_for(self.news.wait(), self.driver.time_limit)
+        except TimeoutError:
+            for group in self.groups:
+                if not group.over and not any(ticket.group is group for ticket in self.parked):
+                    group.fail(f"waited for more than {self.driver.time_limit:g} s")
+
+    def _decode(self) -> bool:
+        """Give the engines what is asked of them and decode; False where there is nothing to decode."""
+        tickets, self.waiting = [t for t in self.waiting if not t.group.over], []
+        for greedy in (False, True):
+            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.greedy == greedy]
+            if asked and greedy not in self.engines:
+                stats = Stats(began=time.perf_counter())
+                self.stats += [] if greedy else [stats]
+                self.engines[greedy] = self.driver.make_engine([request for _, request in asked], greedy, stats), {}
+            for ticket, request in asked:
+                engine, open_ones = self.engines[greedy]
+                open_ones[engine.submit(request)] = ticket
+        busy = [(engine, open_ones) for engine, open_ones in self.engines.values() if engine.busy]
+        for engine, open_ones in busy:
+            for completion in engine.step(self.driver.chunk):
+                ticket = open_ones.pop(completion.index)
+                if not ticket.note(completion):
+                    self.parked.append(ticket)
+        return bool(busy)
+
+    def _ended(self, place: int) -> None:
+        """A program ended, or failed."""
+        group = self.groups[place]
+        self.moved()
+        if isinstance(group.error, NotDeterministicError):
+            return
+        if group.error is not None:
+            logger.warning(
+                "the rollout %s failed on prompt %d, whose group counts as failed: %s",
+                *(self.driver.rollout.name, group.task.prompt_id, group.error),
+            )
+        if self.rule.wanted is not None and len(self.complete) >= self.rule.wanted:
+            return
+        self.complete.append(place)
+        if self.driver.on_group is not None:
+            self.driver.on_group(place, group.group())
+
+    async def _cancel(self) -> None:
+        tasks = [group.running for group in self.groups if group.running is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

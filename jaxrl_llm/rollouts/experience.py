@@ -1,0 +1,303 @@
+"""The standard source: prompts of a curriculum, rollouts over one engine, rewards, replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.algorithms.algorithm import Resample
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.rewards.runner import Reward
+from jaxrl_llm.rewards.scoring import Scored, StreamedScores, group_of, join, score_batch
+from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
+from jaxrl_llm.rollouts.episode import Episode, info_columns
+from jaxrl_llm.rollouts.group_run import Group
+from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
+from jaxrl_llm.rollouts.metrics import rollout_metrics, window_metrics
+from jaxrl_llm.rollouts.partial import Partial
+from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay
+from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.sampling.engine import CHUNK, Engine, size_for
+from jaxrl_llm.sampling.requests import Request, Stats
+from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.sampler import cut_at, settings_of
+from jaxrl_llm.sampling.schedule import lasting
+from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.trajectory import Trajectories
+
+LOOK = 16  # tokens between two looks whether enough groups are complete, and for stop strings
+Clock = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How completions are sampled; see `sampling.sample`."""
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    slots: int = 0
+    """Completions decoded at a time; 0 is all of a step's."""
+    cache_dtype: Any = None
+    """Of keys and values; None: the policy's."""
+
+    @property
+    def truncating(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What the standard source is made of."""
+
+    policy: Policy
+    prompts: PromptSet
+    rewards: Sequence[Reward]
+    curriculum: Curriculum
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: Rollout = dataclasses.field(default_factory=group)
+    replay: Replay = dataclasses.field(default_factory=no_replay)
+    prompts_per_step: int = 16
+    group_size: int = 8
+    dynamic_sampling: Resample | None = None
+    """Sample more prompts until enough groups are informative."""
+    partial: Partial | None = None
+    """When a step's rollout ends before its longest completions do."""
+    stream_rewards: bool = False
+    """Score each group as soon as it is complete."""
+    time_limit: float = 60.0
+    """Seconds that a program may wait for something other than the engine."""
+    mesh: jax.sharding.Mesh | None = None
+    clock: Clock = lambda name: nullcontext()
+    """Times what is called "sample" and "score"."""
+
+
+class State(NamedTuple):
+    """Of the source."""
+
+    curriculum: Any
+    replay: Any
+    pool: Pool  # groups that were begun and go on in the next step
+
+
+def experience(setup: Experience) -> Source:
+    """The source that samples and scores `prompts_per_step` groups a step.
+
+    With dynamic sampling, until so many are informative; where the rounds end before, uninformative groups of the last
+    round fill up. With partial rollouts, the groups of the pool come first, then those of new prompts; there can be
+    fewer groups, but at least one. Where a step trains on unfinished completions, the batch is all that is in flight:
+    info["window"] bool[N, L] are the actions of this step and info["unfinished"] bool[N] the rows that go on in the
+    next; reward functions see a completion once, in the step in which it is finished, and rows without a score have the
+    reward NaN. `next` raises KeyboardInterrupt after Ctrl-C.
+    """
+
+    def init() -> State:
+        return State(setup.curriculum.init(), setup.replay.init(), ())
+
+    def following(state: State, params: Params, key: jax.Array, step: int) -> tuple[Step, State]:
+        if setup.partial is not None:
+            found, state = _partial(setup, setup.partial, state, params, key, step)
+        else:
+            found, state = _whole(setup, state, params, key, step)
+        scored, replay = setup.replay.mix(state.replay, found.scored)
+        found = found._replace(scored=scored)
+        return found, state._replace(replay=replay, curriculum=setup.curriculum.observe(state.curriculum, found))
+
+    def save(state: State) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return {"curriculum": state.curriculum}, to_arrays(state.pool) if setup.partial is not None else {}
+
+    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> State:
+        setup.curriculum.select(saved["curriculum"], 0)  # for its own check
+        return State(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
+
+    return Source(init, following, save, load)
+
+
+def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step: int) -> tuple[Step, State]:
+    """A step whose groups are all finished in it."""
+    dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
+    kept: list[tuple[Scored, dict[str, Any]]] = []
+    spare: list[tuple[Scored, dict[str, Any]]] = []
+    runs: list[dict[str, float]] = []
+    stats, rounds = list[Stats](), 0
+    while True:
+        round_key = jax.random.fold_in(key, rounds) if rounds else key
+        ids, curriculum = setup.curriculum.select(state.curriculum, wanted)
+        state = state._replace(curriculum=curriculum)
+        flight = [_begin(setup, int(i), step) for i in ids]
+        found, scored = _round(setup, flight, Rule(), params, round_key, step)
+        stats += found.stats
+        rounds += 1
+        runs.append(_program_metrics(setup, found))
+        rows = [dict(one.task.row) for one in found.groups]
+        if dynamic is None:
+            return Step(scored, rows, rollout_metrics(stats) | _mean(runs)), state
+        good = np.asarray(dynamic.informative(scored.batch))[:: setup.group_size]
+        groups = [(group_of(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
+        kept += [one for one, fine in zip(groups, good, strict=True) if fine]
+        spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
+        if len(kept) >= wanted or rounds >= dynamic.rounds:
+            break
+    chosen = (kept + spare)[:wanted]
+    metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": rounds}
+    return Step(join([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
+
+
+def _partial(
+    setup: Experience, strategy: Partial, state: State, params: Params, key: jax.Array, step: int
+) -> tuple[Step, State]:
+    """A step that leaves what is not finished to the next."""
+    wanted = setup.prompts_per_step
+    ids, curriculum = setup.curriculum.select(state.curriculum, strategy.in_flight(wanted) - len(state.pool))
+    flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, int(i), step) for i in ids]
+    segment, windows = strategy.segment_tokens, strategy.train_unfinished
+    rule = Rule(None if windows else wanted, segment, at_least_one=not windows, in_order=True)
+    found, scored = _round(setup, flight, rule, params, key, step)
+    batch = scored.batch
+    # Of the tokens that the policy is trained on.
+    age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
+    metrics = {
+        **rollout_metrics(found.stats),
+        **_program_metrics(setup, found),
+        **(window_metrics(scored) if windows else {}),
+        "rollout/stale_tokens": float(np.mean(age > 0)),
+        "rollout/staleness": float(np.mean(age)),
+        "rollout/groups": float(len(flight) - len(found.left)),
+        "rollout/pool": float(len(found.left)),
+    }
+    rows = [dict(one.task.row) for one in found.groups]
+    return Step(scored, rows, metrics), state._replace(curriculum=curriculum, pool=found.left)
+
+
+def _begin(setup: Experience, prompt_id: int, step: int) -> tuple[GroupLog, Task]:
+    log = GroupLog(tuple(setup.prompts.ids[prompt_id]), prompt_id, setup.group_size, step)
+    return log, _task(setup, log)
+
+
+def _task(setup: Experience, log: GroupLog) -> Task:
+    row = setup.prompts.rows[log.prompt_id]
+    return Task(row, log.prompt, log.prompt_id, log.samples, setup.sampling.max_new_tokens)
+
+
+def _round(
+    setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int
+) -> tuple[Collected, Scored]:
+    """Run the programs of the groups in flight and score what they come back with."""
+    policy, sampling, tokenizer = setup.policy, setup.sampling, setup.policy.tokenizer
+    chunk = LOOK if sampling.stop or setup.partial is not None else CHUNK
+    with ExitStack() as stack:
+        streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer))
+
+        async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+            return await streamed.episodes(dict(task.row), episodes)
+
+        def on_group(place: int, one: Group) -> None:
+            if setup.stream_rewards and not any(one.unfinished) and one.episodes[0].reward is None:
+                streamed.add(place, dict(one.task.row), [_actions(episode) for episode in one.episodes])
+
+        driver = Driver(
+            setup.rollout, _engines(setup, len(flight), params, key, step), score, tokenizer,
+            context=policy.config.max_positions, step=step, chunk=chunk, time_limit=setup.time_limit, on_group=on_group,
+        )  # fmt: skip
+        with setup.clock("sample"):
+            found = driver.run(flight, rule)
+            batch = to_batch(found.groups, sampling, step, windows=not rule.at_least_one)
+        with setup.clock("score"):
+            scored = _score(setup, found, batch, streamed)
+    return found, scored
+
+
+def _engines(
+    setup: Experience, groups: int, params: Params, key: jax.Array, step: int
+) -> Callable[[Sequence[Request], bool, Stats], Engine]:
+    """How the driver makes its engines, which share the weights."""
+    policy, sampling, mesh = setup.policy, setup.sampling, setup.mesh
+    weights = take_weights(policy, params, mesh)
+    devices = 1 if mesh is None else mesh.shape.get("data", 1)
+    shape = None
+    if setup.partial is not None:
+        # The same for every step: the number of requests differs, and the loop is compiled for a shape.
+        slots = sampling.slots or setup.prompts_per_step * setup.group_size
+        shape = lasting(slots, groups, setup.group_size, devices)
+
+    def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Engine:
+        settings = settings_of(
+            policy, key, *(0.0, 1.0, 0, 0.0)
+            if greedy
+            else (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
+        )  # fmt: skip
+        size = size_for(requests, sampling.slots, devices, None if greedy else shape)
+        size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
+        return Engine(
+            policy, weights, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
+            cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
+        )  # fmt: skip
+
+    return make
+
+
+def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False) -> Trajectories:
+    """The episodes of groups as rows, numpy arrays. windows: with info "window" and "unfinished"."""
+    rows, episodes = [], [episode for one in groups for episode in one.episodes]
+    for number, one in enumerate(groups):
+        for episode in one.episodes:
+            rows.append(Row(
+                episode.prompt, episode.own, episode.truncated, one.task.prompt_id, number, episode.actions,
+                episode.turns,
+            ))  # fmt: skip
+    batch = assemble(rows, sampling.temperature, sampling.truncating, step)
+    if info := info_columns(episodes):
+        batch = batch.with_info(**info)
+    if windows:
+        unfinished: Any = np.asarray([is_so for one in groups for is_so in one.unfinished])
+        window = batch.action_mask & (batch.policy_step == step)
+        batch = batch.with_info(window=window, unfinished=unfinished)
+    return batch
+
+
+def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:
+    """The batch with its rewards, of which some may have been found already."""
+    rows = [dict(one.task.row) for one in found.groups]
+    if setup.stream_rewards and streamed.any:
+        return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, streamed.scores())
+    which = None
+    if batch.info is not None and "window" in batch.info:
+        which = np.asarray(batch.info["window"]).any(axis=1) & ~np.asarray(batch.info["unfinished"])
+    episodes = [episode for one in found.groups for episode in one.episodes]
+    if any(episode.reward is not None for episode in episodes):
+        known = streamed.known(episodes)
+        return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)
+    return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which)
+
+
+def _actions(episode: Episode) -> list[int]:
+    """The token ids that were sampled: what reward functions see."""
+    return episode.own.token[episode.actions].tolist()
+
+
+def _program_metrics(setup: Experience, found: Collected) -> dict[str, float]:
+    """What programs did, where that is more than sampling one completion a sample."""
+    failed = sum(one.failed for one in found.groups)
+    out = {"rollout/failed_groups": float(failed)} if failed else {}
+    turns = [int(episode.turns.max(initial=-1)) + 1 for one in found.groups for episode in one.episodes]
+    if max(turns, default=0) > 1:
+        out["rollout/turns"] = float(np.mean(turns))
+    return out
+
+
+def _mean(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = sorted({name for run in runs for name in run})
+    return {name: math.fsum(run.get(name, 0.0) for run in runs) / len(runs) for name in names}

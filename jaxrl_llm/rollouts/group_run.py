@@ -1,0 +1,211 @@
+"""A group's program while it runs: what it asked for, and what it was answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.episode import Episode, Segment, digest
+from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
+from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
+from jaxrl_llm.sampling.requests import Completion, Request
+
+
+class Group(NamedTuple):
+    """A group that a step trains on."""
+
+    task: Task
+    episodes: list[Episode]
+    unfinished: list[bool]  # of each episode, whether it goes on in a later step
+    failed: bool = False  # its program raised or hung
+
+
+class Driving(Protocol):
+    """What a group knows of the driver."""
+
+    driver: Any  # its arguments: rollout, tokenizer, context, step, time_limit, score
+
+    def take(self, ticket: Ticket) -> None:
+        """Have a call's tokens sampled."""
+
+    def moved(self) -> None:
+        """A program did something."""
+
+
+@dataclass
+class Ticket:
+    """A call of `tools.sample` that waits for its tokens."""
+
+    group: GroupRun
+    call: Call
+    context: Episode
+    until: int  # tokens after the prompt at most
+    stop: int | None  # tokens after the prompt at which the program wants it back
+    greedy: bool
+    answered: asyncio.Future[Answer]
+
+    def request(self, segment_tokens: int) -> Request:
+        """What the engine is asked for: to go on from the tokens that there are."""
+        begun = (self.context + Segment(self.group.drawn[self.call].tokens, True)).own
+        pauses = [] if self.stop is None else [self.stop]
+        pauses += [begun.size + segment_tokens] if segment_tokens else []
+        return Request(
+            self.context.prompt, self.until, self.context.prompt_id, self.group.first_sample + self.context.sample,
+            begun, min(pauses) if pauses else None, self.call.place,
+        )  # fmt: skip
+
+    def note(self, completion: Completion) -> bool:
+        """Remember what was drawn, and answer the program where that is all it asked for."""
+        tokens = completion.tokens.after(self.call.place)
+        answer = Answer(tokens, completion.ended)
+        self.group.drawn[self.call] = answer
+        whole = self.is_answered_by(answer)
+        if whole and not self.answered.done():
+            self.answered.set_result(answer)
+        return whole
+
+    def is_answered_by(self, answer: Answer) -> bool:
+        """Whether these tokens are all that it asked for."""
+        size = self.call.place + answer.tokens.size
+        return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
+
+
+class GroupRun:
+    """The `tools.Host` of one group."""
+
+    def __init__(self, run: Driving, log: GroupLog, task: Task, first_sample: int) -> None:
+        self.run, self.task, self.first_sample, self.step = run, task, first_sample, run.driver.step
+        self.before = log
+        self.drawn: dict[Call, Answer] = dict(log.drawn)
+        self.said: dict[str, Any] = dict(log.said)
+        self.asked: dict[tuple[int, int], Ticket] = {}  # by number and place
+        self.named: set[str] = set()
+        self.outside = 0  # answers that it waits for, other than the engine's
+        self.running: asyncio.Task[Any] | None = None
+        self.episodes: list[Episode] | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the program ended, or failed."""
+        return self.episodes is not None or self.error is not None
+
+    def begin(self, ended: Callable[[], None]) -> None:
+        """Start the program; `ended` is called when it is over."""
+        self.running, self._tell = asyncio.ensure_future(self._program()), ended
+
+    async def _program(self) -> None:
+        driver = self.run.driver
+        try:
+            found = await driver.rollout.program(Tools(self, driver.tokenizer, driver.context), self.task)
+            episodes = list(found)
+            if len(episodes) != self.task.samples or not all(isinstance(one, Episode) for one in episodes):
+                raise InputError(f"a program returns {self.task.samples} episodes, but this one {len(episodes)}")
+            if unused := [name for name in self.before.said if name not in self.named]:
+                raise self._other(f"it did not ask for {unused[0]!r} again")
+            if left := [call for call in self.before.drawn if (call.number, call.place) not in self.asked]:
+                raise self._other(f"it did not ask for sample {left[0].number} at token {left[0].place} again")
+            self.episodes = episodes
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.error = error
+        self._tell()
+
+    def fail(self, why: str) -> None:
+        """End the program."""
+        self.error = TimeoutError(f"it {why}")
+        if self.running is not None:
+            self.running.cancel()
+        self._tell()
+
+    def log(self) -> GroupLog:
+        """What it was answered by now."""
+        return self.before._replace(drawn=dict(self.drawn), said=dict(self.said))
+
+    def group(self) -> Group:
+        """The group as it is: the program's episodes, or the newest of each sample where it is not over."""
+        if self.episodes is not None:
+            return Group(self.task, self.episodes, [False] * len(self.episodes))
+        newest: dict[int, Ticket] = {}
+        for ticket in sorted(self.asked.values(), key=lambda ticket: ticket.call.place):
+            if not ticket.greedy:
+                newest[ticket.context.sample] = ticket
+        blank = Episode(self.task.prompt, self.task.prompt_id)
+        episodes, unfinished = [], []
+        for number in sorted(newest)[: self.task.samples]:
+            ticket = newest[number]
+            answer = self.drawn.get(ticket.call, Answer())
+            whole = ticket.is_answered_by(answer)
+            episode = ticket.context + Segment(answer.tokens, True)
+            episodes.append(replace(episode, ended=answer.ended, truncated=whole and not answer.ended))
+            unfinished.append(not whole and self.error is None)
+        missing = self.task.samples - len(episodes)
+        return Group(
+            self.task, [*episodes, *[blank] * missing], [*unfinished, *[False] * missing], self.error is not None
+        )
+
+    async def draw(self, call: Call, context: Episode, until: int, stop: int | None, greedy: bool) -> Answer:
+        """See `tools.Host`."""
+        place = (call.number, call.place)
+        if place in self.asked:
+            raise InputError(
+                f"the program asks twice for sample {context.sample} at token {call.place}: give each its own number"
+            )
+        known = self.drawn.get(call)
+        if known is None and any((old.number, old.place) == place for old in self.before.drawn):
+            raise self._other(f"sample {context.sample} follows other tokens at token {call.place}")
+        ticket = Ticket(self, call, context, until, stop, greedy, asyncio.get_running_loop().create_future())
+        self.asked[place] = ticket
+        if known is not None and ticket.is_answered_by(known):
+            return known
+        self.drawn.setdefault(call, Answer())
+        self.run.take(ticket)
+        return await ticket.answered
+
+    async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """See `tools.Host`."""
+        name = f"scores of {digest([token for episode in episodes for token in episode.tokens]):08x}"
+        while name in self.named:  # the same episodes, scored again
+            name += "'"
+
+        async def score() -> Any:
+            scored = await self.run.driver.score(self.task, episodes)
+            return [[episode.reward, dict(episode.rewards)] for episode in scored]
+
+        # Reward functions have time limits of their own.
+        found = await self._remember(name, score, False, None)
+        return [episode.scored(reward, parts) for episode, (reward, parts) in zip(episodes, found, strict=True)]
+
+    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
+        """See `tools.Host`."""
+        return await self._remember(name, call, again, self.run.driver.time_limit)
+
+    async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
+        if name in self.named:
+            raise InputError(f"the program calls {name!r} twice: give each call a name of its own")
+        self.named.add(name)
+        known = name in self.said
+        if known and not again:
+            return self.said[name]
+        self.outside += 1
+        try:
+            found = await asyncio.wait_for(call(), limit)
+        except TimeoutError:
+            raise TimeoutError(f"{name!r} did not answer within {limit} s") from None
+        finally:
+            self.outside -= 1
+            self.run.moved()
+        if known and found != self.said[name]:
+            raise self._other(f"{name!r} answers otherwise than before")
+        self.said[name] = found
+        return found
+
+    def _other(self, what: str) -> NotDeterministicError:
+        return NotDeterministicError(
+            f"the rollout {self.run.driver.rollout.name} is not deterministic: run again from its log, on prompt "
+            f"{self.task.prompt_id}, {what}"
+        )

@@ -1,0 +1,94 @@
+"""The state of a running program: what it was answered. A program that is run again from its log goes on from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
+
+
+class Call(NamedTuple):
+    """What identifies a call of `tools.sample` within a group."""
+
+    number: int  # of the sample
+    place: int  # tokens after the prompt before it
+    context: int  # checksum of all tokens before it
+
+
+class Answer(NamedTuple):
+    """The tokens that a call of `tools.sample` has drawn by now."""
+
+    tokens: Tokens = NO_TOKENS
+    ended: bool = False  # by a stop token or a stop string
+
+
+class GroupLog(NamedTuple):
+    """A group: its task, and the answers that its program has got. Logs are values."""
+
+    prompt: tuple[int, ...]
+    prompt_id: int  # its row in the data set
+    samples: int
+    first_step: int  # in which it was begun
+    drawn: Mapping[Call, Answer] = {}
+    said: Mapping[str, Any] = {}  # scores and other answers, as JSON holds them, by name
+
+    @property
+    def begun(self) -> bool:
+        """Whether any token was drawn."""
+        return any(answer.tokens.size for answer in self.drawn.values())
+
+
+Pool = tuple[GroupLog, ...]
+
+
+def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
+    """The pool as flat arrays, for a checkpoint; `from_arrays` makes it again, bit by bit."""
+    answers = [answer for log in pool for answer in log.drawn.values()]
+    calls = [call for log in pool for call in log.drawn]
+    tokens = [answer.tokens for answer in answers] or [NO_TOKENS]
+    said = json.dumps([dict(log.said) for log in pool]).encode()
+    numbers: dict[str, Sequence[int]] = {
+        "prompt_length": [len(log.prompt) for log in pool],
+        "prompt_id": [log.prompt_id for log in pool],
+        "samples": [log.samples for log in pool],
+        "first_step": [log.first_step for log in pool],
+        "calls": [len(log.drawn) for log in pool],
+        "number": [call.number for call in calls],
+        "place": [call.place for call in calls],
+        "context": [call.context for call in calls],
+        "length": [answer.tokens.size for answer in answers],
+        "ended": [int(answer.ended) for answer in answers],
+    }
+    return {
+        **{name: np.asarray(values, np.int64) for name, values in numbers.items()},
+        "prompt": np.concatenate([np.asarray(log.prompt, np.int32) for log in pool] or [np.zeros(0, np.int32)]),
+        "said": np.frombuffer(said, np.uint8).copy(),
+        **{name: np.concatenate([getattr(part, name) for part in tokens]) for name in Tokens._fields},
+    }
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
+    """The pool that `to_arrays` was given; the empty one for no arrays."""
+    if not arrays:
+        return ()
+    ends = np.cumsum(arrays["length"])
+    columns = [arrays[name] for name in Tokens._fields]
+    answers = [
+        Answer(Tokens(*(np.array(x[end - length : end]) for x in columns)), bool(ended))
+        for end, length, ended in zip(ends, arrays["length"], arrays["ended"], strict=True)
+    ]
+    names = zip(*(arrays[name].tolist() for name in Call._fields), strict=True)
+    calls = [Call(*numbers) for numbers in names]
+    said = json.loads(bytes(arrays["said"]))
+    pool, prompt, first = [], 0, 0
+    for i, (length, count) in enumerate(zip(arrays["prompt_length"], arrays["calls"], strict=True)):
+        ids = tuple(arrays["prompt"][prompt : prompt + length].tolist())
+        drawn = dict(zip(calls[first : first + count], answers[first : first + count], strict=True))
+        row, samples, step = (int(arrays[name][i]) for name in ("prompt_id", "samples", "first_step"))
+        pool.append(GroupLog(ids, row, samples, step, drawn, said[i]))
+        prompt, first = prompt + length, first + count
+    return tuple(pool)

@@ -1,0 +1,98 @@
+"""Where a step's batch comes from: a `Source` is a pair of pure functions, like a `Transform`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.data.stream import PromptStream
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rewards.scoring import Scored
+
+State = Any
+
+
+class Step(NamedTuple):
+    """What a step trains on, and how it came to be."""
+
+    scored: Scored
+    rows: list[dict[str, Any]]  # the data set row of each group
+    metrics: dict[str, float]
+
+
+class Source(NamedTuple):
+    """What the loop calls for a batch.
+
+    init: () -> state.
+    next: (state, params, key, step) -> (Step, state). params: of the policy; key: of this step.
+    save: state -> (a JSON object, arrays), for a checkpoint. load: the other way; InputError where they are of other
+    inputs.
+    """
+
+    init: Callable[[], State]
+    next: Callable[[State, Params, jax.Array, int], tuple[Step, State]]
+    save: Callable[[State], tuple[dict[str, Any], dict[str, np.ndarray]]]
+    load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
+
+
+class Curriculum(NamedTuple):
+    """Which prompts are tried.
+
+    init: () -> state, which JSON can hold.
+    select: (state, count) -> (ids int32[count], state).
+    observe: (state, Step) -> state: what came of them.
+    """
+
+    init: Callable[[], State]
+    select: Callable[[State, int], tuple[np.ndarray, State]]
+    observe: Callable[[State, Step], State]
+
+
+class Replay(NamedTuple):
+    """What of the past joins a batch.
+
+    init: () -> state. mix: (state, Scored) -> (Scored, state).
+    """
+
+    init: Callable[[], State]
+    mix: Callable[[State, Scored], tuple[Scored, State]]
+
+
+def shuffled_epochs(rows: list[dict[str, Any]], seed: int) -> Curriculum:
+    """All prompts in random order, then all in another: every epoch has each prompt once."""
+    stream = PromptStream(rows, batch_size=1, seed=seed)
+    start = stream.state()
+
+    def select(state: State, count: int) -> tuple[np.ndarray, State]:
+        if stream.state() != state:
+            stream.restore(state)
+        ids = [next(stream)[1] for _ in range(count)]
+        return np.concatenate([np.zeros(0, np.int32), *ids]), stream.state()
+
+    return Curriculum(lambda: start, select, lambda state, step: state)
+
+
+def check_position(curriculum: Curriculum, state: State) -> None:
+    """InputError where a state is of another curriculum, e.g. one with fewer prompts."""
+    curriculum.select(state, 0)
+
+
+def no_replay() -> Replay:
+    """Nothing of the past."""
+    return Replay(lambda: (), lambda state, scored: (scored, state))
+
+
+def one_after_another(batches: Callable[[int], Step]) -> Source:
+    """The source of batches that are there already, by the number of the step: texts for supervised steps, a file of
+    scored trajectories, a critic's data. Nothing is sampled."""
+
+    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> State:
+        if arrays:
+            raise InputError("the checkpoint holds completions that were begun, but this run samples none")
+        return ()
+
+    return Source(lambda: (), lambda state, params, key, step: (batches(step), state), lambda state: ({}, {}), load)

@@ -1,0 +1,1 @@
+"""Runs: the host loop, its configuration, checkpoints, evaluation and folder."""

@@ -1,0 +1,116 @@
+"""`stream`: a list of requests in, completions out as they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.compilation import compiles, count_compiles
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.interrupts import interruptible
+from jaxrl_llm.models.check import check_policy
+from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.sampling.draw import Settings
+from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine, size_for
+from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
+from jaxrl_llm.sampling.schedule import Shape
+from jaxrl_llm.sampling.weights import Weights
+
+
+def stream(
+    policy: Policy,
+    weights: Weights,
+    requests: Sequence[Request],
+    settings: Settings,
+    *,
+    slots: int = 0,
+    shape: Shape | None = None,
+    cut: Cut | None = None,
+    chunk: int = CHUNK,
+    enough: Callable[[Completion], bool] | None = None,
+    watch: Callable[[int, np.ndarray], None] | None = None,
+    cache_dtype: Any = None,
+    policy_step: int = 0,
+    stats: Stats | None = None,
+) -> Generator[Completion, None, None]:
+    """Complete requests; yields each completion as it ends, in the order of ending.
+
+    slots: rows that decode at a time, 0 for one a request. A row whose completion ends takes the next waiting request.
+    shape: rows, prompt slots and lanes in place of those that `schedule.plan` makes of `slots` and these requests, so
+    that rollouts of other numbers of requests share one compiled loop.
+    cut: looked at every `chunk` steps, ends a completion by what it says (stop strings).
+    enough: called with each completion; from when it gives True nothing more is decoded, and all other requests come
+    as they are, unfinished (those that were not begun, without new tokens). Ctrl-C does the same.
+    watch: called every `chunk` steps with the index of each running request and its tokens so far.
+    cache_dtype: of keys and values, floating or int8; the policy's by default.
+    policy_step: written beside every token drawn. stats: filled in.
+
+    The tokens of a request depend on the seed, its prompt, prompt id and sample number only.
+    Raises InputError at once for requests that are empty, without room or of tokens beyond the vocabulary, and for
+    weights or settings of another kind; and from the iterator where logits are not finite.
+    """
+    check_policy(policy)
+    for name, value, kind, made in (
+        ("weights", weights, Weights, "take_weights(policy, params)"),
+        ("settings", settings, Settings, "sampling.draw.Settings(...)"),
+    ):
+        if not isinstance(value, kind):
+            raise InputError(f"{name} is a {type(value).__name__}, but must be what {made} gives")
+    for name, number, least in (("slots", slots, 0), ("chunk", chunk, 1)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+            raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
+    check_requests(requests, policy.config.vocab_size)
+    return _stream(
+        policy, weights, requests, settings, slots, shape, cut, chunk, enough, watch, cache_dtype, policy_step, stats
+    )
+
+
+def _stream(
+    policy: Policy,
+    weights: Weights,
+    requests: Sequence[Request],
+    settings: Settings,
+    slots: int,
+    shape: Shape | None,
+    cut: Cut | None,
+    chunk: int,
+    enough: Callable[[Completion], bool] | None,
+    watch: Callable[[int, np.ndarray], None] | None,
+    cache_dtype: Any,
+    policy_step: int,
+    stats: Stats | None,
+) -> Generator[Completion, None, None]:
+    stats = Stats() if stats is None else stats
+    count_compiles()
+    before, stats.began = compiles()[0], time.perf_counter()
+    # Those that are complete already need no engine.
+    open_ones = [request for request in requests if request.begun.size < request.until]
+    with interruptible() as interrupted:
+        if not open_ones:
+            for index, request in enumerate(requests):
+                yield Completion(index, request.begun, False, request.limit)
+            return
+        devices = 1 if weights.mesh is None else weights.mesh.shape.get("data", 1)
+        engine = Engine(
+            policy, weights, settings, size_for(open_ones, slots, devices, shape),
+            cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
+        )  # fmt: skip
+        for request in requests:
+            engine.submit(request)
+        stopping = False
+        while not stopping and engine.busy:
+            engine.advance(chunk)
+            if watch is not None:
+                for number, tokens in engine.running():
+                    watch(number, tokens)
+            for completion in engine.completed():
+                stopping |= enough is not None and enough(completion)
+                yield completion
+            stats.seconds, stats.compiles = time.perf_counter() - stats.began, compiles()[0] - before
+            stats.interrupted = interrupted()
+            stopping |= stats.interrupted
+        yield from engine.withdraw()
+        stats.interrupted = interrupted()

@@ -1,0 +1,126 @@
+"""An engine that decodes nothing: a token a step in each of its rows, all that is known of a token following from its
+place. Programs and the driver cannot tell it from the real one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.log import GroupLog, Pool
+from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
+
+LIMIT = 64
+
+
+def length_of(prompt_id: int, sample: int) -> int:
+    """Tokens after which a completion ends: half have up to 4, the longest would have more than LIMIT."""
+    uniform = np.random.default_rng([7, prompt_id, sample]).uniform()
+    return math.ceil(2 / (1 - uniform))  # Pareto with exponent 1
+
+
+def token_of(prompt_id: int, sample: int, place: int) -> int:
+    return 1000 * prompt_id + 100 * sample + place
+
+
+def tokens_of(prompt_id: int, sample: int, first: int, last: int, step: int) -> Tokens:
+    """Tokens first ... last - 1 of a sample."""
+    ids = np.asarray([token_of(prompt_id, sample, place) for place in range(first, last)], np.int32)
+    known = [(-ids / scale).astype(np.float32) for scale in (3, 5, 7, 11)]
+    return Tokens(ids, *known, np.full(len(ids), step, np.int32))
+
+
+class FakeEngine:
+    """See `sampling.engine.Engine`."""
+
+    def __init__(self, slots: int, step: int = 0) -> None:
+        self.slots, self.step_number = slots, step
+        self.requests: list[Request] = []
+        self.waiting: list[int] = []
+        self.rows: dict[int, Tokens] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.rows)
+
+    def submit(self, request: Request) -> int:
+        self.requests.append(request)
+        self.waiting.append(len(self.requests) - 1)
+        return len(self.requests) - 1
+
+    def step(self, chunk: int) -> list[Completion]:
+        while self.waiting and len(self.rows) < self.slots:
+            number = self.waiting.pop(0)
+            self.rows[number] = self.requests[number].begun
+        done = []
+        for number, tokens in list(self.rows.items()):
+            asked, size = self.requests[number], tokens.size
+            tokens = tokens.followed_by(tokens_of(asked.prompt_id, asked.sample, size, size + 1, self.step_number))
+            self.rows[number] = tokens
+            ended = tokens.size == asked.given + length_of(asked.prompt_id, asked.sample)
+            if ended or tokens.size >= asked.limit or tokens.size == asked.pause_at:
+                del self.rows[number]
+                done.append(Completion(number, tokens, ended, asked.limit))
+        return done
+
+    def withdraw(self) -> list[Completion]:
+        left = [*self.rows.items(), *((number, self.requests[number].begun) for number in self.waiting)]
+        self.rows, self.waiting = {}, []
+        return [Completion(number, tokens, False, self.requests[number].limit) for number, tokens in left]
+
+
+class Words:
+    """A tokenizer: a token id is a number, written out."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, ids))
+
+
+async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+    """The reward is the number of sampled tokens."""
+    counts = [float(episode.actions.sum()) for episode in episodes]
+    return [episode.scored(count, {"length": count}) for episode, count in zip(episodes, counts, strict=True)]
+
+
+def begin(prompts: Sequence[int], samples: int, step: int = 0) -> Pool:
+    """New groups of prompts (i, 1)."""
+    return tuple(GroupLog((i, 1), i, samples, step) for i in prompts)
+
+
+class Ran:
+    """A call of the driver, with what the engines saw."""
+
+    def __init__(
+        self, flight: Pool, rule: Rule, rollout: Rollout | None = None, *, slots: int = 1000, step: int = 0,
+        limit: int = LIMIT, row: dict[str, Any] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.engines: list[FakeEngine] = []
+
+        def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Any:
+            self.engines.append(FakeEngine(slots, step))
+            return self.engines[-1]
+
+        driver = Driver(rollout or group(), make, score, Words(), step=step, **settings)
+        tasks = [Task({"prompt": "", **(row or {})}, log.prompt, log.prompt_id, log.samples, limit) for log in flight]
+        self.found: Collected = driver.run(list(zip(flight, tasks, strict=True)), rule)
+
+    @property
+    def complete(self) -> list[int]:
+        return [one.task.prompt_id for one in self.found.groups]
+
+    @property
+    def pool(self) -> Pool:
+        return self.found.left
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for engine in self.engines for request in engine.requests]
