@@ -35,6 +35,7 @@ def test_the_table() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_a_share_of_the_table() -> None:
     """Rows without a model, chosen by a seed; `experiments/attack.py` runs all."""
     table = read_table()

@@ -34,17 +34,20 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[damages.Damage
         yield damages.Damaged("grpo", tmp_path_factory.mktemp("attack") / "grpo", worker)
 
 
+@pytest.mark.heavy
 def test_killed_runs_end_as_those_that_were_not(damaged: damages.Damaged) -> None:
     found = list(islice(damaged.runs.attack(f"{KILLS}"), 2))
     assert [outcome.verdict for outcome in found] == ["clear"] * 2, found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", damages.draw(12, DAMAGES, ["grpo"]), ids=lambda case: f"{case.kind.name}, {case.base}")
 def test_damaged_runs_go_on_or_say_what_is_wrong(damaged: damages.Damaged, case: damages.Case) -> None:
     found = damaged.attack(case)
     assert found.verdict == "clear", found
 
 
+@pytest.mark.heavy
 def test_every_difference_of_two_runs_is_noticed(damaged: damages.Damaged, tmp_path: Path) -> None:
     reference, run = damaged.runs.reference, tmp_path / "run"
     assert tiny.differences(reference, reference) == ""
@@ -185,6 +188,7 @@ def test_what_is_unreadable_cannot_be_read(tmp_path: Path, how: str) -> None:
         path.read_bytes()
 
 
+@pytest.mark.heavy
 def test_a_process_that_hangs_or_dies_is_noticed_and_another_started(tmp_path: Path) -> None:
     with Worker() as worker:
         assert worker.ask(["algorithms", "grpo"], 300).status == 0

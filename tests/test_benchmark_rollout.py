@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from compiling import optimised
+from conftest import quick_compiles
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
@@ -46,9 +48,8 @@ def bench() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def ours(bench: Any) -> Iterator[Any]:
     """A tiny model, whose programs are compiled with few optimisations."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield bench.ours.Ours(Policy(CONFIG), init_params(jax.random.key(0), CONFIG), jnp.dtype("float32"))
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick_compiles():
+        yield bench.ours.Ours(Policy(CONFIG), init_params(jax.random.key(0), CONFIG), jnp.dtype("float32"))
 
 
 def test_limits_have_the_tail_that_was_asked_for(bench: Any) -> None:
@@ -147,6 +148,7 @@ def test_partial_rounds(bench: Any, ours: Any, monkeypatch: pytest.MonkeyPatch) 
         assert completion.tokens.token.tolist() == came[completion.index][1].token.tolist()
 
 
+@optimised
 def test_shared_prompts_by_xla(bench: Any, ours: Any) -> None:
     figures = bench.ours.shared(ours, rows=8, groups=2, prompt=40, new=8)
     shared, unshared = figures["shared"], figures["unshared"]
@@ -233,6 +235,7 @@ def test_refused_options(bench: Any, capsys: pytest.CaptureFixture[str], argumen
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_whole_run(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

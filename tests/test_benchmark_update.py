@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import quick_compiles
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
@@ -44,9 +45,8 @@ def bench() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_optimisations() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick_compiles():
+        yield
 
 
 def tiny(bench: Any, **settings: Any) -> Any:
@@ -291,6 +291,7 @@ def test_refused_options_of_the_update(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_whole_run_of_the_update(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "training"))
+sys.path.insert(0, str(Path(__file__).parent / "runs"))
 
 import tiny_runs as runs
 

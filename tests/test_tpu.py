@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from tpu_environment import tpu_environment
 
 PROGRAM = """
@@ -65,6 +66,7 @@ print("RESULT" + json.dumps(out))
 """
 
 
+@pytest.mark.heavy
 def test_the_update_compiles_for_four_v5e_chips() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True, timeout=500

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiling import all_optimisations
 
 
 def tpu_environment() -> dict[str, str]:
@@ -19,7 +20,7 @@ def tpu_environment() -> dict[str, str]:
         pytest.skip("libtpu is not installed")
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
     return {
-        **os.environ,
+        **all_optimisations(),
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "TPU_SKIP_MDS_QUERY": "1",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # there is no chip to fight for, and tests run side by side

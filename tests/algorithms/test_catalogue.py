@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from every_method import every_method
 from experience import Found, case, learn
 
 from jaxrl_llm import algorithms
@@ -77,7 +78,7 @@ def test_its_page_and_line_are_printed(name: str) -> None:
         assert need in line
 
 
-@every
+@every_method
 def test_it_goes_through_configuration_unchanged(name: str) -> None:
     """Through JSON and through the command line to the same loss and gradient."""
     values = defaults(name)

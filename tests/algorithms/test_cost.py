@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import optimised
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.reporting.credit import stand_in
@@ -29,6 +30,7 @@ def wide_batch() -> Trajectories:
     )  # fmt: skip
 
 
+@optimised
 @pytest.mark.parametrize("name", algorithms.names())
 def test_it_is_cheap_beside_the_update(name: str) -> None:
     algorithm = algorithms.get(name)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from every_method import every_method
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.needs import value_of, values_of
@@ -60,7 +60,7 @@ def test_whole_logits_would_be_seen() -> None:
     assert largest(program.jaxpr) >= ALL_LOGITS
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@every_method
 def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     # This one's hidden layer is one of a larger model.
     algorithm = algorithms.get(name, **({"layer": 1} if name == "bupo" else {}))

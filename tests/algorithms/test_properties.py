@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from every_method import every_method as every
 from experience import Case, Found, L, N, case, learn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.trajectory import map_rows
 
 ODD, EVEN = np.arange(1, N, 2), np.arange(0, N, 2)
-every = pytest.mark.parametrize("name", algorithms.names())
 few = settings(max_examples=2, deadline=None, derandomize=True, database=None)
 seeds = st.sampled_from([11, 23])  # of batches; few, so that what they are held against is computed once
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from compiling import with_devices
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate, shard_rows
@@ -133,9 +134,10 @@ def run_program(program: str, **environment: str) -> str:
 
 
 def test_an_update_on_four_devices_is_that_of_one() -> None:
-    assert "equal" in run_program(SHARDED, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    assert "equal" in run_program(SHARDED, XLA_FLAGS=with_devices(4))
 
 
+@pytest.mark.heavy
 def test_the_update_compiles_for_four_tpu_chips() -> None:
     assert "compiled" in run_program(TPU, **tpu_environment())
 

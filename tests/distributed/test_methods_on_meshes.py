@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tpu_environment import tpu_environment
 
 NAMES = ("bapo_adaptive_clip", "clip_cov", "d3s", "drpo_decoupled_reward", "epo", "gspo", "passk_grpo", "ppo", "riskpo")
@@ -82,6 +83,7 @@ def run(program: str, environment: dict[str, str]) -> dict[str, float]:
     return json.loads(done.stdout.split("RESULT")[1])
 
 
+@pytest.mark.heavy
 def test_four_devices_find_what_one_does() -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     differences = run(ON_FOUR_DEVICES, {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})
@@ -90,6 +92,7 @@ def test_four_devices_find_what_one_does() -> None:
         assert difference < 1e-5, name
 
 
+@pytest.mark.heavy
 def test_they_compile_for_four_v5e_chips() -> None:
     sizes = run(FOR_FOUR_CHIPS, tpu_environment())
     assert set(sizes) == set(NAMES)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from compiling import with_devices
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from tpu_environment import tpu_environment
@@ -248,14 +249,15 @@ def parity() -> Any:
     folder = Path(__file__).parents[1] / "vectors"
     program = PARITY.replace("{families}", repr(FAMILIES)).replace("{meshes}", repr(MESHES))
     program = program.replace("{vectors}", str(folder))
-    return run_program(EIGHT + program, {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"})
+    return run_program(EIGHT + program, {"XLA_FLAGS": with_devices(8)})
 
 
 @pytest.fixture(scope="module")
 def moved() -> Any:
-    return run_program(EIGHT + BYTES, {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"})
+    return run_program(EIGHT + BYTES, {"XLA_FLAGS": with_devices(8)})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_gradients_are_those_of_one_device(parity: Any, name: str, mesh: tuple[int, int]) -> None:
@@ -270,6 +272,7 @@ def test_logits_and_gradients_are_those_of_one_device(parity: Any, name: str, me
     assert found["local"]["gate"][-1] == found["local"]["down"][-2] == inner // mesh[1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["even 2x4", "even 1x8", "unstacked 2x4"])
 def test_biases_and_a_split_vocabulary(parity: Any, name: str) -> None:
     found, tensor = parity[name], int(name[-1])
@@ -390,6 +393,7 @@ def test_bytes_moved(moved: Any, case: str, expected: int, deleted: bool) -> Non
     assert moved[case] == [expected, deleted]
 
 
+@pytest.mark.heavy
 def test_on_tpus_no_weight_travels() -> None:
     found = run_program(TPU, tpu_environment())
     # One sum after the embedding, and in the scanned layer one after attention and one after the MLP.

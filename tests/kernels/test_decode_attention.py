@@ -248,6 +248,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("chip", ["v5e:2x2", "v6e:2x2"])
 def test_compiles_for_tpu_as_a_mosaic_kernel(chip: str) -> None:
     command = [sys.executable, "-c", TPU_PROGRAM, json.dumps([(chip, *case) for case in COMPILED])]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jaxrl_kernels.logprob
 import numpy as np
 import pytest
+from compiling import optimised
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxrl_kernels import IMPLEMENTATIONS, fused_logprob
@@ -360,6 +361,7 @@ def temporaries(argnums: Any, arrays: tuple[Any, ...], **settings_: Any) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@optimised
 def test_compiled_memory() -> None:
     arrays = shaped(512, 64, 16384)
     blocked = temporaries((0, 1), arrays, block_size=1024)

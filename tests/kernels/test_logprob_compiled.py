@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
+from compiling import optimised
 from jaxrl_kernels import fused_logprob
 from tpu_environment import tpu_environment
 
@@ -61,6 +63,7 @@ print("RESULT" + json.dumps({
 """
 
 
+@pytest.mark.heavy
 def test_on_tpu_memory_operations_and_kernels() -> None:
     command = [sys.executable, "-c", TPU_PROGRAM]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
@@ -95,6 +98,7 @@ def compiled(rows: int, width: int, vocabulary: int, **settings: Any) -> Any:
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*arrays).compile()
 
 
+@optimised
 def test_on_cpu_memory_and_operations_for_smollm2() -> None:
     rows, width, vocabulary, block = 1024, 576, 49152, 2048
     fused, plain = (compiled(rows, width, vocabulary, **way) for way in ({}, {"implementation": "reference"}))

@@ -154,6 +154,7 @@ print("RESULT" + json.dumps({"moved": moved, "kernels": kernels, "temporaries": 
 """
 
 
+@pytest.mark.heavy
 def test_compiles_for_four_tpus_without_gathering_the_unembedding() -> None:
     command = [sys.executable, "-c", TPU_PROGRAM]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)

@@ -325,6 +325,7 @@ print("RESULT" + json.dumps(found))
 """
 
 
+@pytest.mark.heavy
 def test_compiles_for_tpus_and_moves_less_than_the_formula() -> None:
     command = [sys.executable, "-c", ON_TPU]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jaxrl_kernels.sample.from_logits
 import numpy as np
 import pytest
+from compiling import optimised
 from jaxrl_kernels import IMPLEMENTATIONS, fused_sample
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel, row_keys, threefry2x32
 from scipy import stats
@@ -200,6 +201,7 @@ def test_a_token_depends_on_neither_order_nor_company(implementation: str) -> No
     assert (np.asarray(moved[0]) != np.asarray(wanted[0])).sum() > N // 2
 
 
+@pytest.mark.heavy
 def test_a_million_draws_follow_softmax() -> None:
     # Three blocks, the last one of 44 tokens. Blocks and the tokens in them differ in probability by factors of e^8,
     # and the last token would take half of the draws if it were not forbidden.
@@ -468,6 +470,7 @@ def test_logits_beyond_the_limit_are_tiled_by_default() -> None:
     assert max(sizes(traced)) == 256 * 4096
 
 
+@optimised
 def test_compiled_memory() -> None:
     call = jax.jit(partial(fused_sample, implementation="xla", block_size=1024))
     memory = call.lower(*shaped(256, 64, 32768)).compile().memory_analysis()
@@ -517,6 +520,7 @@ print("RESULT" + json.dumps({
 """
 
 
+@pytest.mark.heavy
 def test_compiles_for_tpu_as_a_mosaic_kernel() -> None:
     command = [sys.executable, "-c", TPU_PROGRAM]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)

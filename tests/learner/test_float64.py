@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import quick_compiles
+from heavy import few
 
 from jaxrl_llm import load_policy
 from jaxrl_llm.errors import InputError
@@ -32,10 +34,8 @@ GROUPS, GROUP_SIZE, PROMPT, LONGEST = 4, 2, 9, 20
 
 @pytest.fixture(autouse=True)
 def _wide() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)  # many programs, each run once
-    with jax.enable_x64(True):
+    with quick_compiles(), jax.enable_x64(True):  # many programs, each run once
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def model(vectors: Any, family: str) -> tuple[Any, Any]:
@@ -81,7 +81,9 @@ def agree(found: Any, expected: Any) -> None:
         np.testing.assert_array_less(off, 1e-13 * size + 1e-18, err_msg=jax.tree_util.keystr(path))
 
 
-CASES = [*(("llama", name) for name in OBJECTIVES), *((family, "entropy") for family in FAMILIES[1:])]
+CASES = [("llama", "grpo"), ("gemma2", "entropy")]
+MORE = [*(("llama", name) for name in OBJECTIVES), *((family, "entropy") for family in FAMILIES[1:])]
+CASES += [pytest.param(*case, marks=pytest.mark.heavy) for case in MORE if case not in CASES]
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)
@@ -101,7 +103,7 @@ def test_fused_packed_and_sliced_are_the_plain_formula(family: str, name: str, v
                 agree(found, expected)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", few(OBJECTIVES, ["grpo"]))
 def test_the_gradient_is_the_finite_difference(name: str, vectors: Any) -> None:
     """Along three random directions of all parameters, by central differences of five points."""
     (policy, params), batch, objective = model(vectors, "llama"), uneven(), OBJECTIVES[name]

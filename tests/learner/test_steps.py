@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import optimised
 from conftest import needs_wide_vectors
+from heavy import few
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.provide import outputs_of
@@ -107,7 +109,7 @@ def tiny(vectors: Any) -> Any:
     return model._replace(policy=dataclasses.replace(model.policy, remat=False))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", few(OBJECTIVES, ["grpo"]))
 def test_the_gradient_is_that_of_whole_rows_in_any_slices(name: str, tiny: Any) -> None:
     """Uneven lengths, 1, 2, 4 and 8 micro-batches; relative to the largest entry of each parameter's gradient."""
     batch = uneven(groups=8, group_size=2)
@@ -124,6 +126,7 @@ def test_the_gradient_is_that_of_whole_rows_in_any_slices(name: str, tiny: Any) 
             np.testing.assert_allclose(figures[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
 
 
+@optimised
 @needs_wide_vectors
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_packed_states_have_the_bits_of_whole_rows(micro_batches: int, tiny: Any) -> None:
@@ -177,6 +180,7 @@ def test_planned_steps_are_the_update(tiny: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * moved + 1e-7)
 
 
+@pytest.mark.heavy
 def test_growing_lengths_share_programs(tiny: Any) -> None:
     """Sixty batches whose completions grow from 2 to 61 tokens have 28 shapes, thirty of the same lengths four."""
 

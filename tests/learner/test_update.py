@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import optimised
 
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.errors import InputError
@@ -327,6 +328,7 @@ def test_bfloat16_parameters_accumulate_in_float32() -> None:
     assert bits(new.params) != bits(fresh_params(jnp.bfloat16))
 
 
+@optimised
 def test_the_new_state_takes_the_memory_of_the_old() -> None:
     config = dataclasses.replace(
         SMALL, vocab_size=2000, hidden_size=128, intermediate_size=256, num_layers=4, head_dim=64,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import optimised
 from conftest import needs_wide_vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +89,7 @@ def test_softmax_by_hand() -> None:
     np.testing.assert_allclose(softmax(x), [[0.25, 0.0, 0.75], [1 / 3] * 3], rtol=1e-6)
 
 
+@optimised
 @needs_wide_vectors
 @pytest.mark.parametrize("between", [1, 7, 16, 31, 64])
 def test_strangers_in_between_change_no_bit_of_attention(between: int) -> None:
@@ -125,6 +127,7 @@ def test_a_gradient_of_rows_that_are_zero_is_finite() -> None:
         assert jnp.all(jnp.isfinite(gradient))
 
 
+@optimised
 def test_a_gated_mlps_gradient_moves_fewer_bytes() -> None:
     """Than of products with three axes, for which XLA on CPU writes transposed copies."""
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import optimised
+from conftest import FAMILIES, FEW, MODES
 
 from jaxrl_llm.models import init_params
 from jaxrl_llm.models.outputs import policy_outputs
@@ -18,6 +20,11 @@ from jaxrl_llm.trajectory import Trajectories
 
 N, L = 4, 24
 TWO_FAMILIES = ("gemma2", "qwen3_moe")  # soft caps and sliding windows; a router
+FAMILIES_AND_MODES = [
+    pytest.param(family, mode, marks=[] if family in FEW and mode in ("plain", "together") else pytest.mark.heavy)
+    for family in FAMILIES
+    for mode in MODES
+]
 
 
 def multi_turn_batch(seed: int = 0, temperature: Any = (0.7, 0.7, 1.3, 1.3)) -> Trajectories:
@@ -145,6 +152,7 @@ def test_temperature_and_softcap_matter(family: str, vectors: Any, probe: Any) -
         assert np.abs(np.asarray(uncapped.logp) - probe(model, one).logp).max() > 1e-3
 
 
+@pytest.mark.parametrize("family, mode", FAMILIES_AND_MODES)
 def test_the_ratio_is_one_before_the_first_step(
     family: str, mode: str, vectors: Any, rollouts: Any, probe: Any, left_padded: Any
 ) -> None:
@@ -217,6 +225,7 @@ def test_no_array_of_all_logits(shared: bool, vectors: Any, layout: Layout) -> N
     assert largest(loss) < limit
 
 
+@optimised
 def test_memory_of_a_gradient(vectors: Any) -> None:
     """Temporaries stay under half of one [N, L, V] array, of which a plain softmax keeps several."""
     rows, length, vocabulary = 8, 128, 49_152

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import FAMILIES
 
 from jaxrl_llm.models.huggingface import to_tensors
 from jaxrl_llm.sampling import completion_ids
@@ -53,6 +54,7 @@ def with_fused_experts(gradient: dict[str, np.ndarray], layers: int, experts: in
     return out
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_logits(family: str, side: str, vectors: Any) -> None:
     model = vectors(family)

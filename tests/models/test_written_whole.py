@@ -213,6 +213,7 @@ KILLED = """
 """
 
 
+@pytest.mark.heavy
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(model: Any, tmp_path: Path) -> None:
     old, new = ({name: text for name in ("config.json", "model.safetensors")} for text in (b"old", b"new"))
     moments = {"begun": old, "half": old, "sync": old, "rename": old, "second rename": None, "rmtree": new}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny_runs as runs
+from compiling import with_devices
 
 from jaxrl_llm.cli import main
 from jaxrl_llm.reporting.files import read_json
@@ -263,11 +264,11 @@ def test_an_output_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "run").read_text() == "mine"
 
 
+@pytest.mark.heavy
 def test_a_batch_that_the_devices_do_not_divide(tmp_path: Path) -> None:
     """6 completions on 4 devices."""
-    flags = "--xla_force_host_platform_device_count=4"
     more = ("--prompts-per-step", "2", "--group-size", "3", "--minibatches", "1")
-    process = runs.start(*options(tmp_path, *more), XLA_FLAGS=flags)
+    process = runs.start(*options(tmp_path, *more), XLA_FLAGS=with_devices(4))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert errors.count("\n") == 1, errors
@@ -292,6 +293,7 @@ experience.score_batch = score_batch
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs limits on the size of files")
 @pytest.mark.parametrize(
     ("limit", "expected"),

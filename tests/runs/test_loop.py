@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_runs as runs
+from compiling import with_devices
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
@@ -284,6 +285,7 @@ sys.path.insert(0, {tests!r})
 import pathlib, shutil
 import jax
 import tiny_runs as runs
+from compiling import with_devices
 from jaxrl_llm.runs import loop
 assert jax.device_count() == 4
 loop.write_report = lambda folder: folder
@@ -298,10 +300,11 @@ assert runs.reproducible(folder / "run/metrics.jsonl") == runs.reproducible(fold
 """
 
 
+@pytest.mark.heavy
 def test_four_devices_train_evaluate_and_resume(tmp_path: Path) -> None:
     code = FOUR_DEVICES.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     # Speed does not matter here, so the compiler need not take its time.
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    flags = {"XLA_FLAGS": with_devices(4), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=runs.environment(**flags), capture_output=True, text=True, timeout=600, check=False,

@@ -15,6 +15,8 @@ import numpy as np
 import optax
 import pytest
 import tiny_runs as runs
+from compiling import optimised
+from heavy import few
 
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.cli import main
@@ -85,7 +87,7 @@ def test_an_update_moves_the_adapters_alone_and_donates_them_alone() -> None:
     assert all(x.is_deleted() for x in jax.tree.leaves(adapters))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", few([1, 2], [2]))
 def test_the_gradient_is_the_adapters_share_of_that_of_all(micro_batches: int) -> None:
     frozen, adapters = parts()
     derive = jax.jit(gradient, static_argnums=(0, 1, 4))
@@ -131,6 +133,7 @@ SMOLLM2 = ModelConfig(
 )  # fmt: skip
 
 
+@optimised
 @pytest.mark.parametrize(("config", "rank", "length"), [(SMALL, 2, 8), (SMOLLM2, 16, 16)], ids=["tiny", "smollm2"])
 def test_no_gradient_and_no_moment_of_a_frozen_weight_is_allocated(config: ModelConfig, rank: int, length: int) -> None:
     """The update gives back adapters and their moments alone; and its temporaries have no room for base gradients."""

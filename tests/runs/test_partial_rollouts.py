@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_runs as runs
+from heavy import few
 from test_resume import STEPS, assert_same_run, kill
 
 from jaxrl_llm import algorithms
@@ -59,7 +60,7 @@ class Kept:
         return Path(self.config.output)
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=few(WAYS, ["segments"]))
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -162,6 +163,7 @@ def test_the_pool_goes_on_from_a_checkpoint(kept: Kept, tmp_path: Path, resumed:
     assert_same_run(run, kept.folder)
 
 
+@pytest.mark.heavy
 def test_a_killed_run_ends_as_if_it_was_not(
     kept: Kept, way: str, tmp_path: Path, resumed: Callable[[Path], dict]
 ) -> None:

@@ -94,6 +94,7 @@ print("RESULT" + json.dumps(out))
 """
 
 
+@pytest.mark.heavy
 def test_on_a_v5e_chip_the_weights_are_arguments_in_the_hosts_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ON_A_CHIP], env=tpu_environment(), capture_output=True, text=True, timeout=500

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import tiny_runs as runs
+from heavy import few
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.files import read_json
@@ -73,6 +74,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_killed_three_times_ends_as_if_it_was_not(
     unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict]
 ) -> None:
@@ -106,7 +108,7 @@ def test_a_run_that_is_killed_three_times_ends_as_if_it_was_not(
     assert_same_run(run, Path(unbroken.output))
 
 
-@pytest.mark.parametrize("step", [0, 2, 4, 6])
+@pytest.mark.parametrize("step", few([0, 2, 4, 6], [2]))
 def test_the_stream_of_prompts_and_all_else_goes_on_from_each_checkpoint(
     unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict], step: int
 ) -> None:
@@ -265,7 +267,7 @@ def changed_weights(folder: Path) -> None:
     ("change", "said"),
     [
         (changed_prompts, "the prompts changed|the held-out prompts changed"),
-        (changed_rewards, "the reward even changed"),
+        pytest.param(changed_rewards, "the reward even changed", marks=pytest.mark.heavy),
         (changed_weights, "the model's weights changed"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_rewards_own_error_does_not_stop_the_others(batch: Trajectories, caplo
     assert scores.failures == {"broken": 6}
 
 
-@pytest.mark.parametrize("more", [{}, {"oversample": 2.0, "slots": 6}])
+@pytest.mark.parametrize("more", [{}, pytest.param({"oversample": 2.0, "slots": 6}, marks=pytest.mark.heavy)])
 def test_a_run_is_the_same(tmp_path: Path, more: dict[str, Any]) -> None:
     found = []
     for streamed in (False, True):
@@ -163,7 +163,7 @@ def test_a_run_is_the_same(tmp_path: Path, more: dict[str, Any]) -> None:
     assert (one / "completions.jsonl").read_bytes() == (other / "completions.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("more", [{}, {"oversample": 2.0, "slots": 6}])
+@pytest.mark.parametrize("more", [{}, pytest.param({"oversample": 2.0, "slots": 6}, marks=pytest.mark.heavy)])
 def test_ctrl_c_in_a_rollout_keeps_nothing_of_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from compiling import optimised
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
@@ -35,6 +36,7 @@ def lowered(layers: int) -> jax.stages.Lowered:
     return decode.lower(policy, weights, prefixes, None, ring, rows, settings, number, number)
 
 
+@optimised
 def test_rotations_are_worked_out_once_a_step() -> None:
     # Once before the loop and once in it; XLA would fuse them into the heads of every layer.
     for layers in (2, 4):

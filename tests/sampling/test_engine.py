@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import quick_compiles
 from jaxrl_kernels.sample import sample_logits
 
 from jaxrl_llm import sample
@@ -42,9 +43,8 @@ redraw = jax.jit(sample_logits)
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compiles() -> Iterator[None]:
     """Many programs, each soon run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick_compiles():
+        yield
 
 
 def settings_of(temperature: float = 1.0, ends: Sequence[int] = (NEVER, NEVER), key: jax.Array = KEY) -> Settings:
@@ -119,8 +119,9 @@ def whole(gemma2: Any) -> list[Completion]:
     return rollout(gemma2, REQUESTS)
 
 
-CASES = [("gemma2", slots) for slots in (1, 2, 3, 5, 0)]
-CASES += [("llama", 2), ("gemma3", 3), ("qwen3_moe", 2), ("qwen3_moe", 0)]
+CASES = [("gemma2", 1), ("gemma2", 3), ("llama", 2)]
+MORE = [("gemma2", 2), ("gemma2", 5), ("gemma2", 0), ("gemma3", 3), ("qwen3_moe", 2), ("qwen3_moe", 0)]
+CASES += [pytest.param(*case, marks=pytest.mark.heavy) for case in MORE]
 
 
 @pytest.mark.parametrize("family, slots", CASES)

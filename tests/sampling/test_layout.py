@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from heavy import few
 
 from jaxrl_llm import sample
 from jaxrl_llm.sampling import completion_ids
@@ -23,7 +24,7 @@ NAMES = [11, 3, 40, 7]
 NEW = 12
 
 
-@pytest.fixture(scope="module", params=TWO_FAMILIES)
+@pytest.fixture(scope="module", params=few(TWO_FAMILIES, ["gemma2"]))
 def model(request: pytest.FixtureRequest, vectors: Any) -> Any:
     return vectors(request.param)
 
@@ -142,6 +143,7 @@ def test_four_devices(model: Any, expected: Any) -> None:
     on_devices(4, model, expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("model", ["gemma2"], indirect=True)
 def test_other_numbers_of_devices(devices: int, model: Any, expected: Any) -> None:

@@ -338,6 +338,7 @@ def answers(smollm2: Any, reference: dict[str, Any]) -> Any:
     return sample(policy, params, prompts, KEY, max_new_tokens=24, temperature=0.0)
 
 
+@pytest.mark.heavy
 def test_demo_model_tokenises_as_transformers(answers: Any, reference: dict[str, Any]) -> None:
     assert len(reference["cases"]) == 20
     for row, case in enumerate(reference["cases"]):
@@ -346,6 +347,7 @@ def test_demo_model_tokenises_as_transformers(answers: Any, reference: dict[str,
         assert np.flatnonzero(np.asarray(answers.action_mask)[row])[0] == len(ids)
 
 
+@pytest.mark.heavy
 def test_demo_model_answers_as_transformers(answers: Any, reference: dict[str, Any]) -> None:
     found = completion_ids(answers)
     for ids, case in zip(found, reference["cases"], strict=True):
@@ -356,6 +358,7 @@ def test_demo_model_answers_as_transformers(answers: Any, reference: dict[str, A
     assert not all(ended)
 
 
+@pytest.mark.heavy
 def test_demo_model_recomputes_what_it_sampled(smollm2: Any, reference: dict[str, Any]) -> None:
     policy, params, _ = smollm2
     prompts = [case["prompt_ids"] for case in reference["cases"][:2]]

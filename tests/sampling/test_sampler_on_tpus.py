@@ -133,6 +133,7 @@ def compiled(**asked: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 def test_prefill_and_decode_compile_and_fit(case: str) -> None:
     memory, asked = CASES[case]
@@ -156,6 +157,7 @@ def test_prefill_and_decode_compile_and_fit(case: str) -> None:
         assert programs[name]["temporaries"] < GIB
 
 
+@pytest.mark.heavy
 def test_shared_prompts_are_read_once() -> None:
     """64 rows as 4 groups of 16 over prompts of 1,024 tokens, against a prompt for each row: a step's main memory."""
     one_chip = {"topology": "v5e:2x2", "data": 1, "tensor": 1, "model": SMOLLM2, "programs": ["decode"]}

@@ -1,0 +1,57 @@
+"""How tests compile: with few optimisations, in a fifth of the time, unless OPTIMISED is set, as `make test-all` does.
+
+The environment is changed, so that processes which tests start compile as the tests do. Imported before JAX starts.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jaxlib
+import pytest
+
+OPTIMISED = bool(os.environ.get("OPTIMISED"))
+FLAGS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+XLA_FLAG = "--xla_cpu_use_fusion_emitters=false"  # XLA's older emitters: the newer ones take most of the time
+
+
+@cache
+def known() -> bool:
+    """Whether this XLA has the flag: it would end the process at one that it does not know."""
+    name = XLA_FLAG.strip("-").split("=")[0].encode()
+    for path in Path(jaxlib.__file__).parent.glob("libjax*.so"):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(name) >= 0:
+                return True
+    return False
+
+
+def use_few_optimisations() -> None:
+    """Unless OPTIMISED is set."""
+    if not OPTIMISED:
+        os.environ.update(FLAGS)
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        if XLA_FLAG not in flags and known():
+            os.environ["XLA_FLAGS"] = " ".join([*flags, XLA_FLAG])
+
+
+def with_devices(count: int) -> str:
+    """XLA_FLAGS of a process that compiles as this one does, for `count` CPU devices."""
+    return f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
+
+
+def all_optimisations() -> dict[str, str]:
+    """The environment of a process that compiles as users do."""
+    kept = {name: value for name, value in os.environ.items() if name not in FLAGS}
+    flags = [flag for flag in kept.pop("XLA_FLAGS", "").split() if flag != XLA_FLAG]
+    return kept | ({"XLA_FLAGS": " ".join(flags)} if flags else {})
+
+
+def optimised(test: Any) -> Any:
+    """Mark a test of what optimised programs are: their bits, memory or work. It is run by `make test-all`."""
+    skip = pytest.mark.skipif(not OPTIMISED, reason="of optimised programs: OPTIMISED=1, as in `make test-all`")
+    return pytest.mark.heavy(skip(test))
