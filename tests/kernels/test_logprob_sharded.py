@@ -10,6 +10,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jaxrl_kernels import fused_logprob
 from tpu_environment import tpu_environment
 

@@ -78,7 +78,7 @@ def test_it_goes_on_in_the_middle_of_a_conversation(kept: Kept, step: int, tmp_p
     assert_same_run(run, kept.folder)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (1, 2, 3))])
 def test_it_is_killed_at_a_random_moment(kept: Kept, seed: int, tmp_path: Path, monkeypatch: Any) -> None:
     """With forks, pauses and environments in flight."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
