@@ -25,7 +25,7 @@ from jaxrl_llm.learner.diagnose import NotFiniteError
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import learn, loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
@@ -113,9 +113,9 @@ def test_a_run_without_a_report_is_a_run(
 
 def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: Path) -> None:
     again = runs.small_config(tmp_path)
-    before = loop.update._cache_size()
+    before = learn.update._cache_size()
     runs.train(again)
-    assert loop.update._cache_size() == before + 1, "all steps are one program"
+    assert learn.update._cache_size() == before + 1, "all steps are one program"
     run = Path(again.output)
     runs.assert_equal_trees(runs.final_params(run), runs.final_params(runs.finished_run()))
     assert runs.reproducible(run / "metrics.jsonl") == runs.reproducible(runs.finished_run() / "metrics.jsonl")
@@ -286,7 +286,7 @@ import pathlib, shutil
 import jax
 import tiny_runs as runs
 from compiling import with_devices
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import learn, loop
 assert jax.device_count() == 4
 loop.write_report = lambda folder: folder
 folder = pathlib.Path({folder!r})
