@@ -283,7 +283,7 @@ GOOD: dict[str, Any] = drawn(2, 3, 4, 1, 5, 6)
     ({"window": -1}, "window must be 0 .* found -1"),
     ({"tile": 100}, "tile must be a multiple of 128, found 100"),
     ({"tile": 0}, "tile must be a multiple of 128, found 0"),
-    ({"implementation": "triton"}, "unknown implementation 'triton': use None or one of pallas, reference"),
+    ({"implementation": "triton"}, "unknown implementation 'triton': use None or one of pallas, xla, reference"),
 ])  # fmt: skip
 def test_errors_say_what_was_found(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
