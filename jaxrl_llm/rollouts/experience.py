@@ -292,6 +292,9 @@ def _program_metrics(setup: Experience, found: Collected) -> dict[str, float]:
     """What programs did, where that is more than sampling one completion a sample."""
     failed = sum(one.failed for one in found.groups)
     out = {"rollout/failed_groups": float(failed)} if failed else {}
+    guided = [episode.info["guided"] for one in found.groups for episode in one.episodes if "guided" in episode.info]
+    if guided:
+        out["rollout/guided"] = float(np.mean(guided))
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in found.groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))

@@ -120,14 +120,14 @@ def test_it_is_within_its_own_ranges(name: str) -> None:
     algorithms.get(name, **defaults(name))
 
 
-@every
+@every_method
 def test_it_learns_from_a_small_batch(name: str) -> None:
     """A method may drop a batch, but not every batch."""
     found = (run(name, seed=seed) for seed in (11, 23, 35))
     assert any(np.abs(np.asarray(x)).max() > 0 for one in found for x in jax.tree.leaves(one.gradient))
 
 
-@every
+@every_method
 def test_it_asks_for_what_there_is_and_uses_nothing_else(name: str) -> None:
     algorithm = algorithms.get(name)
     asked = {value_of(need)[0] for need in algorithm.needs}

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from heavy import few
 from jaxrl_kernels import decode_attention
 from jaxrl_kernels.decode_attention import MASKED, Part, merge
 from tpu_environment import tpu_environment
@@ -96,9 +97,9 @@ def compare(given: dict[str, Any], tile: int | None = None, tolerance: float = 2
 @pytest.mark.parametrize("shape, tile", [
     ((3, 2, 4, 3, 64, 48), None),
     ((3, 3, 2, 1, 64, 300), 128),
-    ((4, 1, 1, 3, 64, 256), 128),
-    ((3, 2, 1, 1, 128, 130), 128),
-    ((2, 2, 64, 16, 64, 40), None),
+    pytest.param((4, 1, 1, 3, 64, 256), 128, marks=pytest.mark.heavy),
+    pytest.param((3, 2, 1, 1, 128, 130), 128, marks=pytest.mark.heavy),
+    pytest.param((2, 2, 64, 16, 64, 40), None, marks=pytest.mark.heavy),
     ((5, 2, 3, 4, 16, 1), None),
     ((3, 8, 2, 2, 128, 200), 256),
 ])  # fmt: skip
@@ -106,7 +107,10 @@ def test_against_a_loop(shape: tuple[int, ...], tile: int | None) -> None:
     compare(drawn(*shape), tile)
 
 
-@pytest.mark.parametrize("window, softcap", [(1, 0.0), (5, 2.0), (130, 0.0), (500, 2.0)])
+@pytest.mark.parametrize(
+    "window, softcap",
+    [(1, 0.0), (5, 2.0), *(pytest.param(*more, marks=pytest.mark.heavy) for more in ((130, 0.0), (500, 2.0)))],
+)
 def test_window_and_softcap(window: int, softcap: float) -> None:
     """Rows stand 0 to 3 behind the prompt's end, so that with a window of 1 or 5 some see nothing, or one column."""
     given = drawn(3, 2, 4, 2, 64, 150, seed=1)
@@ -125,7 +129,7 @@ def test_prompts_longer_than_the_store() -> None:
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.bfloat16, 2e-2), (jnp.int8, 2e-5)])
-@pytest.mark.parametrize("shape", [(3, 3, 4, 3, 64, 200), (3, 2, 1, 4, 128, 200)])
+@pytest.mark.parametrize("shape", few([(3, 3, 4, 3, 64, 200), (3, 2, 1, 4, 128, 200)], [(3, 3, 4, 3, 64, 200)]))
 def test_short_numbers(dtype: Any, tolerance: float, shape: tuple[int, ...]) -> None:
     """bfloat16: weights are rounded to 8 bits before the product with values of size 4; int8: exact but for float32."""
     compare(drawn(*shape, dtype), 128, tolerance)

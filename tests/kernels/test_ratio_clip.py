@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxrl_kernels import IMPLEMENTATIONS, ratio_clip
@@ -121,7 +122,7 @@ def test_two_tokens_by_hand(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("clip", few(CLIPS, ["dual"]))
 @pytest.mark.parametrize("level", LEVELS)
 def test_values_of_a_loop_and_slopes_by_finite_differences(level: str, clip: str, implementation: str) -> None:
     *arrays, value_weights = drawn(3)
@@ -202,7 +203,9 @@ def test_what_does_not_count_may_be_anything(level: str, implementation: str) ->
 
 
 @pytest.mark.parametrize("implementation", FAST)
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (33, 130), (16, 128), (7, 300)])
+@pytest.mark.parametrize(
+    "shape", few([(0, 5), (3, 0), (1, 1), (33, 130), (16, 128), (7, 300)], [(0, 5), (1, 1), (33, 130)])
+)
 def test_sizes(shape: tuple[int, int], implementation: str) -> None:
     random = np.random.default_rng(7)
     arrays = [jnp.asarray(random.normal(size=shape), jnp.float32) for _ in range(3)]

@@ -17,7 +17,13 @@ import jaxrl_kernels.sample.from_logits
 import numpy as np
 import pytest
 from compiling import optimised
+<<<<<<< HEAD
 from jaxrl_kernels import IMPLEMENTATIONS, fused_sample
+=======
+from heavy import few
+from jaxrl_kernels import fused_sample, sharded_sample
+from jaxrl_kernels.sample import IMPLEMENTATIONS
+>>>>>>> testtime
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel, row_keys, threefry2x32
 from scipy import stats
 from tpu_environment import tpu_environment
@@ -181,7 +187,7 @@ def test_every_case_draws_the_tokens_of_the_reference(case: dict[str, Any], impl
     assert_as_the_reference(case, {"implementation": implementation, "block_size": 256})
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", few(WAYS, [WAYS[0], WAYS[-1]]), ids=str)
 def test_every_way_draws_the_tokens_of_the_reference(way: dict[str, Any]) -> None:
     assert_as_the_reference(CASES[1], way)
 
@@ -251,7 +257,7 @@ def test_greedy_is_the_lowest_argmax(implementation: str) -> None:
     np.testing.assert_array_equal(token, logits(*arrays[:2], 0.0, 0.0).argmax(axis=1))
 
 
-@pytest.mark.parametrize("way", [*WAYS, {"implementation": "reference"}], ids=str)
+@pytest.mark.parametrize("way", few([*WAYS, {"implementation": "reference"}], [WAYS[0], WAYS[-1]]), ids=str)
 def test_greedy_ties_within_and_across_blocks(way: dict[str, Any]) -> None:
     # The first block has by far the greatest sum; the greatest logit is not in it, but at two tokens of block 2, at one
     # of block 3, and at the last token.

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from every_method import every_method
 
 sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
 
@@ -47,7 +48,7 @@ def signal_of(name: str, reward: Any = None, lone: bool = False) -> float:
     return signal(ready)
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@every_method
 def test_every_method_s_own_advantages_say(name: str) -> None:
     assert 0 <= signal_of(name) <= 1
     assert (signal_of(name) > 0) == (name not in SILENT)

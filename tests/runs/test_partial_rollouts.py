@@ -60,7 +60,7 @@ class Kept:
         return Path(self.config.output)
 
 
-@pytest.fixture(scope="module", params=few(WAYS, ["segments"]))
+@pytest.fixture(scope="module", params=few(WAYS, []))
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
