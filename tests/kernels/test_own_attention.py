@@ -11,12 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from jaxrl_kernels.decode_attention import MASKED, Part, own_attention
-=======
 from heavy import few
-from jaxrl_kernels.decode_attention import IMPLEMENTATIONS, MASKED, Part, own_attention
->>>>>>> testtime
+from jaxrl_kernels.decode_attention import MASKED, Part, own_attention
 from tpu_environment import tpu_environment
 
 FAST = ("pallas", "xla")  # "reference" is "xla" here

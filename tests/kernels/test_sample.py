@@ -17,13 +17,8 @@ import jaxrl_kernels.sample.from_logits
 import numpy as np
 import pytest
 from compiling import optimised
-<<<<<<< HEAD
-from jaxrl_kernels import IMPLEMENTATIONS, fused_sample
-=======
 from heavy import few
-from jaxrl_kernels import fused_sample, sharded_sample
-from jaxrl_kernels.sample import IMPLEMENTATIONS
->>>>>>> testtime
+from jaxrl_kernels import IMPLEMENTATIONS, fused_sample
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel, row_keys, threefry2x32
 from scipy import stats
 from tpu_environment import tpu_environment

@@ -44,10 +44,10 @@ def run(folder: Path, rollout: str, **changes: Any) -> tuple[list[dict[str, Any]
         }
         for a, b in [(17, 28), (31, 46), (55, 27), (68, 19), (24, 39), (73, 18)]
     ]  # fmt: skip
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "worlds.py").write_text(WORLD)
     settings: dict[str, Any] = {
-        "model": "smollm2-135m", "prompts": str(folder / "prompts.jsonl"), "rewards": ("number_match",), "steps": 2,
+        "model": "smollm2-135m", "prompts": str(folder / "sums.jsonl"), "rewards": ("number_match",), "steps": 2,
         "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 12, "eval_size": 0, "top_p": 1.0, "minibatches": 1,
         "optimizer": OptimizerConfig(learning_rate=1e-5), "rollout": rollout, "remat": True,
     }  # fmt: skip
