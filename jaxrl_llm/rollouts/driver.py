@@ -44,9 +44,9 @@ class Rule:
     """Above 0: pause each completion after so many new tokens, and stop when all are done or paused."""
     at_least_one: bool = True
     """With segments: go on with another one where no group is complete."""
-    in_order: bool = False
-    """Wait for answers from outside before decoding goes on, so that which groups are complete first is the same in
-    every run."""
+    in_order: bool = True
+    """Wait for answers from outside before decoding goes on: then which groups are complete first, and what is still in
+    the cache when a conversation comes back, is the same in every run."""
 
 
 class Collected(NamedTuple):

@@ -164,7 +164,7 @@ def _partial(
     ids, curriculum = setup.curriculum.select(state.curriculum, strategy.in_flight(wanted) - len(state.pool))
     flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, int(i), step) for i in ids]
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
-    rule = Rule(None if windows else wanted, segment, at_least_one=not windows, in_order=True)
+    rule = Rule(None if windows else wanted, segment, at_least_one=not windows)
     found, scored = _round(setup, flight, rule, params, key, step)
     batch = scored.batch
     # Of the tokens that the policy is trained on.

@@ -60,6 +60,14 @@ class Narrowed:
         return self.table[tokens][..., : self.width]
 
 
+def narrowed(policy: Policy, params: Params) -> Params:
+    """The loop's parameters, with the padded unembedding as the embedding where both are one: no copy of either."""
+    D, head = policy.config.hidden_size, params.get("head")
+    if policy.config.tie_embeddings and head is not None and head.shape[1] > D:
+        return params | {"embed": Narrowed(head, D)}
+    return params
+
+
 def empty_ring(policy: Policy, rows: int, tokens: int, dtype: Any) -> Ring:
     """Room for `tokens` own tokens of each row."""
     nothing = Drawn(
@@ -136,9 +144,7 @@ def decode(
     No row is fresh: `begin` went before.
     """
     T = ring.drawn.token.shape[1]
-    D, head = policy.config.hidden_size, params.get("head")
-    if policy.config.tie_embeddings and head is not None and head.shape[1] > D:  # no copy of the other matrix
-        params = params | {"embed": Narrowed(head, D)}
+    params = narrowed(policy, params)
 
     def rotations(rows: Rows) -> tuple[Array, Array]:
         """Of each row's next position. Known a step ahead, as in the step XLA on CPU works them out for every head."""

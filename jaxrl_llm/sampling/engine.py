@@ -14,10 +14,11 @@ from jaxrl_llm.buckets import bucket, pad_rows
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import Lanes
-from jaxrl_llm.sampling.decode import Rows, begin, decode, empty_ring, finished, no_rows
+from jaxrl_llm.sampling.decode import Rows, begin, decode, empty_ring, finished, narrowed, no_rows
 from jaxrl_llm.sampling.draw import Settings
-from jaxrl_llm.sampling.prefill import empty_prefixes, prefill, restore
+from jaxrl_llm.sampling.prefill import empty_prefixes, extend, prefill, restore
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens, as_tokens, first_not_finite
+from jaxrl_llm.sampling.reuse import Kept, Reused, absolute_step, best
 from jaxrl_llm.sampling.schedule import Placed, Schedule, Shape, plan
 from jaxrl_llm.sampling.weights import Weights
 
@@ -71,6 +72,7 @@ class Engine:
         self.cut, self.policy_step = cut, policy_step
         self.dtype, self.stats = cache_dtype or policy.dtype, Stats() if stats is None else stats
         self.requests: dict[int, Request] = {}  # that are not completed
+        self.kept: dict[int, Kept] = {}  # rows that ended and were not given away yet
         self._taken = 0
         self._done: list[Completion] = []  # that needed no step
         self._allocate(size)
@@ -83,6 +85,8 @@ class Engine:
         self.prefixes = weights.spread(empty_prefixes(self.policy, shape.prompts, size.width, self.dtype))
         self.ring = weights.spread(empty_ring(self.policy, shape.rows, size.tokens, self.dtype))
         self.rows = no_rows(shape.rows)
+        self.kept, self.steps = {}, 0
+        self.shortest = min(layer.values.shape[2] for layer in self.ring.layers)
         self.lane = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.lanes)
         self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
         self.stats.moved_bytes, self.stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
@@ -150,11 +154,15 @@ class Engine:
         """Give free rows to waiting requests, and put new prompts through the model."""
         placed, new = self.schedule.admit()
         self._prefill([(slot, list(prompt)) for slot, prompt in new])  # type: ignore[call-overload]
+        begun = [place for place in placed if self.requests[place.request].begun.size > 1]
+        found = {place: self._reusable(place.request) for place in begun}
         if placed:
             self._begin(placed)
-        begun = [place for place in placed if self.requests[place.request].begun.size > 1]
-        for start in range(0, len(begun), 8):
-            self._restore(begun[start : start + 8])
+        if reused := [(place, how) for place, how in found.items() if how is not None]:
+            self._extend(reused)
+        missed = [place for place in begun if found[place] is None]
+        for start in range(0, len(missed), 8):
+            self._restore(missed[start : start + 8])
 
     def _prefill(self, prompts: list[tuple[int, list[int]]]) -> None:
         """In batches of equal width: the longest prompt's, halved as often as a prompt still fits."""
@@ -194,7 +202,35 @@ class Engine:
             rows.limit[row] = asked.until
             rows.prompt_id[row], rows.sample[row] = asked.prompt_id, asked.sample
             self.lane[row] = lane
+            self.kept.pop(row, None)
         self.rows = rows
+
+    def _reusable(self, number: int) -> Reused | None:
+        request = self.requests[number]
+        return best(self.kept, request.prompt, request.begun.token, self.steps, self.shortest)
+
+    def _extend(self, placed: list[tuple[Placed, Reused]]) -> None:
+        """Copy what the ring still holds of rows that go on, and put the rest of their tokens through the model."""
+        requests = [self.requests[place.request] for place, _ in placed]
+        ids = [asked.begun.token[how.usable : -1].tolist() for asked, (_, how) in zip(requests, placed, strict=True)]
+        size = 1 << (len(placed) - 1).bit_length()
+        spare = size - len(placed)
+        tokens, _ = pad_rows(ids + [[0]] * spare, bucket(max(map(len, ids)), least=8))
+        slots = [place.lane // self.shape.lanes for place, _ in placed]
+        columns = {
+            "usable": [how.usable for _, how in placed] + [0] * spare,
+            "own": [asked.begun.size - 1 for asked in requests] + [1] * spare,
+            "shift": [how.shift for _, how in placed] + [0] * spare,
+            "source": [how.source for _, how in placed] + [0] * spare,
+            "into": [place.row for place, _ in placed] + [self.shape.rows] * spare,
+            "slot": slots + [0] * spare,
+        }
+        arrays = {name: np.asarray(values, np.int32) for name, values in columns.items()}
+        params = narrowed(self.policy, self.weights.loop)
+        layers = extend(self.policy, params, self.prefixes, self.ring.layers, tokens, *arrays.values(), self.ring.step)
+        self.ring = self.ring._replace(layers=layers)
+        self.stats.reused_tokens += sum(how.usable for _, how in placed)
+        self.stats.padded_tokens += tokens.size
 
     def _restore(self, placed: list[Placed]) -> None:
         """Rebuild the keys and values of rows that go on, under these weights."""
@@ -231,6 +267,7 @@ class Engine:
         most = jnp.int32(leave_at), jnp.int32(chunk)
         self.ring, self.rows, work = decode(*of_policy, self.ring, numbers, self.settings, *most)
         steps, live = int(work.steps), int(work.live)
+        self.steps += steps
         # A token that is none: it is said now, and not when its row is done.
         lost = np.flatnonzero(np.asarray(self.rows.newest) < 0)
         self._drawn([row for row in lost.tolist() if row in self.schedule.placed])
@@ -246,13 +283,15 @@ class Engine:
         for row, tokens in self._drawn([row for row in self.schedule.placed if done[row] or cut is not None]).items():
             number = self.schedule.placed[row].request
             asked = self.requests[number]
-            end = cut(tokens.token[asked.given :]) if cut is not None else None
+            end, drawn = cut(tokens.token[asked.given :]) if cut is not None else None, tokens
             if end is not None:
                 tokens = tokens.first(asked.given + end)
             elif not done[row]:
                 continue
             stop_tokens = np.asarray(self.settings.stop_tokens)
             ended = end is not None or bool(np.isin(tokens.token[-1], stop_tokens))
+            last = absolute_step(self.steps, int(np.asarray(self.rows.last)[row]), self.size.tokens)
+            self.kept[row] = Kept(asked.prompt, drawn.token, last)
             self._free(row)
             del self.requests[number]
             yield Completion(number, tokens, ended, asked.limit)

@@ -81,6 +81,82 @@ def restore(
     return tuple(put(store, number) for number, store in enumerate(ring))
 
 
+@jax.jit(static_argnames=("policy",), donate_argnames=("ring",))
+def extend(
+    policy: Policy,
+    params: Params,
+    prefixes: Prefixes,
+    ring: tuple[LayerCache, ...],
+    tokens: Array,
+    usable: Array,
+    own: Array,
+    shift: Array,
+    source: Array,
+    into: Array,
+    slot: Array,
+    step: Array,
+) -> tuple[LayerCache, ...]:
+    """Rows that go on from what the ring still holds: a copy, and a pass through the model for what it does not.
+
+    tokens: int32[R, M], own tokens from `usable` on, right-padded; usable: int32[R], own tokens before them, which are
+    copied from the rows `source`, `shift` columns further; own: int32[R], own tokens afterwards. into, slot: int32[R],
+    rows and prompt slots of the requests; a row beyond all is none. params: those of the decode loop.
+    """
+    M = tokens.shape[1]
+    positions = prefixes.length[slot][:, None] + usable[:, None] + jnp.arange(M)
+
+    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
+        store, prefix = memory
+        S, P = store.values.shape[2], prefix.values.shape[2]
+        column = jnp.arange(S)[None]
+        first = (step - own - shift)[:, None]  # column of the row's first own token, if the ring was long enough
+        # The newest S tokens before the new ones, in their order: older ones no query can see.
+        old = usable[:, None] - S + column
+        seen_before = each(lambda x, axis: _take(x[source], (first + old) % S, axis), store)
+        at_prompt = jnp.arange(P)[None] + jnp.maximum(prefixes.length[slot] - P, 0)[:, None]
+        places = jnp.concatenate([at_prompt, prefixes.length[slot][:, None] + old, positions], axis=1)
+        real = jnp.concatenate([
+            at_prompt < prefixes.length[slot][:, None], old >= 0, jnp.arange(M)[None] < (own - usable)[:, None],
+        ], axis=1)  # fmt: skip
+        distance = positions[:, :, None] - places[:, None, :]
+        seen = real[:, None, :] & (distance >= 0) & ((distance < window) | (window == 0))
+        new = pack(k, v, store.keys.dtype)
+        keys, values = (
+            jnp.concatenate([each_x.astype(q.dtype) for each_x in parts], axis=2)
+            for parts in zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
+        )
+        y = decoder.attention(q, keys, values, seen, policy.config)
+        index = own[:, None] - 1 - (step - 1 - column) % S  # of the token in each column afterwards
+        at_new = jnp.clip(index - usable[:, None], 0, M - 1)
+
+        def merged(old: Array, x: Array, axis: int) -> Array:
+            place = jnp.expand_dims(index >= usable[:, None], tuple(a for a in range(1, old.ndim) if a != axis))
+            return jnp.where(place, _take(x, at_new, axis), old)
+
+        copied = each(lambda x, axis: _take(x[source], (first + index) % S, axis), store)
+        return y, each(merged, copied, new)
+
+    memory = tuple(zip(ring, prefixes.layers, strict=True))
+    _, rows = policy.run(params, tokens, positions, attend, memory)
+    return tuple(
+        each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, new)
+        for store, new in zip(ring, rows, strict=True)
+    )
+
+
+def _take(x: Array, columns: Array, axis: int) -> Array:
+    """x[r, ..., columns[r], ...] along an axis; columns: int32[R, S]."""
+    return jnp.take_along_axis(x, jnp.expand_dims(columns, tuple(a for a in range(1, x.ndim) if a != axis)), axis=axis)
+
+
+def _plain(cache: LayerCache) -> tuple[Array, Array]:
+    """Keys and values [R, K, S, h] of a cache, which may hold 8-bit ones."""
+    keys, values = cache.keys.swapaxes(2, 3), cache.values
+    if cache.key_scale is None or cache.value_scale is None:
+        return keys, values
+    return keys * cache.key_scale[..., None], values * cache.value_scale[..., None]
+
+
 def _through(policy: Policy, params: Params, tokens: Array, length: Array) -> tuple[Array, Any]:
     """Hidden states [R, L, D] and every layer's rotated keys and values [R, L, K, h]."""
     R, L = tokens.shape

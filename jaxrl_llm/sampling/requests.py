@@ -96,6 +96,7 @@ class Stats:
     prompts: int = 0  # put through the model
     prompt_tokens: int = 0
     padded_tokens: int = 0  # of those passes, padding included
+    reused_tokens: int = 0  # after prompts, whose keys and values were still in the cache
     first_token: float = 0.0  # seconds until the first rows had their first tokens
     seconds: float = 0.0
     compiles: int = 0

@@ -66,6 +66,8 @@ class Schedule:
         for request, prompt in enumerate(prompts):
             self.add(request, prompt)
         self.slot_of: dict[Hashable, int] = {}
+        self.holds: dict[int, Hashable] = {}  # which prompt is in a slot, even where no row continues it any more
+        self.left: dict[int, int] = {}  # when a slot was left last, by a count
         self.free_slots = list(range(shape.prompts))
         self.free_lanes = {slot: list(range(shape.lanes)) for slot in range(shape.prompts)}
         self.free_rows = list(range(shape.rows))
@@ -90,8 +92,11 @@ class Schedule:
                 if prompt not in self.slot_of:
                     if not self.free_slots:
                         break
-                    self.slot_of[prompt] = slot = self.free_slots.pop(0)
-                    new.append((slot, prompt))
+                    self.slot_of[prompt] = slot = self._slot_for(prompt)
+                    self.free_slots.remove(slot)
+                    if self.holds.get(slot) != prompt:
+                        new.append((slot, prompt))
+                        self.holds[slot] = prompt
                 slot = self.slot_of[prompt]
                 if not self.free_lanes[slot]:
                     break
@@ -106,6 +111,13 @@ class Schedule:
                 break
         return placed, new
 
+    def _slot_for(self, prompt: Hashable) -> int:
+        """The free slot that still holds the prompt, or the one that was left first."""
+        for slot in self.free_slots:
+            if self.holds.get(slot) == prompt:
+                return slot
+        return min(self.free_slots, key=lambda slot: self.left.get(slot, -1))
+
     def release(self, row: int) -> None:
         """The row's request is done. Its prompt slot is free once no row is in it and none waits for it."""
         request, _, lane = self.placed.pop(row)
@@ -115,4 +127,5 @@ class Schedule:
         self.free_lanes[slot] = sorted([*self.free_lanes[slot], lane % self.shape.lanes])
         if len(self.free_lanes[slot]) == self.shape.lanes and prompt not in self.waiting:
             del self.slot_of[prompt]
+            self.left[slot] = max(self.left.values(), default=0) + 1
             self.free_slots = sorted([*self.free_slots, slot])

@@ -49,7 +49,7 @@ def job(strategy: Partial, steps: int, slots: int, drain: bool = False) -> list[
         new = strategy.in_flight(WANTED) - len(pool) if step < steps else 0
         flight = (*pool, *begin(range(following, following + new), SAMPLES, step))
         following += new
-        ran = Ran(flight, Rule(WANTED, strategy.segment_tokens, in_order=True), slots=slots, step=step)
+        ran = Ran(flight, Rule(WANTED, strategy.segment_tokens), slots=slots, step=step)
         pool = ran.pool
         out.append(Step(ran.found.groups, pool, flight))
     return out
