@@ -105,27 +105,6 @@ def mark_of(tokens: np.ndarray, real: np.ndarray) -> int:
     return zlib.crc32(seen.tobytes(), zlib.crc32(str(seen.shape).encode()))
 
 
-def check_steps(steps: Any, batch: Trajectories, **counts: int) -> None:
-    """Steps were planned for this batch, and `counts` (epochs, minibatches, micro_batches), if not 1, are theirs."""
-    from jaxrl_llm.learner.steps import Steps
-
-    if not isinstance(steps, Steps):
-        raise InputError(f"steps is {shown(steps)}, but must be what plan_steps(batch, ...) gives")
-    shape, rows = steps.rows.shape, batch.tokens.shape[0]
-    if len(shape) != 4 or shape[1] * shape[2] * shape[3] != rows:
-        raise InputError(
-            f"the steps were planned for {int(np.prod(shape[1:]))} rows, but the batch has {rows}: plan them for this "
-            "batch"
-        )
-    for (name, count), planned in zip(counts.items(), shape, strict=False):
-        if count not in (1, planned):
-            raise InputError(f"{name} is {count}, but the steps were planned with {planned}: leave it out here")
-    if steps.mark is not None and all(map(known, (steps.mark, batch.tokens, batch.token_mask))):
-        found = mark_of(np.asarray(batch.tokens), np.asarray(batch.token_mask))
-        if found != int(steps.mark):
-            raise InputError("the steps were planned for a batch of other tokens: plan them for this batch")
-
-
 def check_rows(policy: Any, batch: Any) -> None:
     """A policy, and a batch of its tokens."""
     check_policy(policy)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed.sharding import to_device
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.learner.checks import check_alive, check_rows, check_steps
-from jaxrl_llm.learner.steps import Slices, Steps, by_slices
+from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.steps import Slices, Steps, by_slices, check_steps
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import MEASURES, NOTHING, Wanted, affinity, policy_outputs
 from jaxrl_llm.models.packing import Layout

@@ -108,6 +108,25 @@ def plan_steps(
     return Steps(on_all[0], jax.device_put(steps.packing, spread), on_all[1])
 
 
+def check_steps(steps: Any, batch: Trajectories, **counts: int) -> None:
+    """Steps were planned for this batch, and `counts` (epochs, minibatches, micro_batches), if not 1, are theirs."""
+    if not isinstance(steps, Steps):
+        raise InputError(f"steps is {shown(steps)}, but must be what plan_steps(batch, ...) gives")
+    shape, rows = steps.rows.shape, batch.tokens.shape[0]
+    if len(shape) != 4 or shape[1] * shape[2] * shape[3] != rows:
+        raise InputError(
+            f"the steps were planned for {int(np.prod(shape[1:]))} rows, but the batch has {rows}: plan them for this "
+            "batch"
+        )
+    for (name, count), planned in zip(counts.items(), shape, strict=False):
+        if count not in (1, planned):
+            raise InputError(f"{name} is {count}, but the steps were planned with {planned}: leave it out here")
+    if steps.mark is not None and all(map(known, (steps.mark, batch.tokens, batch.token_mask))):
+        found = mark_of(np.asarray(batch.tokens), np.asarray(batch.token_mask))
+        if found != int(steps.mark):
+            raise InputError("the steps were planned for a batch of other tokens: plan them for this batch")
+
+
 def _generator(seed: int | Sequence[int]) -> np.random.Generator:
     try:
         return np.random.default_rng(seed)

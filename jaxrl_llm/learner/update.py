@@ -20,11 +20,10 @@ from jaxrl_llm.learner.checks import (
     check_only,
     check_optimizer_kind,
     check_rows,
-    check_steps,
 )
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
 from jaxrl_llm.learner.provide import DURING_UPDATE, wanted_of
-from jaxrl_llm.learner.steps import Steps, take
+from jaxrl_llm.learner.steps import Steps, check_steps, take
 from jaxrl_llm.models.layers import wide
 from jaxrl_llm.models.lora import join as join_params
 from jaxrl_llm.models.outputs import policy_outputs

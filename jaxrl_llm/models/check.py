@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import parameter_shapes
+from jaxrl_llm.models.keys import kind_of
 from jaxrl_llm.models.lora import IN, OUT, SCALE, TARGETS, input_axes
 from jaxrl_llm.models.settings import shown
 
@@ -22,14 +23,6 @@ def check_policy(policy: Any) -> None:
     """InputError unless this is a policy, as `load_policy` gives it."""
     if not isinstance(getattr(policy, "config", None), ModelConfig):
         raise InputError(f"the policy is {shown(policy)}, but must be a Policy, the first that load_policy gives")
-
-
-def check_key(key: Any) -> None:
-    """InputError unless this is one random key of JAX, typed or of the older kind, uint32[2]."""
-    shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not ((typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))):
-        raise InputError(f"the key is {_kind(key)}, but must be one random key: jax.random.key(0)")
 
 
 def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
@@ -75,7 +68,8 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False) -> Non
     check_policy(policy)
     if not isinstance(params, Mapping):
         raise InputError(
-            f"the parameters are {_kind(params)}, but must be a dictionary of arrays, the second that load_policy gives"
+            f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
+            "gives"
         )
     _decoder(params, policy.config, "", ("embed", "final_norm", "unembed"), extra=("critic",))
     if policy.critic is None or not (needs_critic or "critic" in params):
@@ -110,7 +104,7 @@ def _decoder(
 def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfig, prefix: str) -> None:
     """One layer's dictionary, or, with its axis in `lead`, that of all."""
     if not isinstance(found, Mapping):
-        raise InputError(f"the parameter {prefix[:-1]} is {_kind(found)}, but must be a dictionary of arrays")
+        raise InputError(f"the parameter {prefix[:-1]} is {kind_of(found)}, but must be a dictionary of arrays")
     wanted = {name: lead + shape for name, shape in shapes.items()}
     for name in TARGETS:
         if name in shapes and (name + IN in found or name + OUT in found):
@@ -128,7 +122,7 @@ def _section(params: Mapping[str, Any], name: str, prefix: str) -> Mapping[str, 
     if name not in params:
         raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
     if not isinstance(params[name], Mapping):
-        raise InputError(f"the parameter {prefix}{name} is {_kind(params[name])}, but must be a dictionary of arrays")
+        raise InputError(f"the parameter {prefix}{name} is {kind_of(params[name])}, but must be a dictionary of arrays")
     return dict(params[name])
 
 
@@ -139,7 +133,7 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
             raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
         array = found[name]
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-            raise InputError(f"the parameter {prefix}{name} is {_kind(array)}, but must be an array")
+            raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
         if tuple(array.shape) != shape:
             raise InputError(
                 f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
@@ -150,10 +144,3 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
     for name in found:
         if name not in wanted and name not in others:
             raise InputError(f"the parameter {prefix}{name} is not part of this policy")
-
-
-def _kind(value: Any) -> str:
-    """What something that is no array is, in a few words, without its contents where these are many."""
-    if isinstance(value, str | int | float | None):
-        return shown(value)
-    return f"a {type(value).__name__}"

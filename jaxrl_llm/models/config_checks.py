@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.settings import (
@@ -18,9 +18,6 @@ from jaxrl_llm.models.settings import (
     shown,
     whole,
 )
-
-if TYPE_CHECKING:
-    from jaxrl_llm.models.config import ModelConfig
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _SIZE, _HEADS = whole(1, 2**24), whole(1, 2**16)
@@ -102,8 +99,8 @@ def check_rope(scaling: dict[str, Any], where: str, section: str) -> None:
         raise InputError(f"{where}: {section} of type {kind} lacks 'factor'")
 
 
-def check_together(config: ModelConfig, where: str) -> None:
-    """InputError where settings of a model do not fit each other."""
+def check_together(config: Any, where: str) -> None:
+    """InputError where settings of a `ModelConfig` do not fit each other."""
     c = config
     if c.num_heads % c.num_kv_heads:
         raise InputError(

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.models.check import check_key, check_params
+from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.settings import FLAG, require_kind, shown, whole
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import table
+from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.settings import number, require_kind, shown, whole
 
 Params = dict[str, Any]
@@ -66,7 +67,6 @@ def init(
     targets: some of query, key, value, out, gate, up, down; by default all that the model can have: of a mixture of
     experts, those of attention. Raises InputError for another name, for a matrix of experts, and for a rank below 1.
     """
-    from jaxrl_llm.models.check import check_key  # which imports this module
 
     check_key(key)
     targets, shapes, n = check(config, rank, targets), table(config), config.num_layers

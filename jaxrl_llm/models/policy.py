@@ -12,9 +12,10 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.check import check_key, check_params, check_tokens
+from jaxrl_llm.models.check import check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import parameter_shapes
+from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.layers import wide
 from jaxrl_llm.models.settings import number, require_kind, shown
 

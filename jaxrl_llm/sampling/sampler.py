@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
-from jaxrl_llm.models.check import check_key, check_params, check_policy
+from jaxrl_llm.models.check import check_params, check_policy
+from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.arguments import (
     allowed_tokens,
