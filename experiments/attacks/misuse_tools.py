@@ -34,7 +34,7 @@ class Tools:
         from jaxrl_llm.learner import optimizer, provide, steps, update
         from jaxrl_llm.reporting import shading, statistics
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
-        from jaxrl_llm.rollouts.partial import Partial
+        from jaxrl_llm.rollouts.rules import Partial
         from jaxrl_llm.runs import config
 
         return {
@@ -49,7 +49,7 @@ class Tools:
             "OptimizerConfig": optimizer.OptimizerConfig,
             "Partial": Partial,
             "Path": Path,
-            "Resample": algorithms.Resample,
+            "DynamicSampling": algorithms.DynamicSampling,
             "TrainConfig": config.TrainConfig,
             "algorithms": algorithms,
             "completion_texts": sampling.completion_texts,

@@ -27,7 +27,7 @@ from jaxrl_llm.algorithms import (
     trust_region,
     weighted,
 )
-from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.ranges import checked
 from jaxrl_llm.errors import InputError, shown, unknown
 
@@ -92,4 +92,4 @@ def __getattr__(name: str) -> Callable[..., Algorithm]:
     raise AttributeError(f"{__name__} has no attribute {name!r}")
 
 
-__all__ = ["CATALOGUE", "Algorithm", "Resample", "constructor", "get", "names", "with_facts"]
+__all__ = ["CATALOGUE", "Algorithm", "DynamicSampling", "constructor", "get", "names", "with_facts"]

@@ -27,7 +27,7 @@ from jaxrl_llm.objectives.penalties import imitation, right_answers
 from jaxrl_llm.objectives.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.thresholds import distance, kl_threshold, threshold_penalty
 from jaxrl_llm.objectives.values import huber, last_action_mean, soft_minimum, value_loss
-from jaxrl_llm.rollouts.partial import Partial
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.transform import Objective, Transform, chain
 
 __all__ = ["ppo", "ppo_max", "safe_entropy_aware", "t_ppo", "vapo", "vc_ppo"]

@@ -28,7 +28,7 @@ from jaxrl_llm.advantages.multipliers import (
     standard_scores,
 )
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
@@ -298,5 +298,5 @@ def hapo_heterogeneous(
     return Algorithm(
         transform=chain(drop_rows(uniform), credit) if dynamic_sampling else credit,
         objective=policy_gradient(token_ratio(), token_clip(bounds, dual_clip, revise), token_mean()),
-        curriculum=Resample(lambda b: ~uniform(b), rounds) if dynamic_sampling else None,
+        curriculum=DynamicSampling(lambda b: ~uniform(b), rounds) if dynamic_sampling else None,
     )

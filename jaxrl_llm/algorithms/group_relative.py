@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.baselines import bucket_quantile
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.advantages.multi_reward import component
-from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
@@ -172,7 +172,7 @@ def dapo(
         steps.append(drop_rows(lambda b: b.truncated))
     mean = average_by_name(average, max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
-    resample = Resample(informative=lambda b: ~uniform(b), rounds=rounds) if dynamic_sampling else None
+    resample = DynamicSampling(informative=lambda b: ~uniform(b), rounds=rounds) if dynamic_sampling else None
     return Algorithm(chain(*steps), objective, curriculum=resample)
 
 

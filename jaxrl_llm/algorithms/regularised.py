@@ -18,7 +18,7 @@ from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
 from jaxrl_llm.objectives.penalties import likelihood_preserving, right_answers
 from jaxrl_llm.objectives.subset import mean_by
-from jaxrl_llm.rollouts.partial import Partial
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import chain, stateless
 

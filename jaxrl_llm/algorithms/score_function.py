@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.baselines import above_baseline
 from jaxrl_llm.advantages.group import SCALES, group_advantage, group_relative, on_actions, standardised, uniform_groups
 from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal_rewards
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
-from jaxrl_llm.algorithms.algorithm import Algorithm, Resample
+from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
@@ -186,7 +186,7 @@ def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance"
         return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
 
     objective = policy_gradient(token_ratio(), log_probability(), token_mean())
-    curriculum = Resample(informative=lambda batch: ~uniform_groups(batch)) if resample else None
+    curriculum = DynamicSampling(informative=lambda batch: ~uniform_groups(batch)) if resample else None
     return Algorithm(on_actions(advantage), objective, curriculum)
 
 

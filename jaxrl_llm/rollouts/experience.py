@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.algorithms.algorithm import Resample
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
@@ -22,8 +21,8 @@ from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.metrics import rollout_metrics, window_metrics
-from jaxrl_llm.rollouts.partial import Partial
 from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.engine import CHUNK, Engine, size_for
@@ -72,7 +71,7 @@ class Experience:
     replay: Replay = dataclasses.field(default_factory=no_replay)
     prompts_per_step: int = 16
     group_size: int = 8
-    dynamic_sampling: Resample | None = None
+    dynamic_sampling: DynamicSampling | None = None
     """Sample more prompts until enough groups are informative."""
     partial: Partial | None = None
     """When a step's rollout ends before its longest completions do."""

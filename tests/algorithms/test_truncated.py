@@ -14,7 +14,7 @@ from experience import learn
 from jaxrl_llm.algorithms.actor_critic import ppo, t_ppo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.rollouts.partial import Partial
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 N, L = 11, 6

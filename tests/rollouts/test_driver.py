@@ -18,8 +18,8 @@ from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode, digest
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays
-from jaxrl_llm.rollouts.partial import Partial
 from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
 
 WANTED = 4

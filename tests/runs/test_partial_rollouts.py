@@ -26,7 +26,7 @@ from jaxrl_llm.learner.update import gradient, prepare
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.metrics import rollout_metrics
-from jaxrl_llm.rollouts.partial import Partial
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig

@@ -1,12 +1,16 @@
-"""When a step's rollout ends before its longest completions do: they go on in the next step."""
+"""Which groups a step waits for: values that methods and runs choose, and the driver follows."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import jax
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.trajectory import Trajectories, in_words
 
 
 @dataclass(frozen=True)
@@ -44,3 +48,22 @@ class Partial:
     def in_flight(self, wanted: int) -> int:
         """Groups in flight in a step that wants `wanted` complete ones."""
         return math.ceil(self.oversample * wanted - 1e-9)  # 1.1 * 10 is a little more than 11
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Sample more prompts until enough groups are informative, e.g. neither all right nor all wrong (DAPO).
+
+    informative: batch -> bool[N], the same for all rows of a group. After `rounds` batches of prompts, what there is
+    is trained on: informative groups first.
+    """
+
+    informative: Callable[[Trajectories], jax.Array]
+    rounds: int = 10
+
+    def __post_init__(self) -> None:
+        if not callable(self.informative):
+            raise InputError(
+                f"DynamicSampling: informative is {in_words(self.informative)}, but must be a function of a batch"
+            )
+        check_number("DynamicSampling: rounds", self.rounds, least=1, whole=True)
