@@ -25,37 +25,18 @@ from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay
 from jaxrl_llm.rollouts.tools import Task
-from jaxrl_llm.sampling.engine import CHUNK, Engine, size_for
+from jaxrl_llm.sampling.config import SamplingConfig
+from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, Stats
 from jaxrl_llm.sampling.rows import Row, assemble
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting
+from jaxrl_llm.sampling.size import size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
 LOOK = 16  # tokens between two looks whether enough groups are complete, and for stop strings
 Clock = Callable[[str], AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True)
-class SamplingConfig:
-    """How completions are sampled; see `sampling.sample`."""
-
-    max_new_tokens: int = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    stop: tuple[str, ...] = ()
-    slots: int = 0
-    """Completions decoded at a time; 0 is all of a step's."""
-    cache_dtype: Any = None
-    """Of keys and values; None: the policy's."""
-
-    @property
-    def truncating(self) -> bool:
-        """Whether tokens are drawn from a part of the vocabulary."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.rollouts.experience import Clock, Experience, SamplingConfig, experience
+from jaxrl_llm.rollouts.experience import Clock, Experience, experience
 from jaxrl_llm.rollouts.sources import Source, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import Parts
+from jaxrl_llm.sampling.config import SamplingConfig
 
 
 def source_of(config: TrainConfig, parts: Parts, clock: Clock) -> Source:

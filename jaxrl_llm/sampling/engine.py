@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,8 @@ from jaxrl_llm.sampling.draw import Settings
 from jaxrl_llm.sampling.prefill import empty_prefixes, extend, prefill, restore
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.reuse import Kept, Reused, absolute_step, best
-from jaxrl_llm.sampling.schedule import Placed, Schedule, Shape, plan
+from jaxrl_llm.sampling.schedule import Placed, Schedule
+from jaxrl_llm.sampling.size import Size
 from jaxrl_llm.sampling.weights import Weights
 
 CHUNK = 64  # steps between two looks of the host, at most
@@ -27,25 +28,6 @@ PREFILL_TOKENS = 512  # of prompts that go through the model together, padding i
 IDLE_SHARE = 32  # one row in so many may wait for a new request before the loop is left
 
 Cut = Callable[[np.ndarray], int | None]  # own tokens int32[n] -> how many of them end the completion, or None
-
-
-class Size(NamedTuple):
-    """What an engine has room for."""
-
-    shape: Shape
-    width: int  # tokens of a prompt
-    tokens: int  # of a completion
-
-    def fits(self, request: Request) -> bool:
-        """Whether a request's prompt and completion have room."""
-        return len(request.prompt) <= self.width and request.limit <= self.tokens
-
-
-def size_for(requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None) -> Size:
-    """Room for these requests. slots, devices, shape: see `stream` and `schedule.plan`."""
-    shape = shape or plan([request.prompt for request in requests], slots, devices)
-    width = bucket(max(len(request.prompt) for request in requests))
-    return Size(shape, width, bucket(max(request.limit for request in requests), least=4))
 
 
 class Engine:

@@ -14,9 +14,10 @@ from jaxrl_llm.interrupts import interruptible
 from jaxrl_llm.models.check import check_policy
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.draw import Settings
-from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine, size_for
+from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
 from jaxrl_llm.sampling.schedule import Shape
+from jaxrl_llm.sampling.size import size_for
 from jaxrl_llm.sampling.weights import Weights
 
 

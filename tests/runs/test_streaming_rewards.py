@@ -19,10 +19,11 @@ import tiny_runs as runs
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import StreamedScores, score_batch
-from jaxrl_llm.rollouts.experience import Experience, SamplingConfig, experience
+from jaxrl_llm.rollouts.experience import Experience, experience
 from jaxrl_llm.rollouts.sources import shuffled_epochs
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling import completion_ids
+from jaxrl_llm.sampling.config import SamplingConfig
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.trajectory import Trajectories

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.sampling.draw import Settings, seed_of
-from jaxrl_llm.sampling.engine import Engine, size_for
+from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.reuse import Kept, absolute_step, best
 from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.size import size_for
 from jaxrl_llm.sampling.weights import take_weights
 
 PROMPT = (5, 9, 200, 17, 3)
