@@ -47,7 +47,7 @@ class Experience:
     prompts: PromptSet
     rewards: Sequence[Reward]
     curriculum: Curriculum
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
     rollout: Rollout = dataclasses.field(default_factory=group)
     replay: Replay = dataclasses.field(default_factory=no_replay)
     prompts_per_step: int = 16
