@@ -283,4 +283,4 @@ def test_the_command_line_has_the_settings(tmp_path: Path, capsys: pytest.Captur
     assert main(["train", *runs.as_arguments(config), "--optimizer.moments", "factored"]) == 2
     assert "nowhere/at/all" in capsys.readouterr().err, "all settings were taken, and the model is looked for"
     assert main(["train", "--lora-rank", "2", "--lora-targets", "kwery"]) == 2
-    assert "invalid choice 'kwery' for argument '--lora-targets'" in capsys.readouterr().err
+    assert "--lora-targets: invalid choice 'kwery': did you mean 'key'?" in capsys.readouterr().err
