@@ -126,7 +126,7 @@ def conversation(environment: Callable[[dict[str, Any]], Any], turns: int = 2) -
     """Episodes of several turns with an environment.
 
     environment: makes one for a row of the data set. Its `step(text)` takes what the policy wrote and returns
-    (observation, done): the observation is given to the policy before its next turn; `turns` bounds them.
+    (observation, done): the observation is given to the policy before its next turn; `turns` bounds them. Provides turns.
     The rewards are those of the run, on the whole conversation.
     """
 
@@ -144,4 +144,4 @@ def conversation(environment: Callable[[dict[str, Any]], Any], turns: int = 2) -
     async def program(tools: Tools, task: Task) -> list[Episode]:
         return list(await gather(*(one(tools, task, number) for number in range(task.samples))))
 
-    return Rollout(program, "conversation", turns=turns)
+    return Rollout(program, "conversation", frozenset({"turns"}), turns=turns)

@@ -29,6 +29,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.runs.rollout import check_rollout
@@ -60,7 +61,8 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
     InputError for an unknown method or hyper-parameter, a value out of range, or a part that the method lacks.
     """
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
-    chosen = take_without(config.algorithm, config.hyperparameters, reward_names(config.rewards))
+    provided = {*reward_names(config.rewards), *rollout_by_name(config.rollout).provides}
+    chosen = take_without(config.algorithm, config.hyperparameters, provided)
     given = with_facts(constructor(config.algorithm), chosen, learning_rate=config.optimizer.learning_rate, **facts)
     algorithm = get(config.algorithm, **given)
     for need in algorithm.needs:

@@ -68,3 +68,11 @@ def test_without_is_no_hyperparameter_of_the_method() -> None:
     assert names_in("") == ()
     with pytest.raises(InputError, match="unknown part that grpo lacks 'kl'"):
         make_algorithm(TrainConfig(algorithm="grpo", hyperparameters={"without": "kl"}))
+
+
+def test_a_rollout_may_provide_the_part() -> None:
+    """Groups that are tried again with a hint have the guided rows which the method is for."""
+    with pytest.raises(InputError, match="icpo_in_context lacks guided"):
+        make_algorithm(TrainConfig(algorithm="icpo_in_context"))
+    method = make_algorithm(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
+    assert isinstance(method, algorithms.Algorithm)
