@@ -126,7 +126,8 @@ def conversation(environment: Callable[[dict[str, Any]], Any], turns: int = 2) -
     """Episodes of several turns with an environment.
 
     environment: makes one for a row of the data set. Its `step(text)` takes what the policy wrote and returns
-    (observation, done): the observation is given to the policy before its next turn; `turns` bounds them. Provides turns.
+    (observation, done): the observation is given to the policy before its next turn; `turns` bounds them.
+    Provides turns.
     The rewards are those of the run, on the whole conversation.
     """
 
