@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import optimised
 from jaxrl_kernels import fused_logprob
 
 # V is no multiple of a tile of 128 tokens, nor M of a row block. D is none of 128 lanes in the first shape: the kernels
@@ -73,6 +74,7 @@ def test_kernels_are_the_reference(width: int, softcap: float, truncated: bool) 
     assert_near(call(implementation="pallas"), wanted, 1e-5)
 
 
+@optimised
 @pytest.mark.parametrize(
     "rows, vocabulary, sizes",
     [(1, 3, {}), (1, V, SMALL), (5, 128, SMALL), (33, 129, SMALL), (64, 512, {"block_size": 256, "row_block": 32})],

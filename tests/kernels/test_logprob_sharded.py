@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import optimised
 from jaxrl_kernels import fused_logprob
 from tpu_environment import tpu_environment
 
@@ -107,6 +108,7 @@ print("RESULT" + json.dumps(out))
 """
 
 
+@optimised
 def test_a_cut_vocabulary_gives_the_same() -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
