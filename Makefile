@@ -1,6 +1,6 @@
 # make demo   train a real 135M-parameter model with reinforcement learning and show that it learned
-# make test   run the tests of everything's main behaviour, within 12 minutes on 2 cores
-# make test-all   run the rest, within 45 minutes: every method, kills and damages, compiling for TPUs without one
+# make test   run the tests of everything's main behaviour
+# make test-all   run the rest: every method, kills and damages, compiling for TPUs without one
 # All make what they need: a virtual environment in .venv and the packages in it.
 
 PYTHON ?= python3
