@@ -76,10 +76,10 @@ class FakeEngine:
 
 
 class Words:
-    """A tokenizer: a token id is a number, written out."""
+    """A tokenizer: a token id is a number, written out; the id of another word is its length."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [int(word) for word in text.split()]
+        return [int(word) if word.isdigit() else len(word) for word in text.split()]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, ids))
