@@ -122,7 +122,7 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
                 "reward %r failed on %d of %d samples, which get %g: %s",
                 *(reward.name, failures[reward.name], count, reward.default, found.problem),
             )
-    total = _combine(rewards, components)
+    total = combine(rewards, components)
     if count and np.isnan(total).all():
         why = "they fail, or return None or NaN" if any(failures.values()) else "they return None or NaN"
         logger.warning("no reward scored any of the %d completions: %s (%s)", count, why, ", ".join(components))
@@ -186,7 +186,8 @@ def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappi
             raise InputError(f"column {name!r} needs a list of {count} values, one per completion; found {found}")
 
 
-def _combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> np.ndarray:
+def combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> np.ndarray:
+    """f32[N]: the weighted sum of the components that scored a sample; NaN where none did."""
     values = np.stack([components[reward.name] for reward in rewards]).astype(np.float64)  # [rewards, N]
     weights = np.array([[reward.weight] for reward in rewards])
     total = np.sum(weights * np.nan_to_num(values), axis=0)

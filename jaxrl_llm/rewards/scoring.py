@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.data.chat import is_conversation
-from jaxrl_llm.rewards.runner import Reward, Scores
+from jaxrl_llm.rewards.runner import Reward, Scores, combine
 from jaxrl_llm.rewards.runner import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
 from jaxrl_llm.trajectory import Trajectories
@@ -49,6 +49,16 @@ def score_batch(
         reward=np.asarray(scores.total),
     )
     return Scored(batch, texts, scores.failures)
+
+
+def with_defaults(rewards: Sequence[Reward], scored: Scored, which: np.ndarray) -> Scored:
+    """The batch with the rewards' defaults in the rows that `which` names, bool[N]; they count as failures."""
+    found = scored.batch.rewards or {}
+    components = {r.name: np.where(which, r.default, found[r.name]).astype(np.float32) for r in rewards}
+    total = np.where(which, combine(rewards, components), scored.batch.need("reward")).astype(np.float32)
+    failures = {name: count + int(which.sum()) for name, count in scored.failures.items()}
+    fields: dict[str, Any] = {"rewards": components, "reward": total}
+    return scored._replace(batch=scored.batch.replace(**fields), failures=failures)
 
 
 def _score_some(
@@ -183,5 +193,5 @@ class StreamedScores:
         }
         total = sum(reward.weight * defaults[reward.name] for reward in self._rewards)
         reward = np.asarray([total if e.reward is None else e.reward for e in episodes], np.float32)
-        failures = {name: self._failures[name] + sum(missing) for name in names}
+        failures = {name: self._failures[name] for name in names}
         return Scores(components, reward, failures, dict.fromkeys(names, 0.0))

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
-from jaxrl_llm.rewards.scoring import Scored, StreamedScores, group_of, join, score_batch
+from jaxrl_llm.rewards.scoring import Scored, StreamedScores, group_of, join, score_batch, with_defaults
 from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
 from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
@@ -197,6 +197,8 @@ def _round(
             batch = to_batch(found.groups, sampling, step, windows=not rule.at_least_one)
         with setup.clock("score"):
             scored = _score(setup, found, batch, streamed)
+            failed = np.asarray([one.failed for one in found.groups for _ in one.episodes])
+            scored = with_defaults(setup.rewards, scored, failed) if failed.any() else scored
     return found, scored
 
 

@@ -121,3 +121,28 @@ def test_a_run_of_two_turns(tmp_path: Path) -> None:
 def test_rollouts_that_are_none(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         rollout_by_name(spec)
+
+
+def test_a_group_whose_program_fails_gets_the_rewards_defaults(tmp_path: Path) -> None:
+    """And is counted; the run goes on."""
+    (tmp_path / "faulty.py").write_text(
+        "async def faulty(tools, task):\n"
+        "    episodes = [await tools.sample(task.prompt, number=i) for i in range(task.samples)]\n"
+        "    if task.prompt_id % 3 == 0:\n"
+        "        raise RuntimeError('a broken tool')\n"
+        "    return episodes\n"
+    )
+    taken: list[runs.Taken] = []
+    more: Any = {"segment_tokens": 0, "oversample": 1.0, "steps": 2, "rollout": f"{tmp_path / 'faulty.py'}:faulty"}
+    with runs.watched(taken):
+        runs.train(runs.small_config(tmp_path, **{**SETTINGS, **more}, reward_default=-2.0))
+    failed = 0
+    for one, line in zip(taken, runs.lines_of(tmp_path / "run" / "metrics.jsonl"), strict=True):
+        ids, reward = np.asarray(one.scored.batch.prompt_id), np.asarray(one.scored.batch.reward)
+        assert (reward[ids % 3 == 0] == -2.0).all()
+        assert (reward[ids % 3 != 0] >= 0).all()
+        groups = len(set(ids[ids % 3 == 0].tolist()))
+        assert line.get("rollout/failed_groups", 0) == groups
+        assert line["rewards/even/failed"] == pytest.approx(groups / 4)
+        failed += groups
+    assert failed
