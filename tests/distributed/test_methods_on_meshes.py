@@ -38,7 +38,7 @@ for name in {names!r}:
     algorithm = algorithms.get(name)
     one, run, memory = case(11, algorithm), program(algorithm), algorithm.transform.init()
     alone = run(*jax.device_put((memory, one.batch, one.outputs), jax.devices()[0]))
-    spread = run(replicate(memory, mesh), *shard_rows((one.batch, one.outputs.replace(mesh=mesh)), mesh))
+    spread = run(replicate(memory, mesh), *shard_rows((one.batch, one.outputs), mesh))
     assert len(spread[1][1].logp.sharding.device_set) == 4
     pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True)
     out[name] = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)), initial=0)) for a, b in pairs)
@@ -49,9 +49,8 @@ one = case(11, algorithm)
 batch = algorithm.transform.apply(algorithm.transform.init(), one.batch)[1]
 few = map_rows(lambda x: x[:3], batch)
 outputs = jax.tree.map(lambda x: x[:3], one.outputs)
-alone, spread = (
-    jax.jit(jax.value_and_grad(lambda x: algorithm.objective(x, few)[0]))(outputs.replace(mesh=m)) for m in (None, mesh)
-)
+both = jax.jit(jax.value_and_grad(lambda x: algorithm.objective(x, few)[0]))
+alone, spread = both(outputs), both(replicate(outputs, mesh))
 np.testing.assert_allclose(spread[0], alone[0], rtol=1e-6)
 np.testing.assert_allclose(spread[1].logp, alone[1].logp, rtol=1e-6, atol=1e-7)
 print("RESULT" + json.dumps(out))
@@ -68,7 +67,7 @@ def placed(tree, spec):
 for name in {names!r}:
     algorithm = algorithms.get(name)
     one = case(11, algorithm)
-    rows = one.batch, one.outputs.replace(mesh=mesh)
+    rows = one.batch, one.outputs
     arguments = placed(algorithm.transform.init(), P()), *placed(rows, P("data"))
     out[name] = program(algorithm).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 print("RESULT" + json.dumps(out))
