@@ -285,8 +285,7 @@ sys.path.insert(0, {tests!r})
 import pathlib, shutil
 import jax
 import tiny_runs as runs
-from compiling import with_devices
-from jaxrl_llm.runs import learn, loop
+from jaxrl_llm.runs import loop
 assert jax.device_count() == 4
 loop.write_report = lambda folder: folder
 folder = pathlib.Path({folder!r})
