@@ -55,7 +55,10 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
             return Weights(*_views(params))
         bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
-        params = params if device is None else jax.device_put(params, device)
+        if device is not None:
+            meshes = [jax.typeof(x).sharding.mesh for x in bound]
+            spread = any(not mesh.empty and mesh.size > 1 for mesh in meshes)
+            params = jax.device_put(params, _alone(device) if spread else device)
         return Weights(params, loop_params(policy, params, 1, _is_tpu(device)), device=device)
     whole = _is_tpu(mesh.devices.flat[0])
     target = named_shardings(loop_specs(policy, mesh, params, whole), mesh)
@@ -67,6 +70,11 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     convert = jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target)
     loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1), whole))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
+
+
+def _alone(device: jax.Device) -> NamedSharding:
+    """A place on one device, as a mesh of it: arrays that come from a larger mesh would still be typed as on that."""
+    return NamedSharding(Mesh(np.array([device]), ("data",)), PartitionSpec())
 
 
 def _is_array(x: Any) -> bool:

@@ -303,7 +303,7 @@ assert runs.reproducible(folder / "run/metrics.jsonl") == runs.reproducible(fold
 def test_four_devices_train_evaluate_and_resume(tmp_path: Path) -> None:
     code = FOUR_DEVICES.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     # Speed does not matter here, so the compiler need not take its time.
-    flags = {"XLA_FLAGS": with_devices(4), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    flags = {"XLA_FLAGS": with_devices(4)}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=runs.environment(**flags), capture_output=True, text=True, timeout=600, check=False,
