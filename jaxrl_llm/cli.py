@@ -17,7 +17,17 @@ from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, InputErrors, gather, require, unknown
 from jaxrl_llm.interrupts import interruptible, stop_if
-from jaxrl_llm.options import check_output_file, check_temperature, flag, parse, parse_config, positional, take
+from jaxrl_llm.options import (
+    before,
+    check_output_file,
+    check_temperature,
+    flag,
+    only,
+    parse,
+    parse_config,
+    positional,
+    take,
+)
 from jaxrl_llm.runs.changes import ACCEPT
 from jaxrl_llm.streams import Lasting, let_go
 
@@ -201,7 +211,7 @@ def algorithms_command(arguments: list[str]) -> int:
     words, arguments = take(arguments, "--find")
     if words is not None and arguments:
         raise InputError(f"--find searches all methods: remove {' '.join(arguments)}")
-    print(page(_only(arguments)) if arguments else listing(words or ""))
+    print(page(only(arguments)) if arguments else listing(words or ""))
     return 0
 
 
@@ -209,7 +219,7 @@ def report_command(arguments: list[str]) -> int:
     """Write a run's report.html again; --compare METHOD ... adds what other methods make of its last completions."""
     from jaxrl_llm.reporting import compare, logged_batch, write_report
 
-    arguments, others = _before(arguments, "--compare")
+    arguments, others = before(arguments, "--compare")
     folder = _one_run(arguments, "jaxrl report RUN [--compare METHOD ...]", report_command.__doc__)
     if folder is not None:
         more = {}
@@ -336,25 +346,9 @@ def _one_run(arguments: list[str], usage: str, description: str | None) -> Path 
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: {usage}\n\n{description}")
         return None
-    folder = Path(_only(arguments))
+    folder = Path(only(arguments))
     RunFolder(folder).read_config()
     return folder
-
-
-def _before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
-    """The arguments before an option that takes all that follow it, and those; InputError where nothing follows."""
-    if option not in arguments:
-        return arguments, []
-    at = arguments.index(option)
-    if at + 1 == len(arguments):
-        raise InputError(f"{option} needs at least one name")
-    return arguments[:at], arguments[at + 1 :]
-
-
-def _only(arguments: list[str]) -> str:
-    if len(arguments) > 1:
-        raise InputError(f"this command takes one name at most: remove {' '.join(arguments[1:])}")
-    return arguments[0]
 
 
 if __name__ == "__main__":

@@ -283,3 +283,20 @@ def _as_arguments(values: dict[str, Any], prefix: str = "--") -> list[str]:
         elif value is not None:
             out.append(f"{flag}={value}")  # with "=", a text may begin with a dash
     return out
+
+
+def before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
+    """The arguments before an option that takes all that follow it, and those; InputError where nothing follows."""
+    if option not in arguments:
+        return arguments, []
+    at = arguments.index(option)
+    if at + 1 == len(arguments):
+        raise InputError(f"{option} needs at least one name")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def only(arguments: list[str]) -> str:
+    """The one name that a command takes; InputError where there are more."""
+    if len(arguments) > 1:
+        raise InputError(f"this command takes one name at most: remove {' '.join(arguments[1:])}")
+    return arguments[0]

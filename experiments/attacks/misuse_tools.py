@@ -81,17 +81,17 @@ class Tools:
     @functools.cached_property
     def model(self) -> tuple[Any, Any, Any]:
         """(policy, params, tokenizer) of 257 tokens and a context of 128."""
-        return self.library["load_policy"](self.vectors)
+        return self.names["load_policy"](self.vectors)
 
     @functools.cached_property
     def other(self) -> tuple[Any, Any, Any]:
         """Another family's, whose parameters have other names."""
-        return self.library["load_policy"](VECTORS / "gemma2")
+        return self.names["load_policy"](VECTORS / "gemma2")
 
     @functools.cached_property
     def batch(self) -> Any:
         """A batch of two groups of two rows, 6 positions, without rewards. Made in numpy: nothing is compiled."""
-        jnp, np, Trajectories = (self.library[name] for name in ("jnp", "np", "Trajectories"))
+        jnp, np, Trajectories = (self.names[name] for name in ("jnp", "np", "Trajectories"))
         place, row = np.arange(6), np.arange(4)[:, None]
         action = (place >= 2) & (place < np.array([6, 5, 6, 4])[:, None])
         group = np.array([0, 0, 1, 1], np.int32)
@@ -111,7 +111,7 @@ class Tools:
 
     def apply(self, batch: Any, name: str = "grpo") -> Any:
         """The batch after a method's transform."""
-        transform = self.library["algorithms"].get(name).transform
+        transform = self.names["algorithms"].get(name).transform
         return transform.apply(transform.init(), batch)[1]
 
     def asked(self, prompts: Any, key: Any = None, **settings: Any) -> Any:
@@ -119,17 +119,17 @@ class Tools:
         from jaxrl_llm.sampling.sampler import requests_of
 
         settings = {"max_new_tokens": 4, **settings}
-        return requests_of(self.model[0], prompts, self.library["key"] if key is None else key, **settings)
+        return requests_of(self.model[0], prompts, self.names["key"] if key is None else key, **settings)
 
     def draw(self, **settings: Any) -> Any:
         """`sample` with one setting wrong."""
         policy, params, _ = self.model
-        settings = {"prompts": [[5, 6]], "key": self.library["key"], "max_new_tokens": 4, **settings}
-        return self.library["sample"](policy, params, **settings)
+        settings = {"prompts": [[5, 6]], "key": self.names["key"], "max_new_tokens": 4, **settings}
+        return self.names["sample"](policy, params, **settings)
 
     def step(self, batch: Any = None, **changes: Any) -> Any:
         """`update` with one argument wrong; a state of its own, as the update donates it."""
-        library, (policy, params, _) = self.library, self.model
+        library, (policy, params, _) = self.names, self.model
         optimizer = changes.pop("optimizer", library["optax"].sgd(0.1))
         jax = library["jax"]
         given: dict[str, Any] = {
@@ -146,18 +146,18 @@ class Tools:
     @functools.cached_property
     def objective(self) -> Any:
         """PPO's clipped one."""
-        library = self.library
+        library = self.names
         return library["policy_gradient"](library["token_ratio"](), library["clip"](), library["token_mean"]())
 
     @functools.cached_property
     def scored(self) -> Any:
         """The batch with a right and a wrong answer in each group."""
-        return self.batch.replace(reward=self.library["jnp"].asarray([1.0, 0.0, 0.0, 1.0]))
+        return self.batch.replace(reward=self.names["jnp"].asarray([1.0, 0.0, 0.0, 1.0]))
 
     @functools.cached_property
     def ready(self) -> Any:
         """The scored batch with advantages."""
-        jnp, np = self.library["jnp"], self.library["np"]
+        jnp, np = self.names["jnp"], self.names["np"]
         signs = np.array([1.0, -1.0, -1.0, 1.0], np.float32)[:, None]
         return self.scored.replace(advantages=jnp.asarray(signs * np.asarray(self.batch.action_mask)))
 
@@ -171,11 +171,11 @@ class Tools:
     def names(self) -> dict[str, Any]:
         """The names by which rows find everything."""
         policy, params, tokenizer = self.model
-        jnp, np = self.library["jnp"], self.library["np"]
+        jnp, np = self.names["jnp"], self.names["np"]
         entropy = jnp.asarray(np.zeros((4, 6), np.float32))
         wide = np.asarray(self.scored.tokens) + 999
         return {
-            **self.library,
+            **self.names,
             "tools": self,
             "policy": policy,
             "params": params,
@@ -185,7 +185,7 @@ class Tools:
             "ready": self.ready,
             "too_great": self.scored.replace(tokens=jnp.asarray(wide)),
             "objective": self.objective,
-            "outputs": self.library["PolicyOutputs"](self.batch.behaviour_logp, entropy),
+            "outputs": self.names["PolicyOutputs"](self.batch.behaviour_logp, entropy),
             "apply": self.apply,
             "draw": self.draw,
             "step": self.step,

@@ -42,8 +42,9 @@ class Rule:
     """Stop as soon as so many groups are complete; None: when all are."""
     segment_tokens: int = 0
     """Above 0: pause each completion after so many new tokens, and stop when all are done or paused."""
-    at_least_one: bool = True
-    """With segments: go on with another one where no group is complete."""
+    train_unfinished: bool = False
+    """With segments: the step trains on all groups in flight after one. Else only on complete ones, and where there is
+    none, another segment follows."""
     in_order: bool = True
     """Wait for answers from outside before decoding goes on: then which groups are complete first, and what is still in
     the cache when a conversation comes back, is the same in every run."""
@@ -145,7 +146,7 @@ class _Run:
             self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
             self.stats[0].compiles = compiles()[0] - before
         chosen = set(self.complete)
-        if not self.rule.at_least_one:  # a step trains on all that is in flight
+        if self.rule.train_unfinished:  # a step trains on all that is in flight
             chosen = set(range(len(self.groups)))
         groups = [self.groups[place].group() for place in sorted(chosen)]
         left = [log for place, log in enumerate(logs) if place not in set(self.complete)]
@@ -168,7 +169,7 @@ class _Run:
         elif self._decode():
             pass
         elif self.parked and not outside:
-            if self.complete or not self.rule.at_least_one:
+            if self.complete or self.rule.train_unfinished:
                 return True
             self.waiting, self.parked, self.engines = self.parked, [], {}
         else:
@@ -190,7 +191,8 @@ class _Run:
             await asyncio.wait_for(self.news.wait(), self.driver.time_limit)
         except TimeoutError:
             for group in self.groups:
-                if not group.over and not any(ticket.group is group for ticket in self.parked):
+                waits = group.outside or any(ticket.group is group for ticket in self.parked)
+                if not group.over and not waits:  # calls outside have time limits of their own
                     group.fail(f"waited for more than {self.driver.time_limit:g} s")
 
     def _decode(self) -> bool:

@@ -144,7 +144,7 @@ def _partial(
     ids, curriculum = setup.curriculum.select(state.curriculum, strategy.in_flight(wanted) - len(state.pool))
     flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, int(i), step) for i in ids]
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
-    rule = Rule(None if windows else wanted, segment, at_least_one=not windows)
+    rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
     found, scored = _round(setup, flight, rule, params, key, step)
     batch = scored.batch
     # Of the tokens that the policy is trained on.
@@ -194,7 +194,7 @@ def _round(
         )  # fmt: skip
         with setup.clock("sample"):
             found = driver.run(flight, rule)
-            batch = to_batch(found.groups, sampling, step, windows=not rule.at_least_one)
+            batch = to_batch(found.groups, sampling, step, windows=rule.train_unfinished)
         with setup.clock("score"):
             scored = _score(setup, found, batch, streamed)
             failed = np.asarray([one.failed for one in found.groups for _ in one.episodes])

@@ -36,11 +36,6 @@ class GroupLog(NamedTuple):
     drawn: Mapping[Call, Answer] = {}
     said: Mapping[str, Any] = {}  # scores and other answers, as JSON holds them, by name
 
-    @property
-    def begun(self) -> bool:
-        """Whether any token was drawn."""
-        return any(answer.tokens.size for answer in self.drawn.values())
-
 
 Pool = tuple[GroupLog, ...]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.algorithms import Algorithm
@@ -19,6 +20,14 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
     """InputError where the rollout cannot be what the configuration says."""
     rollout_of(config, algorithm)
     strategy_of(config, algorithm)
+
+
+def check_columns(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> None:
+    """InputError where the rollout reads a column that no row of the prompts has."""
+    rollout = rollout_by_name(config.rollout)
+    for column in rollout.columns:
+        if not any(column in row for row in rows):
+            raise InputError(f"the rollout {config.rollout} reads the column {column!r}, which no prompt has")
 
 
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:

@@ -32,7 +32,7 @@ from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
-from jaxrl_llm.runs.rollout import check_rollout
+from jaxrl_llm.runs.rollout import check_columns, check_rollout
 from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import RunFacts, Transform, chain
@@ -209,6 +209,7 @@ def set_up(
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
+    check_columns(config, inputs.prompts.training)
     policy, params, tokenizer = load_model(config, algorithm)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # for its own check

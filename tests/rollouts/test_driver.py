@@ -180,7 +180,7 @@ def test_windows_of_all_that_is_in_flight(segment: int) -> None:
         new = range(following, following + (WANTED - len(pool) if step < 5 else 0))
         following += len(new)
         flight = (*pool, *begin(new, SAMPLES, step))
-        ran = Ran(flight, Rule(None, segment, at_least_one=False), slots=7, step=step)
+        ran = Ran(flight, Rule(None, segment, train_unfinished=True), slots=7, step=step)
         assert ran.complete == ids(flight), "the step trains on all"
         for one in ran.found.groups:
             for number, episode in enumerate(one.episodes):
@@ -284,7 +284,7 @@ def test_a_program_that_does_not_follow_its_log_is_named() -> None:
 
     rollout = Rollout(program, "by the clock")
     long = next(prompt for prompt in range(1000) if length_of(prompt, 0) > 20)
-    ran = Ran(begin([long], 1), Rule(None, 4, at_least_one=False), rollout)
+    ran = Ran(begin([long], 1), Rule(None, 4, train_unfinished=True), rollout)
     with pytest.raises(NotDeterministicError, match=rf"by the clock is not deterministic.*prompt {long}.*other tokens"):
         Ran(ran.pool, Rule(1), rollout)
 
@@ -302,7 +302,7 @@ def test_what_a_program_was_answered_is_not_asked_again() -> None:
         return [await tools.sample(task.prompt, number=0)]
 
     long = [prompt for prompt in range(4000) if length_of(prompt, 0) > 40][:1]
-    rule, rollout = Rule(None, 8, at_least_one=False), Rollout(program, "judged")
+    rule, rollout = Rule(None, 8, train_unfinished=True), Rollout(program, "judged")
     ran = Ran(begin(long, 1), rule, rollout)
     for _ in range(3):
         ran = Ran(from_arrays(to_arrays(ran.pool)), rule, rollout)
@@ -319,7 +319,7 @@ def test_a_call_that_is_made_again_must_answer_alike() -> None:
         return [await tools.sample(task.prompt, number=0)]
 
     long = [prompt for prompt in range(4000) if length_of(prompt, 0) > 40][:1]
-    rule, rollout = Rule(None, 8, at_least_one=False), Rollout(program, "a changing world")
+    rule, rollout = Rule(None, 8, train_unfinished=True), Rollout(program, "a changing world")
     ran = Ran(begin(long, 1), rule, rollout)
     ran = Ran(ran.pool, rule, rollout)
     assert ran.found.groups[0].episodes[0].size == 16

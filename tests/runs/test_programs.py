@@ -146,3 +146,11 @@ def test_a_group_whose_program_fails_gets_the_rewards_defaults(tmp_path: Path) -
         assert line["rewards/even/failed"] == pytest.approx(groups / 4)
         failed += groups
     assert failed
+
+
+def test_a_column_that_no_prompt_has(tmp_path: Path) -> None:
+    """A hint that is never there would make the method a simpler one."""
+    config = runs.small_config(tmp_path, rollout="hinted(clue)")
+    with pytest.raises(InputError, match=r"the rollout hinted\(clue\) reads the column 'clue', which no prompt has"):
+        loop.train(config)
+    assert not Path(config.output).exists()
