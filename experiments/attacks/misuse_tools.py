@@ -20,7 +20,7 @@ class Tools:
     folder: Path
 
     @functools.cached_property
-    def library(self) -> dict[str, Any]:
+    def api(self) -> dict[str, Any]:
         """Modules and functions of the public API."""
         import jax
         import jax.numpy as jnp
@@ -81,17 +81,17 @@ class Tools:
     @functools.cached_property
     def model(self) -> tuple[Any, Any, Any]:
         """(policy, params, tokenizer) of 257 tokens and a context of 128."""
-        return self.names["load_policy"](self.vectors)
+        return self.api["load_policy"](self.vectors)
 
     @functools.cached_property
     def other(self) -> tuple[Any, Any, Any]:
         """Another family's, whose parameters have other names."""
-        return self.names["load_policy"](VECTORS / "gemma2")
+        return self.api["load_policy"](VECTORS / "gemma2")
 
     @functools.cached_property
     def batch(self) -> Any:
         """A batch of two groups of two rows, 6 positions, without rewards. Made in numpy: nothing is compiled."""
-        jnp, np, Trajectories = (self.names[name] for name in ("jnp", "np", "Trajectories"))
+        jnp, np, Trajectories = (self.api[name] for name in ("jnp", "np", "Trajectories"))
         place, row = np.arange(6), np.arange(4)[:, None]
         action = (place >= 2) & (place < np.array([6, 5, 6, 4])[:, None])
         group = np.array([0, 0, 1, 1], np.int32)
@@ -111,7 +111,7 @@ class Tools:
 
     def apply(self, batch: Any, name: str = "grpo") -> Any:
         """The batch after a method's transform."""
-        transform = self.names["algorithms"].get(name).transform
+        transform = self.api["algorithms"].get(name).transform
         return transform.apply(transform.init(), batch)[1]
 
     def asked(self, prompts: Any, key: Any = None, **settings: Any) -> Any:
@@ -119,19 +119,19 @@ class Tools:
         from jaxrl_llm.sampling.sampler import requests_of
 
         settings = {"max_new_tokens": 4, **settings}
-        return requests_of(self.model[0], prompts, self.names["key"] if key is None else key, **settings)
+        return requests_of(self.model[0], prompts, self.api["key"] if key is None else key, **settings)
 
     def draw(self, **settings: Any) -> Any:
         """`sample` with one setting wrong."""
         policy, params, _ = self.model
-        settings = {"prompts": [[5, 6]], "key": self.names["key"], "max_new_tokens": 4, **settings}
-        return self.names["sample"](policy, params, **settings)
+        settings = {"prompts": [[5, 6]], "key": self.api["key"], "max_new_tokens": 4, **settings}
+        return self.api["sample"](policy, params, **settings)
 
     def step(self, batch: Any = None, **changes: Any) -> Any:
         """`update` with one argument wrong; a state of its own, as the update donates it."""
-        library, (policy, params, _) = self.names, self.model
-        optimizer = changes.pop("optimizer", library["optax"].sgd(0.1))
-        jax = library["jax"]
+        api, (policy, params, _) = self.api, self.model
+        optimizer = changes.pop("optimizer", api["optax"].sgd(0.1))
+        jax = api["jax"]
         given: dict[str, Any] = {
             "policy": policy,
             "objective": self.objective,
@@ -140,24 +140,24 @@ class Tools:
         }
         if "state" not in changes:
             copied = jax.tree.map(lambda x: x + 0, params)
-            given["state"] = library["init_state"](copied, library["optax"].sgd(0.1))
-        return library["update"](**{**given, **changes})
+            given["state"] = api["init_state"](copied, api["optax"].sgd(0.1))
+        return api["update"](**{**given, **changes})
 
     @functools.cached_property
     def objective(self) -> Any:
         """PPO's clipped one."""
-        library = self.names
-        return library["policy_gradient"](library["token_ratio"](), library["clip"](), library["token_mean"]())
+        api = self.api
+        return api["policy_gradient"](api["token_ratio"](), api["clip"](), api["token_mean"]())
 
     @functools.cached_property
     def scored(self) -> Any:
         """The batch with a right and a wrong answer in each group."""
-        return self.batch.replace(reward=self.names["jnp"].asarray([1.0, 0.0, 0.0, 1.0]))
+        return self.batch.replace(reward=self.api["jnp"].asarray([1.0, 0.0, 0.0, 1.0]))
 
     @functools.cached_property
     def ready(self) -> Any:
         """The scored batch with advantages."""
-        jnp, np = self.names["jnp"], self.names["np"]
+        jnp, np = self.api["jnp"], self.api["np"]
         signs = np.array([1.0, -1.0, -1.0, 1.0], np.float32)[:, None]
         return self.scored.replace(advantages=jnp.asarray(signs * np.asarray(self.batch.action_mask)))
 
@@ -171,11 +171,11 @@ class Tools:
     def names(self) -> dict[str, Any]:
         """The names by which rows find everything."""
         policy, params, tokenizer = self.model
-        jnp, np = self.names["jnp"], self.names["np"]
+        jnp, np = self.api["jnp"], self.api["np"]
         entropy = jnp.asarray(np.zeros((4, 6), np.float32))
         wide = np.asarray(self.scored.tokens) + 999
         return {
-            **self.names,
+            **self.api,
             "tools": self,
             "policy": policy,
             "params": params,
@@ -185,7 +185,7 @@ class Tools:
             "ready": self.ready,
             "too_great": self.scored.replace(tokens=jnp.asarray(wide)),
             "objective": self.objective,
-            "outputs": self.names["PolicyOutputs"](self.batch.behaviour_logp, entropy),
+            "outputs": self.api["PolicyOutputs"](self.batch.behaviour_logp, entropy),
             "apply": self.apply,
             "draw": self.draw,
             "step": self.step,
