@@ -94,6 +94,11 @@ class GroupRun:
         """Whether the program ended, or failed."""
         return self.episodes is not None or self.error is not None
 
+    @property
+    def sampling(self) -> bool:
+        """Whether it waits for tokens."""
+        return any(not ticket.answered.done() for ticket in self.asked.values())
+
     def begin(self, ended: Callable[[], None]) -> None:
         """Start the program; `ended` is called when it is over."""
         self.running, self._tell = asyncio.ensure_future(self._program()), ended
@@ -163,6 +168,7 @@ class GroupRun:
         ticket = Ticket(self, call, context, until, stop, greedy, asyncio.get_running_loop().create_future())
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
+            ticket.answered.set_result(known)
             return known
         self.drawn.setdefault(call, Answer())
         self.run.take(ticket)
