@@ -20,8 +20,10 @@ test: $(VENV)/.dev
 	$(RUN) -m pytest -n 2 --dist worksteal -m "not heavy"
 
 test-all: $(VENV)/.dev
-	@echo "Running the tests that take long, on programs with all optimisations."
-	OPTIMISED=1 $(RUN) -m pytest -n 2 --dist worksteal -m heavy
+	@echo "Running the tests that take long."
+	$(RUN) -m pytest -n 2 --dist worksteal -m "heavy and not optimised"
+	@echo "Running the tests of programs with all optimisations."
+	OPTIMISED=1 $(RUN) -m pytest -n 2 --dist worksteal -m optimised
 
 lint: $(VENV)/.dev
 	@echo "Checking style and types."

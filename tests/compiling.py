@@ -54,4 +54,4 @@ def all_optimisations() -> dict[str, str]:
 def optimised(test: Any) -> Any:
     """Mark a test of what optimised programs are: their bits, memory or work. It is run by `make test-all`."""
     skip = pytest.mark.skipif(not OPTIMISED, reason="of optimised programs: OPTIMISED=1, as in `make test-all`")
-    return pytest.mark.heavy(skip(test))
+    return pytest.mark.heavy(pytest.mark.optimised(skip(test)))

@@ -102,6 +102,7 @@ def test_static_case(bench: Any, ours: Any) -> None:
 TAIL = {"slots": 3, "median": 4, "longest": 3, "prompt": 5, "group": 1, "seed": 0}
 
 
+@pytest.mark.heavy
 def test_long_tail_counts(bench: Any, ours: Any) -> None:
     limits = bench.tail.tail_limits(9, 4, 3, seed=0)
     static = bench.tail.long_tail(*ours, how="static", count=9, **TAIL)

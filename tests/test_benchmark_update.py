@@ -53,6 +53,7 @@ def tiny(bench: Any, **settings: Any) -> Any:
     return bench.ours.new_learner(Policy(CONFIG), init_params(jax.random.key(0), CONFIG, scale=0.3), **settings)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("group, micro_batches, remat", [(1, 1, True), (2, 2, False)])
 def test_a_step_has_the_gradient_of_the_plain_formula(bench: Any, group: int, micro_batches: int, remat: bool) -> None:
     """At the policy that sampled, GRPO's gradient is that of the mean of -A logp over tokens, then rows."""
@@ -77,6 +78,7 @@ def test_a_step_has_the_gradient_of_the_plain_formula(bench: Any, group: int, mi
     assert 0 < second["planned"] < second["seconds"]
 
 
+@pytest.mark.heavy
 def test_iterations(bench: Any) -> None:
     sizes = {"prompts": 2, "samples": 2, "prompt": 5, "new": 3, "micro_batches": 2}
     learner, answer = bench.ours.iterations(tiny(bench), **sizes, count=2)
@@ -119,6 +121,7 @@ def test_needed_operations_of_experts_and_of_adapters(bench: Any) -> None:
     assert frozen - whole == 6 * adapters - 2 * matrices
 
 
+@pytest.mark.heavy
 def test_adapters_learn_alone(bench: Any) -> None:
     learner = tiny(bench, rank=2)
     before = jax.tree.map(np.asarray, learner.params)

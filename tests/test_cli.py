@@ -249,6 +249,7 @@ def test_eval_of_a_run_gives_what_the_run_found(tmp_path: Path, capsys: pytest.C
     assert 1 <= figures["length"] <= 6
 
 
+@pytest.mark.heavy
 def test_eval_of_a_run_on_fewer_prompts_and_with_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.finished_run()
     arguments = ["eval", run, "--size", 2, "--samples", 4, "--output", tmp_path / "figures.json"]
@@ -553,6 +554,7 @@ def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -
         assert "one name at most: remove rloo" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_report_writes_the_page_again(copied_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copied_run / "report.html").unlink()
     text = output_of(capsys, "report", copied_run)
@@ -560,6 +562,7 @@ def test_report_writes_the_page_again(copied_run: Path, capsys: pytest.CaptureFi
     assert "<svg" in (copied_run / "report.html").read_text()
 
 
+@pytest.mark.heavy
 def test_the_report_shows_what_other_methods_make_of_the_completions(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_plain_script_trains() -> None:
     assert all(0 <= a <= 1 for a in accuracies)
 
 
+@pytest.mark.heavy
 def test_demo_runs_and_prints_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

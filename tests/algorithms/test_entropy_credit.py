@@ -181,6 +181,7 @@ def test_erpo_against_a_loop(compose: str) -> None:
     agrees(erpo_entropy_regulated(buckets=3, compose=compose), batch, logp, A)
 
 
+@pytest.mark.heavy
 def test_the_worked_example_of_hapo() -> None:
     H = jnp.array([[0.01, 0.05, 0.2, 0.8, 1.6]])
     scale = log_entropy_scale(H, H > 0)

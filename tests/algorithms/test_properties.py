@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -24,10 +24,16 @@ seeds = st.sampled_from([11, 23])  # of batches; few, so that what they are held
 
 
 @lru_cache(maxsize=256)
+def compiled(name: str) -> Callable[[list[Case]], Found]:
+    """`learn` of a method: one program for all batches of one shape."""
+    return jax.jit(partial(learn, algorithms.get(name)))
+
+
+@lru_cache(maxsize=256)
 def plain(name: str, seed: int) -> Found:
     """What the others are held against."""
     algorithm = algorithms.get(name)
-    return jax.device_get(learn(algorithm, [case(seed, algorithm), case(seed + 1, algorithm)]))
+    return jax.device_get(compiled(name)([case(seed, algorithm), case(seed + 1, algorithm)]))
 
 
 def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slice(None)) -> None:
@@ -43,7 +49,7 @@ def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slic
 def check(name: str, seed: int, change: Callable[[Case], Case], **places: Any) -> None:
     algorithm = algorithms.get(name)
     cases = [case(seed, algorithm), case(seed + 1, algorithm)]
-    assert_same(plain(name, seed), learn(algorithm, [change(one) for one in cases]), **places)
+    assert_same(plain(name, seed), compiled(name)([change(one) for one in cases]), **places)
 
 
 def rows_of(one: Case, rows: np.ndarray) -> Case:
@@ -111,14 +117,14 @@ def test_micro_batches_do_not_matter(name: str, seed: int) -> None:
         pytest.skip("bnpo is defined by the mean over the slice at hand")
     algorithm = algorithms.get(name)
     cases = [case(seed, algorithm), case(seed + 1, algorithm)]
-    assert_same(plain(name, seed), learn(algorithm, cases, [ODD, EVEN]))
+    assert_same(plain(name, seed), jax.jit(partial(learn, algorithm, parts=[ODD, EVEN]))(cases))
 
 
 @every
 def test_compiled_or_not_does_not_matter(name: str) -> None:
     algorithm = algorithms.get(name)
     cases = [case(11, algorithm), case(12, algorithm)]
-    assert_same(plain(name, 11), jax.jit(lambda cases: learn(algorithm, cases))(cases))
+    assert_same(plain(name, 11), learn(algorithm, cases))
 
 
 EVEN_HARDER = {
@@ -150,7 +156,7 @@ def test_nothing_upsets_it(name: str) -> None:
         if what == "impossible tokens":  # likely now, or never likely
             spread = jnp.where(jnp.arange(N) % 2, 0.0, -1e4)[:, None] * jnp.ones((N, L))
             cases = [c._replace(outputs=c.outputs.replace(logp=spread)) for c in cases]
-        found = learn(algorithm, cases)
+        found = compiled(name)(cases)
         assert np.isfinite(found.loss), what
         for part in jax.tree.leaves(found.gradient):
             assert np.isfinite(part).all(), what

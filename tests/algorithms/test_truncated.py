@@ -110,6 +110,7 @@ def parts_of(batch: Trajectories, logp: Any, V: Any, rows: np.ndarray) -> tuple[
     return map_rows(lambda x: x[rows], batch), outputs
 
 
+@pytest.mark.heavy
 def test_order_and_micro_batches_do_not_matter() -> None:
     batch, logp, V = windows()
     algorithm, whole = t_ppo(), np.arange(N)
@@ -123,6 +124,7 @@ def test_order_and_micro_batches_do_not_matter() -> None:
             np.testing.assert_allclose(np.asarray(two)[back], one, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_minibatches_add_up_to_the_value_loss_of_the_batch() -> None:
     """Each gradient step sees a part of the rows, as many each: the mean of their value losses is that of the batch."""
     batch, logp, V = windows()

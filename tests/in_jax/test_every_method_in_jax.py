@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from every_method import every_method
+from heavy import few
 
+from jaxrl_llm import algorithms
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import LABORATORY, Settings, make_train
 
@@ -15,7 +16,7 @@ UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_
 
 
 @pytest.mark.usefixtures("own_programs")
-@every_method
+@pytest.mark.parametrize("name", few(algorithms.names(), ("grpo", "ppo")))
 def test_two_iterations_are_finite(name: str) -> None:
     train = make_train(sequence_lock(1, 2), name, TINY)
     run = jax.jit(lambda key: train(key, LABORATORY.get(name)), compiler_options=UNOPTIMISED)(jax.random.key(0))

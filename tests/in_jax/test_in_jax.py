@@ -86,6 +86,7 @@ def test_runs_are_the_same_alone_and_under_vmap() -> None:
     assert len(np.unique(np.asarray(together.metrics["reward"]), axis=0)) == 3
 
 
+@pytest.mark.heavy
 def test_the_reward_rises() -> None:
     settings = Settings(iterations=60, prompts=16, group_size=8, hidden=16, layers=1, learning_rate=3e-3)
     train = make_train(TASK, "grpo", settings)
@@ -117,6 +118,7 @@ def test_greedy_rewards_are_of_the_most_probable_completion() -> None:
     np.testing.assert_array_equal(value, np.array(expected))
 
 
+@pytest.mark.heavy
 def test_what_a_method_needs_is_filled_in() -> None:
     """Feedback counts the updates; the old policy is the sampler's, and at first also the reference."""
 

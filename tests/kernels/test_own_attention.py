@@ -133,6 +133,7 @@ def test_window_and_softcap(window: int, softcap: float) -> None:
     compare(drawn(3, 2, 2, 64, 160, 1000), 128, window=window, softcap=softcap)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.bfloat16, 2e-2), (jnp.int8, 2e-5)])
 @pytest.mark.parametrize("shape", few([(4, 3, 3, 64, 40), (2, 2, 4, 128, 200)], [(4, 3, 3, 64, 40)]))
 def test_short_numbers(dtype: Any, tolerance: float, shape: tuple[int, ...]) -> None:

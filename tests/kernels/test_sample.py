@@ -187,7 +187,7 @@ def test_every_way_draws_the_tokens_of_the_reference(way: dict[str, Any]) -> Non
     assert_as_the_reference(CASES[1], way)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", few(IMPLEMENTATIONS, ["pallas"]))
 def test_a_token_depends_on_neither_order_nor_company(implementation: str) -> None:
     arrays = drawn(5)
     call = partial(sample, temperature=0.9, implementation=implementation)
@@ -282,12 +282,12 @@ def test_extreme_logits(implementation: str) -> None:
         np.testing.assert_allclose([logp, entropy], [[-np.log(7)] * 2, [np.log(7)] * 2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("way", [{"block_size": 128}, {"block_size": 512}, {"block_size": None}], ids=str)
+@pytest.mark.parametrize("block_size", few([128, 512, None], [128]))
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_extreme_blocks(implementation: str, way: dict[str, Any]) -> None:
+def test_extreme_blocks(implementation: str, block_size: int | None) -> None:
     rows = 64
     counters = jnp.asarray(np.random.default_rng(12).integers(0, 2**32, (rows, 4), np.uint32))
-    call = partial(sample, jnp.ones((rows, 1)), counters=counters, implementation=implementation, **way)
+    call = partial(sample, jnp.ones((rows, 1)), counters=counters, implementation=implementation, block_size=block_size)
 
     def check(unembedding: np.ndarray, allowed: Any = None) -> np.ndarray:
         unembedding = np.asarray(unembedding, np.float32)[:, None]
@@ -336,7 +336,7 @@ def test_rows_with_nothing_to_draw(implementation: str) -> None:
         np.testing.assert_allclose(entropy, [0, np.log(5), np.nan, 0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", few(IMPLEMENTATIONS, ["xla"]))
 def test_smallest_sizes(implementation: str) -> None:
     call = partial(fused_sample, implementation=implementation)
     found = call(jnp.ones((1, 2)), jnp.ones((1, 2)), jnp.zeros((1, 4), jnp.uint32))
@@ -363,6 +363,7 @@ def test_bfloat16_inputs_sum_in_float32(implementation: str) -> None:
     np.testing.assert_array_equal(found[0], mixed[0])
 
 
+@pytest.mark.heavy
 def test_under_vmap_and_without_gradient() -> None:
     hidden, unembedding, counters = drawn(9)
     wanted = sample(hidden, unembedding, counters)
@@ -427,6 +428,7 @@ print("RESULT" + json.dumps(out))
 """
 
 
+@pytest.mark.heavy
 def test_a_cut_vocabulary_gives_the_same() -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
@@ -565,6 +567,7 @@ def test_errors_say_what_was_found(change: dict[str, Any], message: str) -> None
         fused_sample(**{**GOOD, **change})
 
 
+@pytest.mark.heavy
 def test_docstring_examples() -> None:
     assert doctest.testmod(jaxrl_kernels.sample) == (0, 4)
     assert doctest.testmod(jaxrl_kernels.sample.from_logits) == (0, 3)

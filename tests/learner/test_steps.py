@@ -109,6 +109,7 @@ def tiny(vectors: Any) -> Any:
     return model._replace(policy=dataclasses.replace(model.policy, remat=False))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", few(OBJECTIVES, ["grpo"]))
 def test_the_gradient_is_that_of_whole_rows_in_any_slices(name: str, tiny: Any) -> None:
     """Uneven lengths, 1, 2, 4 and 8 micro-batches; relative to the largest entry of each parameter's gradient."""

@@ -78,6 +78,7 @@ def test_messages(tmp_path: Path) -> None:
     assert "general.alignment" not in outcome(llama(tmp_path)[0])
 
 
+@pytest.mark.heavy
 def test_single_bytes(tmp_path: Path) -> None:
     """Every byte of the header changed, in three ways."""
     path, _ = llama(tmp_path, **{"tokenizer.ggml.tokens": ["a", "b"]})

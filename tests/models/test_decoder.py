@@ -176,6 +176,7 @@ def test_a_window_hides_what_is_farther() -> None:
         assert moved.tolist() == [changed <= place < changed + 3 for place in range(8)]
 
 
+@pytest.mark.heavy
 def test_rematerialisation_changes_nothing(vectors: Any) -> None:
     model = vectors("gemma3")
     tokens = jnp.asarray(model.arrays["ids"])[:, :8]

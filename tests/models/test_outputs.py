@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import optimised
-from conftest import FAMILIES, FEW, MODES
+from conftest import FAMILIES, MODES
+from heavy import few
 
 from jaxrl_llm.models import init_params
 from jaxrl_llm.models.outputs import policy_outputs
@@ -20,11 +21,8 @@ from jaxrl_llm.trajectory import Trajectories
 
 N, L = 4, 24
 TWO_FAMILIES = ("gemma2", "qwen3_moe")  # soft caps and sliding windows; a router
-FAMILIES_AND_MODES = [
-    pytest.param(family, mode, marks=[] if family in FEW and mode in ("plain", "together") else pytest.mark.heavy)
-    for family in FAMILIES
-    for mode in MODES
-]
+EVERY_MODE = [(family, mode) for family in FAMILIES for mode in MODES]
+FAMILIES_AND_MODES = few(EVERY_MODE, [("gemma2", "plain"), ("qwen3_moe", "together")], unpack=True)
 
 
 def multi_turn_batch(seed: int = 0, temperature: Any = (0.7, 0.7, 1.3, 1.3)) -> Trajectories:
@@ -167,7 +165,7 @@ def test_the_ratio_is_one_before_the_first_step(
 
 
 @pytest.mark.parametrize("family", TWO_FAMILIES)
-@pytest.mark.parametrize("sampled", ["temperature", "together"])
+@pytest.mark.parametrize("sampled", few(["temperature", "together"], ["together"]))
 def test_the_ratio_is_one_with_shared_prompts(
     family: str, sampled: str, vectors: Any, rollouts: Any, probe: Any, layout: Layout
 ) -> None:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from heavy import few
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, Policy, init_params
@@ -67,7 +68,7 @@ def test_sums_do_not_depend_on_the_blocks(block: int) -> None:
     np.testing.assert_allclose(found, (np.exp(logp) * logp).sum(axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "shared"])
+@pytest.mark.parametrize("layout", few([None, LAYOUT], [LAYOUT]))
 def test_measures_are_those_of_whole_logits(layout: Layout | None) -> None:
     names = ("squared_probability", "cubed_probability", "mean_logp", "hidden")
     found = policy_outputs(POLICY, PARAMS, BATCH, layout, Wanted(names, temperatures=(0.8, 2.0))).extras
@@ -94,6 +95,7 @@ def test_affinity_of_two_policies(layout: Layout | None) -> None:
     np.testing.assert_allclose(affinity(POLICY, PARAMS, PARAMS, BATCH, layout), ACTIONS, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_the_inner_policy_is_the_first_layers_without_the_last_norm() -> None:
     """Against a model whose later layers do nothing and whose last norm is undone."""
     wanted = Wanted(("internal_logp",), layer=2)

@@ -190,6 +190,7 @@ def test_a_config_alone_and_shapes_that_are_not_expected(tmp_path):
     assert "Where the time went" not in page.visible
 
 
+@pytest.mark.heavy
 def test_a_huge_run_stays_small_and_keeps_its_extremes(tmp_path):
     names = [f"layer/{i}" for i in range(65)]
     with open(tmp_path / "metrics.jsonl", "w") as file:

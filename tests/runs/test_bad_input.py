@@ -119,6 +119,7 @@ def test_several_settings_are_said_together(tmp_path: Path, capsys: pytest.Captu
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["steps", "top_p", "optimizer.epsilon"]
 
 
+@pytest.mark.heavy
 def test_a_broken_pipe_does_not_end_a_run(tmp_path: Path) -> None:
     config = runs.small_config(tmp_path, steps=1, eval_size=0)
     process = runs.start("train", *runs.as_arguments(config))
@@ -241,6 +242,7 @@ def test_configuration_files_that_cannot_be_used(
     assert expected in rejected(capsys, "train", "--config", str(tmp_path / name))
 
 
+@pytest.mark.heavy
 def test_folders_that_hold_a_run_and_folders_that_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.finished_run()
     before = sorted(path.name for path in run.iterdir())

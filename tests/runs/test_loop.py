@@ -159,6 +159,7 @@ def test_a_constant_reward_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureF
     assert [line["groups/uniform"] for line in metrics_of(config)] == [1.0] * 4
 
 
+@pytest.mark.heavy
 def test_one_sample_a_prompt_is_a_signal_where_the_method_takes_it_for_one(tmp_path: Path) -> None:
     """Groups of one have equal rewards by themselves, but their gradient is not 0."""
     config = runs.small_config(
@@ -173,6 +174,7 @@ def test_one_sample_a_prompt_is_a_signal_where_the_method_takes_it_for_one(tmp_p
     assert line["grad_norm"] > 0
 
 
+@pytest.mark.heavy
 def test_completions_of_one_token_are_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model of which every token ends the completion, as where the chat template is the wrong one."""
     model = tmp_path / "model"
@@ -267,6 +269,7 @@ def test_a_reward_that_scores_nothing_gives_nothing_to_learn(tmp_path: Path) -> 
         assert "reward/mean" not in line
 
 
+@pytest.mark.heavy
 def test_long_prompts_are_counted(tmp_path: Path) -> None:
     prompts = runs.write_prompts(tmp_path / "mixed.jsonl", count=9)
     with prompts.open("a") as file:

@@ -73,6 +73,7 @@ def bits(tree: Any) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.heavy
 def test_an_update_moves_the_adapters_alone_and_donates_them_alone() -> None:
     frozen, adapters = parts()
     before, old = bits(frozen), bits(adapters)
@@ -87,6 +88,7 @@ def test_an_update_moves_the_adapters_alone_and_donates_them_alone() -> None:
     assert all(x.is_deleted() for x in jax.tree.leaves(adapters))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("micro_batches", few([1, 2], [2]))
 def test_the_gradient_is_the_adapters_share_of_that_of_all(micro_batches: int) -> None:
     frozen, adapters = parts()

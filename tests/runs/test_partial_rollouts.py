@@ -219,6 +219,7 @@ def test_arrays_of_any_shape_in_a_checkpoint(tmp_path: Path, size: int) -> None:
     opened.close()
 
 
+@pytest.mark.heavy
 def test_rows_that_fill_up_change_nothing(vectors: Any) -> None:
     """The same gradient from two groups and from two groups and two empty ones; advantages and loss by GRPO."""
     model = vectors("llama_tied")

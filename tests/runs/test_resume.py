@@ -108,6 +108,7 @@ def test_a_run_that_is_killed_three_times_ends_as_if_it_was_not(
     assert_same_run(run, Path(unbroken.output))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("step", few([0, 2, 4, 6], [2]))
 def test_the_stream_of_prompts_and_all_else_goes_on_from_each_checkpoint(
     unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict], step: int

@@ -39,6 +39,7 @@ def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
 
 
+@pytest.mark.heavy
 def test_supervised_steps_learn_and_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     def source(parts: Parts) -> Source:
         return demonstrations(parts.tokenizer, ROWS, 4)

@@ -123,6 +123,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(tmp_path_factory.mktemp("windows"))
 
 
+@pytest.mark.heavy
 def test_the_policy_is_trained_on_every_token_once(kept: Kept) -> None:
     """In the order of its tokens, whatever the number of windows; as many as the run says that it sampled."""
     several, total = 0, 0

@@ -64,7 +64,7 @@ def test_order(order: list[int], model: Any, expected: Any) -> None:
     assert found == [expected[2 * i + j] for i in order for j in range(2)]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8, 100])
+@pytest.mark.parametrize("rows", few([1, 3, 8, 100], [3]))
 def test_slots(rows: int, model: Any, expected: Any) -> None:
     """3 does not divide 8 rows, and cuts groups."""
     assert draw(model, slots=rows) == expected
@@ -139,6 +139,7 @@ def on_devices(devices: int, model: Any, expected: Any) -> None:
     assert refilled == expected
 
 
+@pytest.mark.heavy
 def test_four_devices(model: Any, expected: Any) -> None:
     on_devices(4, model, expected)
 

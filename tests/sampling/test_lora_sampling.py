@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conftest import quick_compiles
 
 from jaxrl_llm import sample
@@ -122,6 +123,7 @@ print("RESULT" + json.dumps([out, specs, str(shapes["layers"][0]["down_lora_in"]
 """
 
 
+@pytest.mark.heavy
 def test_on_a_mesh_tokens_are_those_of_one_device(vectors: Callable[[str], Any]) -> None:
     """Heads and inner units split over 2 devices, each adapter with its weight."""
     root = Path(__file__).parents[2]

@@ -95,6 +95,7 @@ def test_for_a_tpu_rows_of_the_unembedding_are_padded(vectors: Any) -> None:
             assert jax.tree.structure(specs) == jax.tree.structure(loop)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family, filtered", [("llama", False), ("llama_tied", False), ("llama_tied", True)])
 def test_padded_or_not_tokens_are_the_same(vectors: Any, family: str, filtered: bool) -> None:
     model = vectors(family)

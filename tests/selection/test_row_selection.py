@@ -44,6 +44,7 @@ def test_the_subset_of_greatest_variance_is_that_of_brute_force() -> None:
         assert find(jnp.float32(values), valid, 20, jnp.zeros(8)).sum() == 7
 
 
+@pytest.mark.heavy
 def test_weights_of_ranks_and_scores() -> None:
     rewards = jnp.array([0.1, 0.9, -0.5, 0.4, 0.2])
     rank = ranks_within(ONE, rewards, rewards, ONE == 0)
@@ -61,6 +62,7 @@ def test_weights_of_ranks_and_scores() -> None:
     close(score_weights(0 * scores, scores < 2, "power"), np.full(4, 0.25))
 
 
+@pytest.mark.heavy
 def test_resampling_gives_each_row_its_share() -> None:
     weights, keys = jnp.array([0.5, 0.3, 0.2, 3.0, 1.0, 0.0]), jnp.array([1, 1, 1, 4, 4, 9])
     order = jnp.array([0.3, 0.1, 0.7, 0.2, 0.4, 0.9])
