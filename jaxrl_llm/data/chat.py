@@ -37,13 +37,13 @@ def fault_of(prompt: Any) -> str | None:
     for number, message in enumerate([] if texts else prompt, start=1):
         role, content = message["role"], message["content"]
         if not isinstance(role, str) or not role:
-            return f"message {number}: its role is {describe(role)}, but must be text, such as 'user'"
+            return f"message {number}: its role is {preview(role)}, but must be text, such as 'user'"
         if isinstance(content, list | tuple) and content and all(map(_is_text_part, content)):
             texts += [part["text"] for part in content]
         elif isinstance(content, str):
             texts.append(content)
         elif content is not None or not message.get("tool_calls"):
-            return f"message {number}: its content is {describe(content)}, but must be text"
+            return f"message {number}: its content is {preview(content)}, but must be text"
         texts.append(role)
     if not all(map(is_unicode, texts)):
         return 'it has half of a surrogate pair, such as "\\ud800", which is no character that a tokenizer takes'
@@ -65,13 +65,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: Any, *, system_pro
     system prompt without a chat template, and for messages that the chat template rejects.
     """
     if system_prompt is not None and (not isinstance(system_prompt, str) or not is_unicode(system_prompt)):
-        raise InputError(f"the system prompt is {describe(system_prompt)}, but must be text")
+        raise InputError(f"the system prompt is {preview(system_prompt)}, but must be text")
     if not isinstance(prompt, str) and not is_conversation(prompt):
         ids = _token_ids(prompt)
     elif fault := fault_of(prompt):
-        raise InputError(f"prompt {describe(prompt)}: {fault}")
+        raise InputError(f"prompt {preview(prompt)}: {fault}")
     elif not callable(tokenizer):
-        raise InputError(f"the tokenizer is {describe(tokenizer)}: pass that of load_policy, or prompts of token ids")
+        raise InputError(f"the tokenizer is {preview(tokenizer)}: pass that of load_policy, or prompts of token ids")
     elif getattr(tokenizer, "chat_template", None):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         ids = _apply_template(tokenizer, messages, system_prompt)
@@ -82,7 +82,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: Any, *, system_pro
     else:
         ids = tokenizer(prompt)["input_ids"]
     if not ids:
-        raise InputError(f"empty prompt: {describe(prompt)} has no tokens, and the policy needs one to start from")
+        raise InputError(f"empty prompt: {preview(prompt)} has no tokens, and the policy needs one to start from")
     return ids
 
 
@@ -92,12 +92,12 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
         whole = [int(token) for token in ids]
         text = tokenizer.decode(whole, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"token ids are whole numbers from 0, found {describe(ids)}") from None
+        raise InputError(f"token ids are whole numbers from 0, found {preview(ids)}") from None
     assert isinstance(text, str)  # a list only for a batch of sequences
     return text
 
 
-def describe(value: Any) -> str:
+def preview(value: Any) -> str:
     """A value of any kind and size for a message: None, or its type and the beginning of it, on one line."""
     if value is None:
         return "None"
@@ -128,7 +128,7 @@ def _token_ids(prompt: Any) -> list[int]:
     if not isinstance(prompt, list | tuple) or not all(_is_token_id(entry) for entry in prompt):
         raise InputError(
             "a prompt is a string, a list of messages (role, content) or a list of token ids (0 to 2^31 - 1); "
-            f"found {describe(prompt)}"
+            f"found {preview(prompt)}"
         )
     return [int(entry) for entry in prompt]
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.data.chat import describe, fault_of, is_conversation
+from jaxrl_llm.data.chat import fault_of, is_conversation, preview
 from jaxrl_llm.data.digest import canonical
 from jaxrl_llm.data.files import Row, read_rows
 from jaxrl_llm.data.generate import PREFIX, generate
-from jaxrl_llm.data.numbers import whole
+from jaxrl_llm.data.numbers import whole_number
 from jaxrl_llm.data.template import Template, fill, read_template
 from jaxrl_llm.errors import InputError, shown, unknown
 
@@ -52,8 +52,8 @@ def load_prompts(
     source = _text("source", os.fspath(source) if isinstance(source, os.PathLike) else source)
     prompt_column = _text("prompt_column", prompt_column)
     template = None if prompt_template == _PLAIN else read_template(prompt_template)
-    limit = None if limit is None else whole("limit", limit, 1)
-    seed = whole("seed", seed, 0, 2**32 - 1)
+    limit = None if limit is None else whole_number("limit", limit, 1)
+    seed = whole_number("seed", seed, 0, 2**32 - 1)
     generated = source.startswith(PREFIX)
     if task_options and not generated:
         raise InputError(f"task options are for {PREFIX}TASK sources, found the source {shown(source)}")
@@ -112,7 +112,7 @@ def _by_content(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
     """Each row with its prompt in a form in which the same prompt is always the same text."""
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or "prompt" not in row:
-            raise InputError(f"row {number} is {describe(row)}, but must be a dict with a prompt")
+            raise InputError(f"row {number} is {preview(row)}, but must be a dict with a prompt")
         prompt = row["prompt"]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
@@ -132,7 +132,7 @@ def _finish(row: Row, prompt_column: str, template: Template | None, where: str)
         raise unknown("column", prompt_column, row)
     if not isinstance(prompt, str) and not is_conversation(prompt):
         kind = f"{prompt_column!r} must be a string or a list of messages"
-        raise InputError(f"{where}: {kind}, found {describe(prompt)}")
+        raise InputError(f"{where}: {kind}, found {preview(prompt)}")
     if template is not None:
         if not isinstance(prompt, str):
             raise InputError(f"{where}: the prompt is a list of messages, for which there can be no prompt_template")

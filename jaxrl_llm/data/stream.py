@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.data.chat import describe
-from jaxrl_llm.data.numbers import whole
+from jaxrl_llm.data.chat import preview
+from jaxrl_llm.data.numbers import whole_number
 from jaxrl_llm.errors import InputError, shown
 
 _LARGEST = 2**24  # rows in a batch
@@ -33,13 +33,13 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
 
     def __init__(self, rows: Sequence[dict[str, Any]], *, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
         if not isinstance(rows, Sequence) or isinstance(rows, str):
-            raise InputError(f"rows is {describe(rows)}, but must be a list of dicts, as load_prompts gives them")
+            raise InputError(f"rows is {preview(rows)}, but must be a list of dicts, as load_prompts gives them")
         if not rows:
             raise InputError("no rows to draw prompts from: give at least one")
         for number, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise InputError(f"rows[{number}] is {describe(row)}, but must be a dict, as load_prompts gives them")
-        batch_size, seed = whole("batch_size", batch_size, 1, _LARGEST), whole("seed", seed, 0, 2**32 - 1)
+                raise InputError(f"rows[{number}] is {preview(row)}, but must be a dict, as load_prompts gives them")
+        batch_size, seed = whole_number("batch_size", batch_size, 1, _LARGEST), whole_number("seed", seed, 0, 2**32 - 1)
         if not isinstance(shuffle, bool):
             raise InputError(f"shuffle is {shown(shuffle)}, but must be True or False")
         import grain  # here, because it imports JAX
@@ -70,7 +70,7 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
         no state at all; the stream then stays where it is.
         """
         if not isinstance(state, dict):
-            raise InputError(f"cannot resume the prompt stream: its state is {describe(state)}, but must be a dict")
+            raise InputError(f"cannot resume the prompt stream: its state is {preview(state)}, but must be a dict")
         for name, value in self._made_of.items():
             if name not in state or state[name] != value or isinstance(state[name], float):
                 was = shown(state.get(name))
@@ -83,7 +83,7 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
         except Exception as error:  # of whatever kind grain has for it
             self._batches.set_state(now)
             raise InputError(
-                f"cannot resume the prompt stream: its position is {describe(position)}, but must be like {now}"
+                f"cannot resume the prompt stream: its position is {preview(position)}, but must be like {now}"
             ) from error
 
 

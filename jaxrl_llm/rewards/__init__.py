@@ -9,17 +9,17 @@ from jaxrl_llm.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.registry import get_reward, get_rewards, names
-    from jaxrl_llm.rewards.runner import Reward, Scores, close_rewards, digest, require_columns, score
+    from jaxrl_llm.rewards.runner import Reward, Scores, close_rewards, require_columns, reward_digest, score
 
 __all__ = [
     "Reward",
     "Scores",
     "close_rewards",
-    "digest",
     "get_reward",
     "get_rewards",
     "names",
     "require_columns",
+    "reward_digest",
     "score",
 ]
 
@@ -28,7 +28,7 @@ _MODULES = {
     "Reward": "runner",
     "Scores": "runner",
     "close_rewards": "runner",
-    "digest": "runner",
+    "reward_digest": "runner",
     "get_reward": "registry",
     "get_rewards": "registry",
     "names": "registry",

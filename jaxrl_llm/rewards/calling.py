@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
     seconds: float  # wall-clock time of the call
 
 
-def outcome(
+def call_reward(
     function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, deadline: float, limit: float
 ) -> Outcome:
     """Call the function on the batch and, if it raises, on one sample after the other. Raises nothing.
@@ -37,15 +37,15 @@ def outcome(
     try:
         values, failed, problem = _numbers(_call(function, arguments, deadline), count)
         if time.monotonic() > deadline:
-            return nothing(count, late(limit), time.monotonic() - start)
+            return all_failed(count, time_limit_text(limit), time.monotonic() - start)
         return Outcome(values, failed, problem, time.monotonic() - start)
     except BaseException as error:  # sys.exit() in a reward, too, is only a reward that failed
-        problem = describe(error)
+        problem = error_line(error)
 
     values, failed = _lost(count)
     for sample in range(count):
         if time.monotonic() >= deadline:
-            return nothing(count, late(limit), time.monotonic() - start)
+            return all_failed(count, time_limit_text(limit), time.monotonic() - start)
         try:
             one = {name: column[sample : sample + 1] for name, column in arguments.items()}
             value, lost, why = _numbers(_call(function, one, deadline), 1)
@@ -56,17 +56,17 @@ def outcome(
     return Outcome(values, failed, problem, time.monotonic() - start)
 
 
-def nothing(count: int, problem: str, seconds: float) -> Outcome:
+def all_failed(count: int, problem: str, seconds: float) -> Outcome:
     """The outcome of a function that gave nothing for any sample."""
     return Outcome(*_lost(count), problem, seconds)
 
 
-def late(limit: float) -> str:
+def time_limit_text(limit: float) -> str:
     """What is wrong with a function that is not done in `limit` seconds."""
     return f"TimeoutError: no result within its time limit of {limit:g} s"
 
 
-def describe(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """The exception in one line of bounded length: a reward may put a whole completion into its message."""
     try:
         text = " ".join(f"{type(error).__name__}: {error}".split())
@@ -110,7 +110,7 @@ def _numbers(result: Any, count: int) -> tuple[list[float], list[bool], str]:
             values[sample] = _number(entry)
             failed[sample] = False
         except Exception as error:
-            problem = problem or describe(error)
+            problem = problem or error_line(error)
     return values, failed, problem
 
 

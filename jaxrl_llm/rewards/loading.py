@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, need, unknown
 from jaxrl_llm.rewards import verifiers
-from jaxrl_llm.rewards.calling import describe
+from jaxrl_llm.rewards.calling import error_line
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact_match": verifiers.exact_match,
@@ -67,7 +67,7 @@ def _from_source(source: str, what: str) -> tuple[ModuleType, str]:
         module = importlib.import_module(source)
         return module, _digest(getattr(module, "__file__", None))
     except BaseException as error:  # a file that ends the interpreter too
-        raise InputError(f"cannot load {what} from {source!r}: {describe(error)}") from error
+        raise InputError(f"cannot load {what} from {source!r}: {error_line(error)}") from error
 
 
 def _from_file(path: Path) -> tuple[ModuleType, str]:

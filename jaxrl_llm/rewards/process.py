@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards.calling import Outcome, describe, late, nothing
+from jaxrl_llm.rewards.calling import Outcome, all_failed, error_line, time_limit_text
 from jaxrl_llm.rewards.memory import machine_memory, resident
 from jaxrl_llm.rewards.messages import receive, send
 from jaxrl_llm.rewards.worker import Ready
@@ -88,22 +88,22 @@ class ProcessFunction:
             try:
                 worker = self._load()
             except InputError as error:
-                return nothing(count, str(error), 0.0)
+                return all_failed(count, str(error), 0.0)
             columns = {}
             for name, values in arguments.items():
                 try:
                     columns[name] = pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
                 except Exception as error:
-                    return nothing(count, f"column {name!r} cannot be sent to its process: {describe(error)}", 0.0)
+                    return all_failed(count, f"column {name!r} cannot be sent to its process: {error_line(error)}", 0.0)
             start = time.monotonic()
             try:
                 found = self._ask(worker, (columns, count, limit, limit), limit + _GRACE, memory_limit)
                 return Outcome(*found)._replace(seconds=time.monotonic() - start)
             except _Late:
-                cause = f"{late(limit)}; its process was ended"
+                cause = f"{time_limit_text(limit)}; its process was ended"
             except _Ended as ended:
                 cause = "closed while it scored" if self._closed else f"its process {ended}"
-            return nothing(count, cause, time.monotonic() - start)
+            return all_failed(count, cause, time.monotonic() - start)
 
     def __call__(self, completions: list[Any], **columns: list[Any]) -> list[float]:
         """Score completions, as the function itself would, but within 10 seconds: N numbers, NaN for "not scored".
@@ -123,7 +123,7 @@ class ProcessFunction:
             try:
                 self._worker = _start(self.name, self.folder, self._path)
             except OSError as error:
-                raise InputError(f"cannot start a process for the reward {self.name!r}: {describe(error)}") from error
+                raise InputError(f"cannot start a process for the reward {self.name!r}: {error_line(error)}") from error
             self._loaded = False
             # Also when nobody refers to this function any more, and when the interpreter ends.
             self._end = weakref.finalize(self, _end, self._worker, os.getpid())

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.rewards.calling import Outcome, describe, late, nothing, outcome, parameters
+from jaxrl_llm.rewards.calling import Outcome, all_failed, call_reward, error_line, parameters, time_limit_text
 from jaxrl_llm.rewards.process import ProcessFunction
 
 logger = logging.getLogger("jaxrl_llm.rewards")
@@ -109,7 +109,7 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
         try:
             outcomes[reward.name] = future.result(max(0.0, start + reward.time_limit - time.monotonic()))
         except TimeoutError:
-            outcomes[reward.name] = nothing(count, late(reward.time_limit), time.monotonic() - start)
+            outcomes[reward.name] = all_failed(count, time_limit_text(reward.time_limit), time.monotonic() - start)
 
     components, failures, seconds = {}, {}, {}
     for reward in rewards:
@@ -136,7 +136,7 @@ def close_rewards(rewards: Iterable[Reward]) -> None:
             reward.function.close()
 
 
-def digest(reward: Reward) -> str:
+def reward_digest(reward: Reward) -> str:
     """SHA-256, in hexadecimal, of the file that a reward of `get_reward` was loaded from.
 
     Of a built-in reward it is the file of the library, without the pattern of `format_match`. "" for a plain function,
@@ -206,9 +206,9 @@ def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> F
             if isinstance(function, ProcessFunction):
                 found = function.run(arguments, count, reward.time_limit, reward.memory_limit)
             else:
-                found = outcome(function, arguments, count, deadline, reward.time_limit)
+                found = call_reward(function, arguments, count, deadline, reward.time_limit)
         except BaseException as error:  # no memory for a column's copy, say
-            found = nothing(count, describe(error), 0.0)
+            found = all_failed(count, error_line(error), 0.0)
         future.set_result(found)
 
     threading.Thread(target=run, name=f"reward {reward.name}", daemon=True).start()

@@ -102,14 +102,14 @@ def _score(
 PADDING = {"turn": -1, "support_floor": -np.inf}  # of [N, L] fields; 0 of the others
 
 
-def group_of(scored: Scored, number: int, size: int) -> Scored:
+def rows_of_group(scored: Scored, number: int, size: int) -> Scored:
     """The rows of one group. Failures are not known by row: the first group has them all."""
     place = slice(number * size, (number + 1) * size)
     failures = {name: 0 if number else count for name, count in scored.failures.items()}
     return Scored(jax.tree.map(lambda x: np.asarray(x)[place], scored.batch), scored.texts[place], failures)
 
 
-def join(groups: list[Scored]) -> Scored:
+def concatenate_groups(groups: list[Scored]) -> Scored:
     """One batch of groups of possibly different widths, numbered in their order."""
     width = max(group.batch.tokens.shape[1] for group in groups)
 

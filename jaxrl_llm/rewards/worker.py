@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_llm.rewards import loading
-from jaxrl_llm.rewards.calling import Outcome, describe, nothing, outcome, parameters
+from jaxrl_llm.rewards.calling import Outcome, all_failed, call_reward, error_line, parameters
 from jaxrl_llm.rewards.messages import receive, send
 
 
@@ -56,7 +56,7 @@ def _serve(channel: socket.socket) -> None:
     try:
         loaded = loading.load(receive(channel))
     except Exception as error:
-        send(channel, str(error) or describe(error))
+        send(channel, str(error) or error_line(error))
         return
     function = loaded.function
     takes = [(p.name, p.kind.name, p.default is not p.empty) for p in parameters(function)]
@@ -75,8 +75,10 @@ def _score(loaded: loading.Loaded, columns: dict[str, bytes], count: int, deadli
         try:
             arguments[name] = pickle.loads(data)
         except BaseException as error:  # of a class, say, that only the trainer can import
-            return nothing(count, f"column {name!r} cannot be read in the reward's process: {describe(error)}", 0.0)
-    return outcome(loaded.function, arguments, count, deadline, limit)
+            return all_failed(
+                count, f"column {name!r} cannot be read in the reward's process: {error_line(error)}", 0.0
+            )
+    return call_reward(loaded.function, arguments, count, deadline, limit)
 
 
 def _end_with_trainer(life: int) -> None:

@@ -99,7 +99,7 @@ class Driver:
 
 
 class _Run:
-    """One call of `Driver.run`; to its groups, their `Driving`."""
+    """One call of `Driver.run`; to its groups, their `DriverRun`."""
 
     def __init__(self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> None:
         self.driver, self.rule, self.stats = driver, rule, list[Stats]()

@@ -31,7 +31,7 @@ class Episode:
 
     prompt: tuple[int, ...]
     prompt_id: int = 0
-    """Row of the data set; names the randomness, with `sample`."""
+    """BatchRow of the data set; names the randomness, with `sample`."""
     sample: int = 0
     """Number among the samples of the prompt."""
     segments: tuple[Segment, ...] = ()
@@ -130,7 +130,7 @@ def given(ids: Sequence[int], policy_step: int = 0) -> Segment:
     return Segment(Tokens(token, zeros, zeros, floor, zeros, np.full(token.shape, policy_step, np.int32)), False)
 
 
-def digest(ids: Sequence[int] | np.ndarray) -> int:
+def checksum(ids: Sequence[int] | np.ndarray) -> int:
     """A checksum of token ids, the same in every process."""
     return zlib.crc32(np.asarray(ids, np.int32).tobytes())
 

@@ -15,7 +15,14 @@ import numpy as np
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
-from jaxrl_llm.rewards.scoring import Scored, StreamedScores, group_of, join, score_batch, with_defaults
+from jaxrl_llm.rewards.scoring import (
+    Scored,
+    StreamedScores,
+    concatenate_groups,
+    rows_of_group,
+    score_batch,
+    with_defaults,
+)
 from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
 from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
@@ -28,7 +35,7 @@ from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.config import SamplingConfig
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting
 from jaxrl_llm.sampling.size import size_for
@@ -65,7 +72,7 @@ class Experience:
     """Times what is called "sample" and "score"."""
 
 
-class State(NamedTuple):
+class ExperienceState(NamedTuple):
     """Of the source."""
 
     curriculum: Any
@@ -84,10 +91,10 @@ def experience(setup: Experience) -> Source:
     reward NaN. `next` raises KeyboardInterrupt after Ctrl-C.
     """
 
-    def init() -> State:
-        return State(setup.curriculum.init(), setup.replay.init(), ())
+    def init() -> ExperienceState:
+        return ExperienceState(setup.curriculum.init(), setup.replay.init(), ())
 
-    def following(state: State, params: Params, key: jax.Array, step: int) -> tuple[Step, State]:
+    def following(state: ExperienceState, params: Params, key: jax.Array, step: int) -> tuple[Step, ExperienceState]:
         if setup.partial is not None:
             found, state = _partial(setup, setup.partial, state, params, key, step)
         else:
@@ -96,17 +103,19 @@ def experience(setup: Experience) -> Source:
         found = found._replace(scored=scored)
         return found, state._replace(replay=replay, curriculum=setup.curriculum.observe(state.curriculum, found))
 
-    def save(state: State) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def save(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {"curriculum": state.curriculum}, to_arrays(state.pool) if setup.partial is not None else {}
 
-    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> State:
+    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
         setup.curriculum.select(saved["curriculum"], 0)  # for its own check
-        return State(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
+        return ExperienceState(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
 
     return Source(init, following, save, load)
 
 
-def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step: int) -> tuple[Step, State]:
+def _whole(
+    setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
+) -> tuple[Step, ExperienceState]:
     """A step whose groups are all finished in it."""
     dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
     kept: list[tuple[Scored, dict[str, Any]]] = []
@@ -126,19 +135,19 @@ def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step
         if dynamic is None:
             return Step(scored, rows, rollout_metrics(stats) | _mean(runs)), state
         good = np.asarray(dynamic.informative(scored.batch))[:: setup.group_size]
-        groups = [(group_of(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
+        groups = [(rows_of_group(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
         spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
         if len(kept) >= wanted or rounds >= dynamic.rounds:
             break
     chosen = (kept + spare)[:wanted]
     metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": rounds}
-    return Step(join([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
+    return Step(concatenate_groups([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
 
 
 def _partial(
-    setup: Experience, strategy: Partial, state: State, params: Params, key: jax.Array, step: int
-) -> tuple[Step, State]:
+    setup: Experience, strategy: Partial, state: ExperienceState, params: Params, key: jax.Array, step: int
+) -> tuple[Step, ExperienceState]:
     """A step that leaves what is not finished to the next."""
     wanted = setup.prompts_per_step
     ids, curriculum = setup.curriculum.select(state.curriculum, strategy.in_flight(wanted) - len(state.pool))
@@ -236,7 +245,7 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
     rows, episodes = [], [episode for one in groups for episode in one.episodes]
     for number, one in enumerate(groups):
         for episode in one.episodes:
-            rows.append(Row(
+            rows.append(BatchRow(
                 episode.prompt, episode.own, episode.truncated, one.task.prompt_id, number, episode.actions,
                 episode.turns,
             ))  # fmt: skip

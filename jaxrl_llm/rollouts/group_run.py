@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.rollouts.episode import Episode, Segment, digest
+from jaxrl_llm.rollouts.episode import Episode, Segment, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.requests import Completion, Request
@@ -24,7 +24,7 @@ class Group(NamedTuple):
     failed: bool = False  # its program raised or hung
 
 
-class Driving(Protocol):
+class DriverRun(Protocol):
     """What a group knows of the driver."""
 
     driver: Any  # its arguments: rollout, tokenizer, context, step, time_limit, score
@@ -75,13 +75,13 @@ class Ticket:
 
 
 class GroupRun:
-    """The `tools.Host` of one group."""
+    """The `tools.ProgramHost` of one group."""
 
-    def __init__(self, run: Driving, log: GroupLog, task: Task, first_sample: int) -> None:
+    def __init__(self, run: DriverRun, log: GroupLog, task: Task, first_sample: int) -> None:
         self.run, self.task, self.first_sample, self.step = run, task, first_sample, run.driver.step
         self.before = log
         self.drawn: dict[Call, Answer] = dict(log.drawn)
-        self.said: dict[str, Any] = dict(log.said)
+        self.recorded: dict[str, Any] = dict(log.recorded)
         self.asked: dict[tuple[int, int], Ticket] = {}  # by number and place
         self.named: set[str] = set()
         self.outside = 0  # answers that it waits for, other than the engine's
@@ -110,7 +110,7 @@ class GroupRun:
             episodes = list(found)
             if len(episodes) != self.task.samples or not all(isinstance(one, Episode) for one in episodes):
                 raise InputError(f"a program returns {self.task.samples} episodes, but this one {len(episodes)}")
-            if unused := [name for name in self.before.said if name not in self.named]:
+            if unused := [name for name in self.before.recorded if name not in self.named]:
                 raise self._other(f"it did not ask for {unused[0]!r} again")
             if left := [call for call in self.before.drawn if (call.number, call.place) not in self.asked]:
                 raise self._other(f"it did not ask for sample {left[0].number} at token {left[0].place} again")
@@ -131,7 +131,9 @@ class GroupRun:
     def log(self) -> GroupLog:
         """What it was answered by now."""
         # Sorted: in which order things outside answer is not a matter of the log.
-        return self.before._replace(drawn=dict(sorted(self.drawn.items())), said=dict(sorted(self.said.items())))
+        return self.before._replace(
+            drawn=dict(sorted(self.drawn.items())), recorded=dict(sorted(self.recorded.items()))
+        )
 
     def group(self) -> Group:
         """The group as it is: the program's episodes, or the newest of each sample where it is not over."""
@@ -156,7 +158,7 @@ class GroupRun:
         )
 
     async def draw(self, call: Call, context: Episode, until: int, stop: int | None, greedy: bool) -> Answer:
-        """See `tools.Host`."""
+        """See `tools.ProgramHost`."""
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
@@ -175,8 +177,8 @@ class GroupRun:
         return await ticket.answered
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """See `tools.Host`."""
-        name = f"scores of {digest([token for episode in episodes for token in episode.tokens]):08x}"
+        """See `tools.ProgramHost`."""
+        name = f"scores of {checksum([token for episode in episodes for token in episode.tokens]):08x}"
         while name in self.named:  # the same episodes, scored again
             name += "'"
 
@@ -189,16 +191,16 @@ class GroupRun:
         return [episode.scored(reward, parts) for episode, (reward, parts) in zip(episodes, found, strict=True)]
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
-        """See `tools.Host`."""
+        """See `tools.ProgramHost`."""
         return await self._remember(name, call, again, self.run.driver.time_limit)
 
     async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
         if name in self.named:
             raise InputError(f"the program calls {name!r} twice: give each call a name of its own")
         self.named.add(name)
-        known = name in self.said
+        known = name in self.recorded
         if known and not again:
-            return self.said[name]
+            return self.recorded[name]
         self.outside += 1
         try:
             found = await asyncio.wait_for(call(), limit)
@@ -211,9 +213,9 @@ class GroupRun:
             found = json.loads(json.dumps(found))  # as it comes back from a checkpoint
         except (TypeError, ValueError):
             raise InputError(f"{name!r} answers {shown(found)}, which JSON cannot hold: give plain values") from None
-        if known and found != self.said[name]:
+        if known and found != self.recorded[name]:
             raise self._other(f"{name!r} answers otherwise than before")
-        self.said[name] = found
+        self.recorded[name] = found
         return found
 
     def _other(self, what: str) -> NotDeterministicError:

@@ -34,7 +34,7 @@ class GroupLog(NamedTuple):
     samples: int
     first_step: int  # in which it was begun
     drawn: Mapping[Call, Answer] = {}
-    said: Mapping[str, Any] = {}  # scores and other answers, as JSON holds them, by name
+    recorded: Mapping[str, Any] = {}  # scores and other answers, as JSON holds them, by name
 
 
 Pool = tuple[GroupLog, ...]
@@ -45,7 +45,7 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     answers = [answer for log in pool for answer in log.drawn.values()]
     calls = [call for log in pool for call in log.drawn]
     tokens = [answer.tokens for answer in answers] or [NO_TOKENS]
-    said = json.dumps([dict(log.said) for log in pool]).encode()
+    recorded = json.dumps([dict(log.recorded) for log in pool]).encode()
     numbers: dict[str, Sequence[int]] = {
         "prompt_length": [len(log.prompt) for log in pool],
         "prompt_id": [log.prompt_id for log in pool],
@@ -61,7 +61,7 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     return {
         **{name: np.asarray(values, np.int64) for name, values in numbers.items()},
         "prompt": np.concatenate([np.asarray(log.prompt, np.int32) for log in pool] or [np.zeros(0, np.int32)]),
-        "said": np.frombuffer(said, np.uint8).copy(),
+        "recorded": np.frombuffer(recorded, np.uint8).copy(),
         **{name: np.concatenate([getattr(part, name) for part in tokens]) for name in Tokens._fields},
     }
 
@@ -78,12 +78,12 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
     ]
     names = zip(*(arrays[name].tolist() for name in Call._fields), strict=True)
     calls = [Call(*numbers) for numbers in names]
-    said = json.loads(bytes(arrays["said"]))
+    recorded = json.loads(bytes(arrays["recorded"]))
     pool, prompt, first = [], 0, 0
     for i, (length, count) in enumerate(zip(arrays["prompt_length"], arrays["calls"], strict=True)):
         ids = tuple(arrays["prompt"][prompt : prompt + length].tolist())
         drawn = dict(zip(calls[first : first + count], answers[first : first + count], strict=True))
         row, samples, step = (int(arrays[name][i]) for name in ("prompt_id", "samples", "first_step"))
-        pool.append(GroupLog(ids, row, samples, step, drawn, said[i]))
+        pool.append(GroupLog(ids, row, samples, step, drawn, recorded[i]))
         prompt, first = prompt + length, first + count
     return tuple(pool)

@@ -14,7 +14,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Source, Step, shuffled_epochs
 from jaxrl_llm.sampling.requests import Tokens
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 
 
 def demonstrations(
@@ -37,7 +37,8 @@ def demonstrations(
     def following(state: Any, params: Any, key: Any, step: int) -> tuple[Step, Any]:
         ids, state = curriculum.select(state, batch_size)
         lines = [
-            Row(encoded[i][0], tokens_of(encoded[i][1]), False, int(i), group) for group, i in enumerate(ids.tolist())
+            BatchRow(encoded[i][0], tokens_of(encoded[i][1]), False, int(i), group)
+            for group, i in enumerate(ids.tolist())
         ]
         texts = [encoded[i][2] for i in ids]
         return Step(scored(lines, np.ones(len(ids), np.float32), texts), [dict(rows[i]) for i in ids], {}), state
@@ -77,7 +78,7 @@ def trajectories(path: Path, tokenizer: Any, groups_per_step: int) -> Source:
         for place, number in enumerate(chosen):
             for entry in whole[number]:
                 ids, logp = np.asarray(entry["completion"], np.int32), np.asarray(entry["logp"], np.float32)
-                lines.append(Row(entry["prompt"], tokens_of(ids, logp), False, number, place))
+                lines.append(BatchRow(entry["prompt"], tokens_of(ids, logp), False, number, place))
         texts = [tokenizer.decode(entry["completion"], skip_special_tokens=True) for entry in entries]
         rewards = np.asarray([entry["reward"] for entry in entries], np.float32)
         rows = [{"prompt": tokenizer.decode(whole[number][0]["prompt"])} for number in chosen]
@@ -96,7 +97,7 @@ def tokens_of(ids: np.ndarray, logp: np.ndarray | None = None) -> Tokens:
     return Tokens(ids, logp, zeros, floor, logp, np.zeros(ids.shape, np.int32))
 
 
-def scored(rows: Sequence[Row], reward: np.ndarray, texts: list[str]) -> Scored:
+def scored(rows: Sequence[BatchRow], reward: np.ndarray, texts: list[str]) -> Scored:
     """The rows as a batch with their rewards."""
     batch = assemble(rows, 1.0, False)
     return Scored(batch.replace(reward=reward, rewards={}), texts, {})

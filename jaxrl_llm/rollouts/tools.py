@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.rollouts.episode import Episode, Segment, digest, given
+from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
 
 
@@ -31,7 +31,7 @@ class Task:
     """Tokens of a completion at most."""
 
 
-class Host(Protocol):
+class ProgramHost(Protocol):
     """What the driver does for the programs of a group."""
 
     task: Task
@@ -76,7 +76,7 @@ class NotDeterministicError(InputError):
 class Tools:
     """The tools of one group's program. Every answer is remembered, so that the program can be run again."""
 
-    def __init__(self, host: Host, tokenizer: Any, context: int = 0) -> None:
+    def __init__(self, host: ProgramHost, tokenizer: Any, context: int = 0) -> None:
         self._host, self.tokenizer, self._context = host, tokenizer, context
 
     async def sample(
@@ -112,7 +112,7 @@ class Tools:
         if until <= place:  # the context is full
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
-        call = Call(episode.sample if not greedy else -1 - episode.sample, place, digest(episode.tokens))
+        call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
         answer = await self._host.draw(call, episode, until, stop, greedy)
         longer = episode + Segment(answer.tokens, True)
         cut_short = stop is None and not answer.ended

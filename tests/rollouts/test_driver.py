@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.driver import Rule
-from jaxrl_llm.rollouts.episode import Episode, digest
+from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout
@@ -148,7 +148,7 @@ def test_a_step_goes_on_until_a_group_is_complete() -> None:
 
 
 def test_complete_groups_beyond_what_is_wanted_come_first_next() -> None:
-    call = Call(0, 0, digest((1,)))
+    call = Call(0, 0, checksum((1,)))
     flight = tuple(GroupLog((1,), i, 1, 0, {call: Answer(tokens_of(i, 0, 0, 3, 0), True)}) for i in range(3))
     told: list[int] = []
     ran = Ran(flight, Rule(2), on_group=lambda place, one: told.append(place))
@@ -203,7 +203,7 @@ def test_windows_of_all_that_is_in_flight(segment: int) -> None:
 
 def test_requests_go_on_where_samples_are() -> None:
     """A prompt that is in flight twice has other randomness; a sample that is begun keeps its tokens."""
-    begun = {Call(0, 0, digest((8, 9))): Answer(tokens_of(5, 0, 0, 1, 2), False)}
+    begun = {Call(0, 0, checksum((8, 9))): Answer(tokens_of(5, 0, 0, 1, 2), False)}
     flight = (GroupLog((8, 9), 5, 3, 2, begun), GroupLog((8, 9), 5, 2, 2))
     requests = Ran(flight, Rule(2, 10)).engines[0].requests[:5]
     assert [(r.prompt, r.prompt_id, r.limit) for r in requests] == [((8, 9), 5, LIMIT)] * 5
@@ -213,7 +213,7 @@ def test_requests_go_on_where_samples_are() -> None:
 
 @pytest.mark.parametrize("pool", [(), job(Partial(2.0), 3, slots=5)[-1].pool, begin([1], 2)])
 def test_a_pool_comes_back_from_arrays(pool: Pool) -> None:
-    pool = tuple(log._replace(said={"scores": [[0.5, {"even": 0.25}]], "1/1": "text"}) for log in pool)
+    pool = tuple(log._replace(recorded={"scores": [[0.5, {"even": 0.25}]], "1/1": "text"}) for log in pool)
     arrays = to_arrays(pool)
     back = from_arrays(arrays)
     assert [log._replace(drawn={}) for log in back] == [log._replace(drawn={}) for log in pool]

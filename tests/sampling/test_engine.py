@@ -19,7 +19,7 @@ from jaxrl_llm.compilation import compiles, count_compiles
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.sampling.decode import decode
-from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.prefill import prefill
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.rows import Row, assemble
@@ -47,8 +47,8 @@ def _quick_compiles() -> Iterator[None]:
         yield
 
 
-def settings_of(temperature: float = 1.0, ends: Sequence[int] = (NEVER, NEVER), key: jax.Array = KEY) -> Settings:
-    return Settings(seed_of(key), jnp.float32(temperature), None, None, jnp.asarray(ends, jnp.int32))
+def settings_of(temperature: float = 1.0, ends: Sequence[int] = (NEVER, NEVER), key: jax.Array = KEY) -> DrawSettings:
+    return DrawSettings(seed_of(key), jnp.float32(temperature), None, None, jnp.asarray(ends, jnp.int32))
 
 
 def rollout(

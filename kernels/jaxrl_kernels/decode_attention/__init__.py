@@ -13,10 +13,10 @@ from jaxrl_kernels.decode_attention.pallas_own import pallas_own
 from jaxrl_kernels.decode_attention.pallas_prompts import pallas_prompts
 from jaxrl_kernels.decode_attention.reference import (
     MASKED,
-    Own,
-    Part,
-    attention_part,
+    OwnAttention,
+    PartialAttention,
     merge,
+    partial_attention,
     reference_own,
     reference_prompts,
     visible_own,
@@ -26,12 +26,12 @@ from jaxrl_kernels.partition import AnyMesh, Axis, check_apart
 
 __all__ = [
     "MASKED",
-    "Own",
-    "Part",
-    "attention_part",
+    "OwnAttention",
+    "PartialAttention",
     "decode_attention",
     "merge",
     "own_attention",
+    "partial_attention",
     "visible_own",
     "visible_prompt",
 ]
@@ -54,7 +54,7 @@ def decode_attention(
     mesh: AnyMesh | None = None,
     row_axis: Axis = "data",
     head_axis: Axis = "tensor",
-) -> Part:
+) -> PartialAttention:
     """Attention of one token of each row to its prompt, for P prompt slots that W rows each continue.
 
     With `cap(x) = softcap * tanh(x / softcap)` and logits `z_s = cap(query_scale * q . key_s)` over the columns s that
@@ -122,7 +122,7 @@ def own_attention(
     values: jax.Array,
     count: jax.Array,
     step: jax.Array,
-    prompt: Part,
+    prompt: PartialAttention,
     *,
     new_scales: tuple[jax.Array, jax.Array] | None = None,
     scales: tuple[jax.Array, jax.Array] | None = None,
@@ -134,7 +134,7 @@ def own_attention(
     mesh: AnyMesh | None = None,
     row_axis: Axis = "data",
     head_axis: Axis = "tensor",
-) -> Own:
+) -> OwnAttention:
     """Attention of the newest token of each of B rows to its prompt and its own tokens, which are kept in a ring.
 
     At step s every row writes its token to column s mod S, so column c holds the token of age (step - c) mod S, which
@@ -163,8 +163,8 @@ def own_attention(
 
     >>> keys = jnp.log(jnp.array([9.0, 3.0, 5.0])).reshape(1, 1, 1, 3)  # column 0 is step 3's, column 2 step 2's
     >>> values = jnp.array([9.0, 1.0, 6.0]).reshape(1, 1, 3, 1)
-    >>> k, v, nothing = jnp.zeros((1, 1, 1)), jnp.zeros((1, 1, 1)), Part(0.0, jnp.array(MASKED), 0.0)
-    >>> nothing = jax.tree.map(lambda x, n: jnp.full((1,) * n, x), nothing, Part(4, 3, 3))
+    >>> k, v, nothing = jnp.zeros((1, 1, 1)), jnp.zeros((1, 1, 1)), PartialAttention(0.0, jnp.array(MASKED), 0.0)
+    >>> nothing = jax.tree.map(lambda x, n: jnp.full((1,) * n, x), nothing, PartialAttention(4, 3, 3))
     >>> own = own_attention(jnp.ones((1, 1, 1, 1)), k, v, keys, values, jnp.array([1]), jnp.int32(3), nothing)
     >>> print(own.result.item(), own.values.ravel())
     5.0 [0. 1. 6.]
@@ -181,7 +181,7 @@ def own_attention(
     for name, x in (("k", k), ("v", v)):
         if x.shape != (B, K, h) or x.dtype != keys.dtype:
             raise ValueError(f"{name} must be {keys.dtype}[{B}, {K}, {h}], found {x.dtype}{list(x.shape)}")
-    for name, x, sums in zip(Part._fields, prompt, ((B, K, R, h), (B, K, R), (B, K, R)), strict=True):
+    for name, x, sums in zip(PartialAttention._fields, prompt, ((B, K, R, h), (B, K, R), (B, K, R)), strict=True):
         if x.shape != sums or x.dtype != jnp.float32:
             raise ValueError(f"prompt.{name} must be float32{list(sums)}, found {x.dtype}{list(x.shape)}")
     if (new_scales is None) != (scales is None):

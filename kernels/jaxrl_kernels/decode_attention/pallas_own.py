@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.decode_attention.reference import Own, Part, write_scales
+from jaxrl_kernels.decode_attention.reference import OwnAttention, PartialAttention, write_scales
 from jaxrl_kernels.decode_attention.tiles import LANES, SUBLANES, add_tile, block_sizes, by_lanes, capped
 
 Array = jax.Array
@@ -134,7 +134,7 @@ def pallas_own(
     values: Array,
     count: Array,
     step: Array,
-    prompt: Part,
+    prompt: PartialAttention,
     new_scales: tuple[Array, Array] | None,
     scales: tuple[Array, Array] | None,
     *,
@@ -143,7 +143,7 @@ def pallas_own(
     window: int,
     tile: int | None = None,
     interpret: bool = False,
-) -> Own:
+) -> OwnAttention:
     """As `reference_own`, by the kernel."""
     B, K, R, h = q.shape
     S, itemsize = keys.shape[3], keys.dtype.itemsize
@@ -202,4 +202,4 @@ def pallas_own(
         interpret=interpret,
         name="own_attention",
     )(*numbers, *operands)  # fmt: skip
-    return Own(y, turn(ring_out[0], key_axis), turn(ring_out[1], not value_axis), scales)
+    return OwnAttention(y, turn(ring_out[0], key_axis), turn(ring_out[1], not value_axis), scales)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.decode_attention.reference import MASKED, Part
+from jaxrl_kernels.decode_attention.reference import MASKED, PartialAttention
 from jaxrl_kernels.decode_attention.tiles import add_tile, block_sizes, by_lanes
 
 Array = jax.Array
@@ -94,7 +94,7 @@ def pallas_prompts(
     window: int,
     tile: int | None = None,
     interpret: bool = False,
-) -> Part:
+) -> PartialAttention:
     """As `reference_prompts`, by the kernel. Rows that see nothing have sums of 0."""
     P, K, W, R, h = q.shape
     S, Q = keys.shape[3], W * R
@@ -149,4 +149,4 @@ def pallas_prompts(
         interpret=interpret,
         name="decode_attention",
     )(length, *operands)  # fmt: skip
-    return Part(sums[0].reshape(q.shape), *(x.reshape(P, K, W, R) for x in sums[1:]))
+    return PartialAttention(sums[0].reshape(q.shape), *(x.reshape(P, K, W, R) for x in sums[1:]))

@@ -12,7 +12,7 @@ Array = jax.Array
 MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
 
 
-class Part(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention to some of the tokens: sums of exp(logit - m)."""
 
     acc: Array  # f32[N, K, W, R, h], of the values
@@ -20,7 +20,7 @@ class Part(NamedTuple):
     l: Array  # f32[N, K, W, R]
 
 
-class Own(NamedTuple):
+class OwnAttention(NamedTuple):
     """Attention to a prompt and to a row's own tokens, and the ring with the newest of them."""
 
     result: Array  # [B, K, R, h]
@@ -49,7 +49,7 @@ def visible_own(count: Array, step: Array, S: int, window: int) -> Array:
     return (seen & (age < window) if window else seen)[:, None]
 
 
-def attention_part(
+def partial_attention(
     q: Array,
     keys: Array,
     values: Array,
@@ -58,7 +58,7 @@ def attention_part(
     value_scale: Array | None,
     query_scale: float,
     softcap: float,
-) -> Part:
+) -> PartialAttention:
     """q [N, K, W, R, h] at keys [N, K, h, S] and values [N, K, S, h], the scales f32[N, K, S] or None.
 
     visible: bool[N, W, S], or [N, 1, S] if all rows of a slot see the same. A row that sees nothing has m = MASKED, and
@@ -83,10 +83,10 @@ def attention_part(
     acc = jnp.einsum(
         "nkqs,nksh->nkqh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
     )
-    return Part(acc.reshape(N, K, W, R, h), m.reshape(N, K, W, R), l.reshape(N, K, W, R))
+    return PartialAttention(acc.reshape(N, K, W, R, h), m.reshape(N, K, W, R), l.reshape(N, K, W, R))
 
 
-def merge(a: Part, b: Part) -> Array:
+def merge(a: PartialAttention, b: PartialAttention) -> Array:
     """The attention's result over the tokens of both, f32[N, K, W, R, h]."""
     m = jnp.maximum(a.m, b.m)
     of_a, of_b = jnp.exp(a.m - m), jnp.exp(b.m - m)
@@ -106,10 +106,10 @@ def reference_prompts(
     query_scale: float,
     softcap: float,
     window: int,
-) -> Part:
+) -> PartialAttention:
     """`decode_attention`."""
     visible = visible_prompt(length, position, keys.shape[3], window)
-    return attention_part(q, keys, values, visible, key_scale, value_scale, query_scale, softcap)
+    return partial_attention(q, keys, values, visible, key_scale, value_scale, query_scale, softcap)
 
 
 def write_scales(scales: tuple[Array, Array], new: tuple[Array, Array], place: Array) -> tuple[Array, Array]:
@@ -126,14 +126,14 @@ def reference_own(
     values: Array,
     count: Array,
     step: Array,
-    prompt: Part,
+    prompt: PartialAttention,
     new_scales: tuple[Array, Array] | None,
     scales: tuple[Array, Array] | None,
     *,
     query_scale: float,
     softcap: float,
     window: int,
-) -> Own:
+) -> OwnAttention:
     """`own_attention`; scales are those of keys and of values."""
     S = keys.shape[3]
     place = step % S
@@ -143,6 +143,6 @@ def reference_own(
         scales = write_scales(scales, new_scales, place)
     visible = visible_own(count, step, S, window)
     key_scale, value_scale = scales or (None, None)
-    mine = attention_part(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
-    y = merge(Part(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
-    return Own(y.astype(q.dtype), keys, values, scales)
+    mine = partial_attention(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
+    y = merge(PartialAttention(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
+    return OwnAttention(y.astype(q.dtype), keys, values, scales)

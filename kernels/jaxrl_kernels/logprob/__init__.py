@@ -7,7 +7,7 @@ from functools import partial
 import jax
 
 from jaxrl_kernels.implementations import check_implementation
-from jaxrl_kernels.logprob.dispatch import Way, check, rows_of
+from jaxrl_kernels.logprob.dispatch import LogprobOptions, check, rows_of
 from jaxrl_kernels.logprob.reference import reference_logprob
 from jaxrl_kernels.logprob.sharded import by_slices, by_whole
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
@@ -86,13 +86,15 @@ def fused_logprob(
             hidden, unembedding, targets, temperatures, floor
         )
         return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap))
-    way = Way(float(softcap), implementation, block_size, row_block)
+    options = LogprobOptions(float(softcap), implementation, block_size, row_block)
     arrays = hidden, unembedding, targets, temperatures, floor
     mesh = mesh_of(mesh, arrays)
     if mesh is None:
-        return by_whole(*arrays, way)
+        return by_whole(*arrays, options)
     rows, cut = dividing(mesh, row_axis, hidden.shape[0]), dividing(mesh, vocab_axis, unembedding.shape[0])
-    on_device = partial(by_whole, way=way) if cut is None else partial(by_slices, way=way, axis_name=cut)
+    on_device = (
+        partial(by_whole, options=options) if cut is None else partial(by_slices, options=options, axis_name=cut)
+    )
     specs = jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows)
     # Interpret mode does not know of varying axes.
     track = cut is not None and implementation != "pallas"

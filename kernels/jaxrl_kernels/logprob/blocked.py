@@ -16,15 +16,15 @@ from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
     Cotangents,
     Inputs,
-    Parts,
-    Sums,
+    LogitSums,
+    SliceResult,
+    accumulation_dtype,
     capped_logits,
     counted,
     d_logits,
     merge,
     no_sums,
     products,
-    wide,
 )
 from jaxrl_kernels.partition import zeros
 
@@ -60,7 +60,7 @@ def _logits(inputs: Inputs, first: Any, width: int) -> tuple[Array, Array]:
     return products(inputs.hidden, block), first + jnp.arange(width, dtype=jnp.int32)[None]
 
 
-def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> Sums:
+def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSums:
     rows = beside_a_tile(inputs)
     logits, token = _logits(inputs, first, width)
     z = capped_logits(logits, softcap) / rows.temperature
@@ -74,10 +74,10 @@ def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> Sums:
     acc = jnp.sum(jnp.exp(shifted) * shifted, axis=1, keepdims=True)
     place = rows.targets - first
     target_logit = jnp.take_along_axis(z, jnp.clip(place, 0, width - 1), axis=1)
-    return Sums(m, l, acc, jnp.where((place >= 0) & (place < width), target_logit, -jnp.inf))
+    return LogitSums(m, l, acc, jnp.where((place >= 0) & (place < width), target_logit, -jnp.inf))
 
 
-def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> Sums:
+def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> LogitSums:
     """One pass over the slice; sums f32[M, 1]."""
     return fold_blocks(
         inputs.unembedding.shape[0],
@@ -96,7 +96,7 @@ def gradients(
     first + width - 1 before the cap; it is rounded to dz_dtype for the two products, which are summed in float32.
     """
     hidden, unembedding = inputs.hidden, inputs.unembedding
-    sums = wide(hidden, unembedding)
+    sums = accumulation_dtype(hidden, unembedding)
 
     def step(before: tuple[Array, Array], first: Any, width: int) -> tuple[Array, Array]:
         block = jax.lax.dynamic_slice_in_dim(unembedding, first, width, axis=0)
@@ -112,7 +112,7 @@ def gradients(
 
 
 def blocked_gradients(
-    inputs: Inputs, parts: Parts, cotangents: Cotangents, softcap: float, block_size: int
+    inputs: Inputs, parts: SliceResult, cotangents: Cotangents, softcap: float, block_size: int
 ) -> tuple[Array, Array]:
     """The gradients with respect to hidden and unembedding; each block's logits are made once more."""
     rows = beside_a_tile(inputs)

@@ -29,9 +29,9 @@ from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
     Cotangents,
     Inputs,
+    LogitSums,
     Normaliser,
-    Parts,
-    Sums,
+    SliceResult,
     Support,
     capped_logits,
     counted,
@@ -90,7 +90,7 @@ class _Table(NamedTuple):
 
     temperature: Array
     support: Support | None
-    parts: Parts | None = None
+    parts: SliceResult | None = None
     cotangents: Cotangents | None = None
 
 
@@ -110,7 +110,7 @@ def _unpacked(array: Array, has_support: bool, has_parts: bool) -> _Table:
     if has_support:
         floor, *whole = take(3)
         support = Support(floor, Normaliser(*whole))
-    return _Table(temperature, support, *((Parts(*take(4)), Cotangents(*take(3))) if has_parts else ()))
+    return _Table(temperature, support, *((SliceResult(*take(4)), Cotangents(*take(3))) if has_parts else ()))
 
 
 def _tile(
@@ -147,9 +147,9 @@ def _sums_kernel(
         l += exponential
         acc += exponential * shifted
         target_logit = jnp.where(token[:, group] == rows.targets, z[:, group], target_logit)
-    new = Sums(m, l, acc, target_logit)
+    new = LogitSums(m, l, acc, target_logit)
 
-    def write(sums: Sums) -> None:
+    def write(sums: LogitSums) -> None:
         for output, value in zip(outputs, sums, strict=True):
             output[...] = value
 
@@ -159,7 +159,7 @@ def _sums_kernel(
 
     @pl.when(number > 0)
     def _() -> None:
-        write(merge(Sums(*(output[...] for output in outputs)), new))
+        write(merge(LogitSums(*(output[...] for output in outputs)), new))
 
 
 def _dz_kernel(
@@ -240,14 +240,16 @@ def _vmem(of: Plan, inputs: Inputs, results: list[_Result]) -> int:
     return max(16 * MIB, 3 * blocks + converted + 8 * of.rows * of.tile * 4 + 4 * MIB)
 
 
-def pallas_sums(inputs: Inputs, of: Plan) -> Sums:
+def pallas_sums(inputs: Inputs, of: Plan) -> LogitSums:
     """One pass over the slice; sums f32[M, LANES]."""
     table = _Table(inputs.temperature, inputs.support)
-    results = [_Result(LANES, LANES, jnp.float32, of_rows=True)] * len(Sums._fields)
-    return Sums(*_call(_sums_kernel, "fused_logprob_sums", of, inputs, table, 0, inputs.unembedding.shape[0], results))
+    results = [_Result(LANES, LANES, jnp.float32, of_rows=True)] * len(LogitSums._fields)
+    return LogitSums(
+        *_call(_sums_kernel, "fused_logprob_sums", of, inputs, table, 0, inputs.unembedding.shape[0], results)
+    )
 
 
-def pallas_gradients(inputs: Inputs, parts: Parts, cotangents: Cotangents, of: Plan) -> tuple[Array, Array]:
+def pallas_gradients(inputs: Inputs, parts: SliceResult, cotangents: Cotangents, of: Plan) -> tuple[Array, Array]:
     """The gradients with respect to hidden and unembedding; each block's logits are made once more."""
     dtype = jnp.result_type(inputs.hidden, inputs.unembedding)
     table = _Table(inputs.temperature, inputs.support, parts, cotangents)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob.dispatch import Way, slice_normaliser, slice_parts
-from jaxrl_kernels.logprob.tile import Normaliser, Parts, Support
+from jaxrl_kernels.logprob.dispatch import LogprobOptions, slice_normaliser, slice_parts
+from jaxrl_kernels.logprob.tile import Normaliser, SliceResult, Support
 
 
 def by_whole(
@@ -24,11 +24,11 @@ def by_whole(
     targets: jax.Array,
     temperature: jax.Array,
     floor: jax.Array | None,
-    way: Way,
+    options: LogprobOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """logp and entropy, f32[M], of a vocabulary in one piece; temperature f32[M], the rest as of `fused_logprob`."""
-    support = None if floor is None else Support(floor, slice_normaliser(hidden, unembedding, temperature, way))
-    parts = slice_parts(hidden, unembedding, targets, temperature, support, way)
+    support = None if floor is None else Support(floor, slice_normaliser(hidden, unembedding, temperature, options))
+    parts = slice_parts(hidden, unembedding, targets, temperature, support, options)
     return parts.target_logit - parts.m - parts.log_l, parts.entropy
 
 
@@ -38,7 +38,7 @@ def by_slices(
     targets: jax.Array,
     temperature: jax.Array,
     floor: jax.Array | None,
-    way: Way,
+    options: LogprobOptions,
     axis_name: str | tuple[str, ...],
 ) -> tuple[jax.Array, jax.Array]:
     """As `by_whole`, inside `jax.shard_map`, from this device's slice [V / S, D]; the same on all devices of the axis.
@@ -51,11 +51,11 @@ def by_slices(
     vocabulary, offset = mine * jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name) * mine
     support = None
     if floor is not None:
-        of_slice = slice_normaliser(hidden, unembedding, temperature, way)
+        of_slice = slice_normaliser(hidden, unembedding, temperature, options)
         support = Support(floor, _normaliser(of_slice, axis_name))
     known = (targets >= 0) & (targets < vocabulary)
     places = jnp.where(known, targets - offset, -1)
-    parts = slice_parts(hidden, unembedding, places, temperature, support, way)
+    parts = slice_parts(hidden, unembedding, places, temperature, support, options)
     here = (places >= 0) & (places < mine)
     return _combined(parts, here, known, axis_name)
 
@@ -68,7 +68,7 @@ def _normaliser(of_slice: Normaliser, axis_name: str | tuple[str, ...]) -> Norma
 
 
 def _combined(
-    parts: Parts, here: jax.Array, known: jax.Array, axis_name: str | tuple[str, ...]
+    parts: SliceResult, here: jax.Array, known: jax.Array, axis_name: str | tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """logp and entropy from what the slices give; here, known: bool[M], whether the target is in this one or in any."""
     whole = _normaliser(Normaliser(parts.m, parts.log_l), axis_name)

@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
     limit: Array | None  # int32[]: tokens from this one on are past the end of the vocabulary; None: none are
 
 
-class Sums(NamedTuple):
+class LogitSums(NamedTuple):
     """Running sums over the tokens seen so far, f32, over the same axis."""
 
     m: Array  # max_v z_v
@@ -59,7 +59,7 @@ class Sums(NamedTuple):
     target_logit: Array  # z at the target; -inf until its tile has come
 
 
-class Parts(NamedTuple):
+class SliceResult(NamedTuple):
     """What a slice gives, f32[M] each: m, s - m, H and t."""
 
     m: Array
@@ -69,22 +69,22 @@ class Parts(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-    """Of a slice's `Parts`, f32[M], or [M, 1] beside a tile. That of m is dropped."""
+    """Of a slice's `SliceResult`, f32[M], or [M, 1] beside a tile. That of m is dropped."""
 
     log_l: Array
     entropy: Array
     target_logit: Array
 
 
-def wide(*arrays: Array) -> Any:
+def accumulation_dtype(*arrays: Array) -> Any:
     """The dtype of sums over arrays: float32, or float64 where one of them is."""
     return jnp.result_type(jnp.float32, *arrays)
 
 
-def no_sums(shape: tuple[int, ...], like: Array) -> Sums:
+def no_sums(shape: tuple[int, ...], like: Array) -> LogitSums:
     """The sums over no token."""
-    zero = zeros(shape, wide(like), like)
-    return Sums(zero + EXCLUDED, zero, zero, zero - jnp.inf)
+    zero = zeros(shape, accumulation_dtype(like), like)
+    return LogitSums(zero + EXCLUDED, zero, zero, zero - jnp.inf)
 
 
 def products(left: Array, right: Array) -> Array:
@@ -92,7 +92,7 @@ def products(left: Array, right: Array) -> Array:
     dtype = jnp.result_type(left, right)
     contract_last = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
-        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=wide(left, right)
+        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=accumulation_dtype(left, right)
     )
 
 
@@ -115,29 +115,31 @@ def counted(z: Array, token: Array, rows: Inputs) -> Array | None:
     return true
 
 
-def rescaled(sums: Sums, m: Array) -> tuple[Array, Array]:
+def rescaled(sums: LogitSums, m: Array) -> tuple[Array, Array]:
     """`l` and `acc` for another m, which is not smaller."""
     shift = sums.m - m
     return jnp.exp(shift) * sums.l, jnp.exp(shift) * (sums.acc + shift * sums.l)
 
 
-def merge(a: Sums, b: Sums) -> Sums:
-    """Sums over the tokens of both."""
+def merge(a: LogitSums, b: LogitSums) -> LogitSums:
+    """LogitSums over the tokens of both."""
     m = jnp.maximum(a.m, b.m)
-    (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, m), rescaled(b, m)
+    (l_a, acc_a), (l_b, acc_b) = rescaled(a, m), rescaled(b, m)
     target_logit = jnp.maximum(a.target_logit, b.target_logit)
-    return Sums(m, total_a + total_b, weighted_a + weighted_b, target_logit)
+    return LogitSums(m, l_a + l_b, acc_a + acc_b, target_logit)
 
 
-def finish(sums: Sums) -> Parts:
+def finish(sums: LogitSums) -> SliceResult:
     """The parts, f32[M], from the sums, f32[M, K], of the K groups that a slice's tokens were put in."""
     m = jnp.max(sums.m, axis=1, keepdims=True)
     l, acc = (jnp.sum(x, axis=1) for x in rescaled(sums, m))
     log_l = jnp.log(l)
-    return Parts(m[:, 0], log_l, log_l - acc / l, jnp.max(sums.target_logit, axis=1))
+    return SliceResult(m[:, 0], log_l, log_l - acc / l, jnp.max(sums.target_logit, axis=1))
 
 
-def d_logits(logits: Array, token: Array, rows: Inputs, parts: Parts, cotangents: Cotangents, softcap: float) -> Array:
+def d_logits(
+    logits: Array, token: Array, rows: Inputs, parts: SliceResult, cotangents: Cotangents, softcap: float
+) -> Array:
     """f32[M, T]: the derivative with respect to a tile's logits f32[M, T] before the cap.
 
     token: int32[M, T] or [1, T]; `rows`, `parts` and `cotangents` hold arrays [M, 1].

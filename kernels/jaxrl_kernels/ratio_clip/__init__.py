@@ -86,7 +86,7 @@ def ratio_clip(
     if implementation == "reference":
         found = reference_rows(*operands, whole_row=whole_row, mean=mean)
     else:
-        on_device = partial(_clipped, _Settings(whole_row, mean, implementation, row_block))
+        on_device = partial(_clipped, _StaticArguments(whole_row, mean, implementation, row_block))
         mesh = mesh_of(mesh, operands)
         if mesh is not None:
             rows = jax.P(dividing(mesh, row_axis, len(logp)))
@@ -97,7 +97,7 @@ def ratio_clip(
     return Clipped(*(x[:, 0] for x in statistics._replace(value=found.value)))
 
 
-class _Settings(NamedTuple):
+class _StaticArguments(NamedTuple):
     """What is static."""
 
     whole_row: bool
@@ -107,12 +107,12 @@ class _Settings(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _clipped(settings: _Settings, *operands: Any) -> Clipped:
+def _clipped(settings: _StaticArguments, *operands: Any) -> Clipped:
     """f32[N, 1] each."""
     return _forward(settings, *operands)[0]
 
 
-def _forward(settings: _Settings, *operands: Any) -> tuple[Clipped, Array]:
+def _forward(settings: _StaticArguments, *operands: Any) -> tuple[Clipped, Array]:
     whole_row, mean, implementation, row_block = settings
     xla = partial(of_rows, whole_row=whole_row, mean=mean)
     pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
@@ -123,7 +123,7 @@ def _forward(settings: _Settings, *operands: Any) -> tuple[Clipped, Array]:
     return found, slope
 
 
-def _backward(settings: _Settings, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
+def _backward(settings: _StaticArguments, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
     return cotangents.value * slope, *(None,) * 5
 
 

@@ -76,7 +76,7 @@ def of_rows(
     of_value = weights if value_weights is None else jnp.where(counts, value_weights, 0.0)
     d, d_by_logp = jax.jvp(bounded, (difference,), (counts.astype(difference.dtype),))
 
-    def total(x: Array) -> Array:
+    def row_sum(x: Array) -> Array:
         return jnp.sum(x, axis=1, keepdims=True)
 
     def value_at(exponent: Array) -> tuple[Array, Array]:
@@ -85,19 +85,19 @@ def of_rows(
 
     exponent = d
     if whole_row:
-        number = total(counts.astype(d.dtype))
+        number = row_sum(counts.astype(d.dtype))
         size = jnp.maximum(number, 1.0) if mean else jnp.ones_like(number)
-        s, s_by_total = jax.jvp(bounded, (total(d) / size,), (1 / size,))
+        s, s_by_sum = jax.jvp(bounded, (row_sum(d) / size,), (1 / size,))
         exponent = jnp.where(counts, s, 0.0)
     value, by_exponent, ratio = jax.jvp(value_at, (exponent,), (jnp.ones_like(exponent),), has_aux=True)
     slope = of_value * by_exponent
     # Through the row's sum each of its tokens moves the ratio of all.
-    slope = d_by_logp * (total(slope) * s_by_total if whole_row else slope)
+    slope = d_by_logp * (row_sum(slope) * s_by_sum if whole_row else slope)
     return slope, Clipped(
-        value=total(of_value * value),
-        ratio=total(weights * ratio),
-        cut_low=total(jnp.where((ratio < bounds.low) & (advantages < 0), weights, 0.0)),
-        cut_high=total(jnp.where((ratio > bounds.high) & (advantages > 0), weights, 0.0)),
-        kl=total(weights * k3(d)),
+        value=row_sum(of_value * value),
+        ratio=row_sum(weights * ratio),
+        cut_low=row_sum(jnp.where((ratio < bounds.low) & (advantages < 0), weights, 0.0)),
+        cut_high=row_sum(jnp.where((ratio > bounds.high) & (advantages > 0), weights, 0.0)),
+        kl=row_sum(weights * k3(d)),
         max_ratio=jnp.max(jnp.where(counts, ratio, 0.0), axis=1, keepdims=True, initial=0.0),
     )

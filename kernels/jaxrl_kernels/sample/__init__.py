@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import check_implementation
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of
-from jaxrl_kernels.sample.dispatch import Way, check
+from jaxrl_kernels.sample.dispatch import SampleOptions, check
 from jaxrl_kernels.sample.from_logits import sample_logits
 from jaxrl_kernels.sample.noise import BLOCK, row_keys
 from jaxrl_kernels.sample.reference import reference_sample
@@ -103,12 +103,14 @@ def fused_sample(
         arrays = hidden, unembedding, keys, temperatures, allowed
         return reference_sample(*jax.lax.stop_gradient(arrays), float(softcap))
     arrays = hidden, unembedding, keys, temperatures, allowed
-    way = Way(float(softcap), implementation, block_size, row_block, vocab_size)
+    options = SampleOptions(float(softcap), implementation, block_size, row_block, vocab_size)
     mesh = mesh_of(mesh, arrays)
     if mesh is None:
-        return by_whole(*arrays, way)
+        return by_whole(*arrays, options)
     rows, cut = dividing(mesh, row_axis, N), None if V % BLOCK else dividing(mesh, vocab_axis, V // BLOCK)
-    on_device = partial(by_whole, way=way) if cut is None else partial(by_slices, way=way, axis_name=cut)
+    on_device = (
+        partial(by_whole, options=options) if cut is None else partial(by_slices, options=options, axis_name=cut)
+    )
     specs = jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut)
     # Interpret mode does not know of varying axes.
     track = implementation != "pallas"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.sample.tile import Sums, adjusted, merge, of_tile, products
+from jaxrl_kernels.sample.tile import DrawSums, adjusted, merge, of_tile, products
 
 Array = jax.Array
 
@@ -23,8 +23,8 @@ def blocked_sums(
     at_once: bool = False,
     offset: Any = 0,
     limit: Any = None,
-) -> Sums:
-    """Sums over the rows of `unembedding` [V, D], which are the tokens offset, offset + 1, ...; the first `limit` only.
+) -> DrawSums:
+    """DrawSums over the rows of `unembedding` [V, D], which are the tokens offset, offset + 1, ...; the first `limit` only.
 
     keys: uint32[N, 2]; temperature: f32[N]; allowed: bool or int8[N, V]; block_size: of a tile, a multiple of BLOCK;
     offset: int32[], a multiple of BLOCK; limit: int32[] or None for all. With `at_once` (static) one product makes all
@@ -37,7 +37,7 @@ def blocked_sums(
     # One product for all saves a copy of each tile of the unembedding, which XLA makes for a product of a slice.
     logits = products(unembedding, hidden) if at_once else None
 
-    def sums(start: Any, width: int) -> Sums:
+    def sums(start: Any, width: int) -> DrawSums:
         if logits is not None:
             tile = jax.lax.dynamic_slice_in_dim(logits, start, width)
         else:

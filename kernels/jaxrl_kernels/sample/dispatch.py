@@ -12,13 +12,13 @@ from jaxrl_kernels.partition import vary_together
 from jaxrl_kernels.sample.blocked import blocked_sums
 from jaxrl_kernels.sample.noise import BLOCK
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
-from jaxrl_kernels.sample.tile import Sums
+from jaxrl_kernels.sample.tile import DrawSums
 
 BLOCK_SIZE = 4096  # of "xla"; see the docstring of `fused_sample`
 AT_ONCE = 4 * 2**20  # logits, 16 MiB: "xla" makes up to as many by one product, unless a block size is given
 
 
-class Way(NamedTuple):
+class SampleOptions(NamedTuple):
     """How tokens are drawn; static."""
 
     softcap: float
@@ -34,11 +34,11 @@ def local_sums(
     keys: jax.Array,
     temperature: jax.Array,
     allowed: jax.Array | None,
-    way: Way,
+    options: SampleOptions,
     offset: Any = 0,
     limit: Any = None,
-) -> Sums:
-    """Sums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count."""
+) -> DrawSums:
+    """DrawSums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count."""
     # Sampling has no derivative, and a kernel no rule for one.
     hidden, unembedding, temperature = jax.lax.stop_gradient((hidden, unembedding, temperature))
     offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)
@@ -46,10 +46,10 @@ def local_sums(
 
     def blocked(
         hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, offset: Any, limit: Any
-    ) -> Sums:
+    ) -> DrawSums:
         arrays = hidden, unembedding, keys, temperature, allowed
-        at_once = way.block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
-        return blocked_sums(*arrays, way.softcap, way.block_size or BLOCK_SIZE, at_once, offset, limit)
+        at_once = options.block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
+        return blocked_sums(*arrays, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
 
     def pallas(
         hidden: Any,
@@ -61,11 +61,11 @@ def local_sums(
         limit: Any,
         *,
         interpret: bool,
-    ) -> Sums:
+    ) -> DrawSums:
         arrays = hidden, unembedding, keys, temperature, allowed
-        return pallas_sums(*arrays, way.softcap, way.block_size, way.row_block, offset, limit, interpret)
+        return pallas_sums(*arrays, options.softcap, options.block_size, options.row_block, offset, limit, interpret)
 
-    return by_platform(blocked, pallas, way.implementation if hidden.shape[0] else "xla", *operands)
+    return by_platform(blocked, pallas, options.implementation if hidden.shape[0] else "xla", *operands)
 
 
 def check(

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxrl_kernels.sample.noise import BLOCK
-from jaxrl_kernels.sample.tile import Sums, adjusted, block_scores, merge, of_blocks, products
+from jaxrl_kernels.sample.tile import DrawSums, adjusted, block_scores, merge, of_blocks, products
 
 Array = jax.Array
 
@@ -43,26 +43,26 @@ def default_tile(width: int, itemsize: int) -> int:
     return min(MAX_TILE, max(BLOCK, BUFFER_BYTES // (width * itemsize) // BLOCK * BLOCK))
 
 
-def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bool) -> Sums:
+def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bool) -> DrawSums:
     """As `tile.of_tile`, block after block: Mosaic has no cheap [N, T] to [N, T / BLOCK, BLOCK]."""
     blocks = [z[:, start : start + BLOCK] for start in range(0, z.shape[1], BLOCK)]
     column = jax.lax.broadcasted_iota(jnp.int32, (z.shape[0], len(blocks)), 1)
-    maxima = totals = acc = jnp.zeros(column.shape, jnp.float32)
+    block_m = block_l = acc = jnp.zeros(column.shape, jnp.float32)
     for number, block in enumerate(blocks):
         m = jnp.max(block, axis=1, keepdims=True)
         shifted = block - m
         exponential = jnp.exp(shifted)
-        maxima = jnp.where(column == number, m, maxima)
-        totals = jnp.where(column == number, jnp.sum(exponential, axis=1, keepdims=True), totals)
+        block_m = jnp.where(column == number, m, block_m)
+        block_l = jnp.where(column == number, jnp.sum(exponential, axis=1, keepdims=True), block_l)
         acc = jnp.where(column == number, jnp.sum(exponential * shifted, axis=1, keepdims=True), acc)
-    score = block_scores(maxima, totals, keys, temperature, first)
+    score = block_scores(block_m, block_l, keys, temperature, first)
     score = jax.lax.optimization_barrier(score) if interpret else score  # XLA compiles it: see `tile.of_tile`
     highest = jnp.max(score, axis=1, keepdims=True)
     best = jnp.min(jnp.where(score == highest, column, len(blocks)), axis=1, keepdims=True)
     logits = blocks[0]
     for number, block in enumerate(blocks[1:], 1):
         logits = jnp.where(best == number, block, logits)
-    return Sums(highest, first + best * BLOCK, logits, *of_blocks(maxima, totals, acc))
+    return DrawSums(highest, first + best * BLOCK, logits, *of_blocks(block_m, block_l, acc))
 
 
 def _kernel(
@@ -85,7 +85,7 @@ def _kernel(
     z = adjusted(products(hidden[...], tile[...]), temperature[...], permitted, softcap)
     new = of_tile(z, keys[...], temperature[...], place[0] + start, interpret)
 
-    def write(sums: Sums) -> None:
+    def write(sums: DrawSums) -> None:
         for output, value in zip(outputs, sums, strict=True):
             output[...] = value
 
@@ -95,7 +95,7 @@ def _kernel(
 
     @pl.when(number > 0)
     def _() -> None:
-        write(merge(Sums(*(output[...] for output in outputs)), new))
+        write(merge(DrawSums(*(output[...] for output in outputs)), new))
 
 
 def pallas_sums(
@@ -110,7 +110,7 @@ def pallas_sums(
     offset: Any = 0,
     limit: Any = None,
     interpret: bool = False,
-) -> Sums:
+) -> DrawSums:
     """As `blocked_sums`, by the kernel. A mask that is bool is copied to int8 first."""
     (rows, width), vocabulary = hidden.shape, unembedding.shape[0]
     itemsize = max(hidden.dtype.itemsize, unembedding.dtype.itemsize)
@@ -131,10 +131,10 @@ def pallas_sums(
         operands.append(allowed.astype(jnp.int8))
         specs.append(pl.BlockSpec((row_block, tile), lambda r, t: (r, t)))
     axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
-    columns = [BLOCK if name == "logits" else 1 for name in Sums._fields]
+    columns = [BLOCK if name == "logits" else 1 for name in DrawSums._fields]
     results = [
         jax.ShapeDtypeStruct((rows, n), jnp.int32 if name == "first" else jnp.float32, manual_axis_type=axes)
-        for name, n in zip(Sums._fields, columns, strict=True)
+        for name, n in zip(DrawSums._fields, columns, strict=True)
     ]
     found = pl.pallas_call(
         partial(_kernel, softcap=softcap, interpret=interpret),
@@ -146,4 +146,4 @@ def pallas_sums(
         interpret=interpret,
         name="fused_sample",
     )(*operands)
-    return Sums(*found)
+    return DrawSums(*found)
