@@ -1,4 +1,4 @@
-"""Whole numbers that a caller gives."""
+"""Checks of whole numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxrl_llm.errors import InputError, shown
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """The value as an int. InputError for what is no whole number (True and 2.0 are none) or out of range.
+    """The value as an int. InputError unless it is a whole number (True and 2.0 are not) from `least` to `most`.
 
     >>> whole_number("limit", 3, 1)
     3

@@ -1,4 +1,4 @@
-"""The state of a running program: what it was answered. A program that is run again from its log goes on from there."""
+"""Logs of running programs. A log holds the answers so far; a program that is rerun from its log resumes there."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 
 
 class Call(NamedTuple):
-    """What identifies a call of `tools.sample` within a group."""
+    """The identity of a call of `tools.sample` within a group."""
 
-    number: int  # of the sample
-    place: int  # tokens after the prompt before it
-    context: int  # checksum of all tokens before it
+    number: int  # sample number
+    place: int  # number of tokens between the prompt and the call
+    context: int  # checksum of all tokens before the call
 
 
 class Answer(NamedTuple):
-    """The tokens that a call of `tools.sample` has drawn by now."""
+    """The tokens that a call of `tools.sample` has drawn so far."""
 
     tokens: Tokens = NO_TOKENS
     ended: bool = False  # by a stop token or a stop string
 
 
 class GroupLog(NamedTuple):
-    """A group: its task, and the answers that its program has got. Logs are values."""
+    """A group's task and the answers that its program has received. Immutable."""
 
     prompt: tuple[int, ...]
-    prompt_id: int  # its row in the data set
+    prompt_id: int  # row of the data set
     samples: int
-    first_step: int  # in which it was begun
+    first_step: int  # training step in which it started
     drawn: Mapping[Call, Answer] = {}
-    recorded: Mapping[str, Any] = {}  # scores and other answers, as JSON holds them, by name
+    recorded: Mapping[str, Any] = {}  # scores and answers of external calls, JSON values by name
 
 
 Pool = tuple[GroupLog, ...]
 
 
 def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
-    """The pool as flat arrays, for a checkpoint; `from_arrays` makes it again, bit by bit."""
+    """The pool as flat arrays, for a checkpoint. `from_arrays` restores it bit for bit."""
     answers = [answer for log in pool for answer in log.drawn.values()]
     calls = [call for log in pool for call in log.drawn]
     tokens = [answer.tokens for answer in answers] or [NO_TOKENS]
@@ -67,7 +67,7 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
-    """The pool that `to_arrays` was given; the empty one for no arrays."""
+    """The inverse of `to_arrays`; an empty pool for no arrays."""
     if not arrays:
         return ()
     ends = np.cumsum(arrays["length"])

@@ -63,7 +63,7 @@ def by_loop(z: np.ndarray, targets: np.ndarray, kept: list[list[int]]) -> tuple[
 
 
 def settled(case: dict[str, Any], seed: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
-    """The arrays and the keyword arguments of a case. Floors lie half-options between two tokens, away from rounding."""
+    """The arrays and the keyword arguments of a case. Floors lie half-way between two tokens, away from rounding."""
     hidden, unembedding, targets = drawn(seed)
     temperature = np.linspace(0.5, 2.0, M).astype(np.float32) if case["temperature"] == "rows" else case["temperature"]
     ordered = np.sort([log_softmax(row) for row in logits(hidden, unembedding, temperature, case["softcap"])])[:, ::-1]

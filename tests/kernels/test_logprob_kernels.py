@@ -41,7 +41,7 @@ def assert_near(found: Any, wanted: Any, relative: float) -> None:
 
 
 def floors(hidden: Any, unembedding: Any, temperature: Any, softcap: float) -> np.ndarray:
-    """f32[M]: log-probabilities half-options between the 20th and the 21st token, away from rounding."""
+    """f32[M]: log-probabilities half-way between the 20th and the 21st token, away from rounding."""
     z = hidden.astype(np.float64) @ unembedding.astype(np.float64).T
     z = (softcap * np.tanh(z / softcap) if softcap else z) / np.broadcast_to(temperature, len(z))[:, None]
     logp = np.sort(z - np.logaddexp.reduce(z, axis=1, keepdims=True), axis=1)
@@ -166,7 +166,7 @@ def test_within_grad_of_scan_of_checkpoint_and_vmap(implementation: str) -> None
         return loss("reference", unembedding, hidden, targets, floor)
 
     wanted, found, again = (
-        jax.jit(jax.value_and_grad(options, argnums=(0, 1)))(hidden, unembedding) for options in (whole, scanned, mapped)
+        jax.jit(jax.value_and_grad(way, argnums=(0, 1)))(hidden, unembedding) for way in (whole, scanned, mapped)
     )
     assert_near(found, wanted, 1e-5)
     assert_near(again, wanted, 1e-5)

@@ -166,7 +166,7 @@ def test_compiles_for_four_tpus_without_gathering_the_unembedding() -> None:
     M, D, V = 1024, 1024, 50000
     moved = found["moved"]
     assert moved["all-gather"] == moved["all-to-all"] == moved["collective-permute"] == []
-    # LogitSums over the vocabulary's axis are of rows and of hidden's gradient, those over rows of a slice's gradient.
+    # Sums over the vocabulary's axis are of rows and of hidden's gradient, those over rows of a slice's gradient.
     assert max(moved["all-reduce"] + moved["reduce-scatter"]) <= V // 2 * D
     assert M // 2 * D in moved["all-reduce"]
     assert found["kernels"] >= 3

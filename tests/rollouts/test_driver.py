@@ -263,7 +263,7 @@ async def _twice(tools: Tools, task: Task) -> list[Episode]:
         (_raises, "a broken tool"),
         (_sleeps, "waited for more than 0.2 s"),
         (_hangs, "'a tool' did not answer within 0.2 s"),
-        (_too_few, "returns 2 episodes, but this one 1"),
+        (_too_few, "must return 2 episodes, but returned 1"),
         (_twice, "asks twice for sample 0 at token 0"),
     ],
 )
@@ -323,7 +323,7 @@ def test_a_call_that_is_made_again_must_answer_alike() -> None:
     ran = Ran(begin(long, 1), rule, rollout)
     ran = Ran(ran.pool, rule, rollout)
     assert ran.found.groups[0].episodes[0].size == 16
-    with pytest.raises(NotDeterministicError, match=r"a changing world.*'step' answers otherwise"):
+    with pytest.raises(NotDeterministicError, match=r"a changing world.*'step' returns another answer"):
         Ran(ran.pool, rule, rollout)
 
 

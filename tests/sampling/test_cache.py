@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxrl_kernels.decode_attention import Part, attention_part, merge, visible_own, visible_prompt
+from jaxrl_kernels.decode_attention import PartialAttention, merge, partial_attention, visible_own, visible_prompt
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
@@ -153,9 +153,9 @@ def test_a_full_ring() -> None:
 
 @pytest.mark.parametrize("window", [0, 5])
 def test_lanes_by_index(window: int) -> None:
-    """Rows stand in any prefix slot, some prefix_slots are empty; the rows' attention is that of their own prompts."""
+    """Rows are in any prefix slots, some of which are empty; each row attends to its own prompt."""
     story = Story([11, 2, 5], [2, 0, 0, 1, 2], [1, 6, 4, 2, 3])
-    place = [7, 1, 2, 3, 6]  # prefix slot of each row; 3 prefix_slots a prompt slot
+    place = [7, 1, 2, 3, 6]  # prefix slot of each row; 3 prefix slots for each prompt slot
     row_in = np.asarray([3, 1, 2, 3, 0, 4, 4, 0, 1])  # 0, 4, 5, 8 are empty: any row
     prefix_slots = PrefixSlots(jnp.asarray(place, jnp.int32), jnp.asarray(row_in, jnp.int32))
     found = story.found(12, 5 if window else 8, 20, window, prefix_slots=prefix_slots)
@@ -180,13 +180,13 @@ def test_any_lengths_at_any_step(lengths: list[int], own: list[int], step: int, 
     np.testing.assert_allclose(found, story.expected(window), rtol=3e-5, atol=3e-5)
 
 
-def random_part(seed: int, seen: Any) -> tuple[Part, np.ndarray, np.ndarray]:
+def random_part(seed: int, seen: Any) -> tuple[PartialAttention, np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     S = len(seen)
     q, k, v = (random.normal(size=shape).astype(np.float32) for shape in ((1, K, 1, R, h), (1, S, K, h), (1, S, K, h)))
     cache = pack(jnp.asarray(k), jnp.asarray(v), jnp.float32)
     visible = jnp.asarray(seen)[None, None]
-    return attention_part(jnp.asarray(q), cache.keys, cache.values, visible, None, None, 0.3, 0.0), k, v
+    return partial_attention(jnp.asarray(q), cache.keys, cache.values, visible, None, None, 0.3, 0.0), k, v
 
 
 def test_an_empty_part_counts_nothing() -> None:

@@ -22,7 +22,7 @@ from jaxrl_llm.sampling.decode import decode
 from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.prefill import prefill
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
@@ -209,7 +209,7 @@ def test_log_probabilities_are_recomputed(family: str, vectors: Any) -> None:
     model = vectors(family)
     found = rollout(model, REQUESTS, 2 if family == "llama" else 3, settings=settings_of(0.7))
     of = zip(REQUESTS, found, [0, 0, 0, 1, 1, 2, 3], strict=True)
-    rows = [Row(asked.prompt, done.tokens, done.truncated, asked.prompt_id, group) for asked, done, group in of]
+    rows = [BatchRow(asked.prompt, done.tokens, done.truncated, asked.prompt_id, group) for asked, done, group in of]
     batch = assemble(rows, 0.7, False)
     outputs = jax.jit(policy_outputs, static_argnums=0)(model.policy, model.params, batch)
     action = np.asarray(batch.action_mask)

@@ -106,7 +106,7 @@ REQUEST = Request((5, 9), 4)
     [
         (dataclasses.replace(REQUEST, prompt=()), r"request 1: the prompt is \(\), but must be a tuple"),
         (dataclasses.replace(REQUEST, prompt=[5]), r"request 1: the prompt is \[5\], but must be a tuple"),  # type: ignore[arg-type]
-        (dataclasses.replace(REQUEST, prompt=(5, 257)), "request 1 contains the token id 257, but the model's vocabulary"),
+        (dataclasses.replace(REQUEST, prompt=(5, 257)), "request 1 contains the token id 257, but the model's"),
         (dataclasses.replace(REQUEST, prompt=(-1,)), "request 1 contains the token id -1"),
         (dataclasses.replace(REQUEST, prompt=(0.5,)), "request 1: its tokens are"),  # type: ignore[arg-type]
         (dataclasses.replace(REQUEST, limit=0), "request 1: limit is 0, but must be a whole number from 1"),

@@ -17,7 +17,7 @@ from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.reuse import Kept, absolute_step, best_reuse
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 from jaxrl_llm.sampling.size import size_for
 from jaxrl_llm.sampling.weights import take_weights
 
@@ -68,7 +68,7 @@ def test_a_conversation_that_comes_back(family: str, vectors: Any) -> None:
     alike(second, finish(fresh, turn)[0])
     assert fresh.stats.reused_tokens == 0
     action = np.concatenate([np.ones(12, bool), np.zeros(4, bool), np.ones(8, bool)])
-    batch = assemble([Row(PROMPT, second.tokens, True, 0, 0, action)], 1.0, False)
+    batch = assemble([BatchRow(PROMPT, second.tokens, True, 0, 0, action)], 1.0, False)
     outputs = jax.jit(policy_outputs, static_argnums=0)(model.policy, model.params, batch)
     assert np.abs(np.asarray(outputs.logp) - batch.behaviour_logp)[np.asarray(batch.action_mask)].max() < 1e-4
 

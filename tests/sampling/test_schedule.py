@@ -29,7 +29,7 @@ def test_shapes(prompts: list[int], slots: int, multiple: int) -> None:
     rows, together = smallest_fit(prompts, slots)
     assert shape.rows % multiple == 0
     assert shape.prompts % multiple == 0
-    # Room for as many as are asked for, and no more than the next multiple (of whole groups, where prefix_slots are fixed).
+    # Room for as many as are asked for, and no more than the next multiple (of whole groups, if `fixed`).
     assert shape.rows >= rows
     assert shape.rows < rows + multiple * (shape.slots_per_prompt if shape.fixed else 1)
     assert shape.slots_per_prompt == together
@@ -37,7 +37,7 @@ def test_shapes(prompts: list[int], slots: int, multiple: int) -> None:
     if shape.fixed:
         assert shape.rows == shape.prompts * shape.slots_per_prompt
     else:
-        # PrefixSlots for all rows, even while each prompt slot but one holds a single straggler.
+        # Prefix slots for all rows, even while each prompt slot but one holds a single straggler.
         assert shape.prompts * shape.slots_per_prompt >= rows or shape.prompts >= len(sizes)
         assert shape.prompts <= -(-SPARE * rows // shape.slots_per_prompt) + multiple - 1
     if multiple == 1:
@@ -92,8 +92,8 @@ class Watched:
         for slot, prompt in new:
             assert 0 <= slot < self.shape.prompts
             # Not over a prompt that some running row attends to, and not twice while it is held for someone.
-            assert not any(before.get(slot) == self.prompts[r] and self.running[r][1] // self.shape.slots_per_prompt == slot
-                           for r in old)  # fmt: skip
+            W = self.shape.slots_per_prompt
+            assert not any(before.get(slot) == self.prompts[r] and self.running[r][1] // W == slot for r in old)
             assert prompt not in [p for s, p in self.holds.items() if s != slot and self.alive(s)]
             self.holds[slot] = prompt
             self.fills += 1
@@ -117,7 +117,7 @@ class Watched:
         return stands or any(self.prompts[r] == self.holds[slot] for r in self.waiting)
 
     def could_place(self) -> bool:
-        """Whether a row idles while a waiting request has a prompt slot with a free prefix_slot, or a free prompt slot."""
+        """Whether a row idles while a waiting request has a free prefix slot of its prompt, or a free prompt slot."""
         if len(self.running) == self.shape.rows:
             return False
         used = Counter(prefix_slot // self.shape.slots_per_prompt for _, prefix_slot in self.running.values())

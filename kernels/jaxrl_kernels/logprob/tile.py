@@ -122,7 +122,7 @@ def rescaled(sums: LogitSums, m: Array) -> tuple[Array, Array]:
 
 
 def merge(a: LogitSums, b: LogitSums) -> LogitSums:
-    """LogitSums over the tokens of both."""
+    """Sums over the tokens of both."""
     m = jnp.maximum(a.m, b.m)
     (l_a, acc_a), (l_b, acc_b) = rescaled(a, m), rescaled(b, m)
     target_logit = jnp.maximum(a.target_logit, b.target_logit)

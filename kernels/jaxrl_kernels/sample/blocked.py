@@ -24,7 +24,7 @@ def blocked_sums(
     offset: Any = 0,
     limit: Any = None,
 ) -> DrawSums:
-    """DrawSums over the rows of `unembedding` [V, D], which are the tokens offset, offset + 1, ...; the first `limit` only.
+    """Sums over the rows of `unembedding` [V, D], which are the tokens offset, offset + 1, ...; the first `limit` only.
 
     keys: uint32[N, 2]; temperature: f32[N]; allowed: bool or int8[N, V]; block_size: of a tile, a multiple of BLOCK;
     offset: int32[], a multiple of BLOCK; limit: int32[] or None for all. With `at_once` (static) one product makes all

@@ -38,7 +38,7 @@ def local_sums(
     offset: Any = 0,
     limit: Any = None,
 ) -> DrawSums:
-    """DrawSums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count."""
+    """Sums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count."""
     # Sampling has no derivative, and a kernel no rule for one.
     hidden, unembedding, temperature = jax.lax.stop_gradient((hidden, unembedding, temperature))
     offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)

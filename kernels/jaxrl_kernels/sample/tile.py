@@ -90,7 +90,7 @@ def of_blocks(block_m: Array, block_l: Array, acc: Array) -> tuple[Array, Array,
 
 
 def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1) -> DrawSums:
-    """DrawSums of one tile of T tokens, first, first + 1, ...; in plain JAX.
+    """Sums of one tile of T tokens, first, first + 1, ...; in plain JAX.
 
     z: f32[N, T], or f32[T, N] with axis 0 (static); the rest as of `block_scores`.
     """
@@ -124,7 +124,7 @@ def rescaled(sums: DrawSums | SliceDraw, m: Array) -> tuple[Array, Array]:
 
 
 def merge(a: DrawSums, b: DrawSums) -> DrawSums:
-    """DrawSums of the tokens of both, in any order."""
+    """Sums of the tokens of both, in any order."""
     take_b = (b.score > a.score) | ((b.score == a.score) & (b.first < a.first))
     score, first, logits = (jnp.where(take_b, new, old) for new, old in zip(b[:3], a[:3], strict=True))
     m = jnp.maximum(a.m, b.m)
