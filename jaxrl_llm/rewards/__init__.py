@@ -1,6 +1,6 @@
-"""Rewards: plain Python functions that score completions, and the runner that nothing they do can stop.
+"""Rewards: plain Python functions that score completions, and a runner that survives whatever they do.
 
-Names are imported when they are first used: a reward's process needs few of the modules, and starts the sooner for it.
+Names are imported on first use, because a reward's process needs few of the modules and so starts faster.
 """
 
 from typing import TYPE_CHECKING

@@ -95,7 +95,7 @@ def test_functions_from_files_and_modules(tmp_path: Path, monkeypatch: pytest.Mo
         ("number_match*inf", "is not a weight"),
         ("number_match(3)", "unknown reward"),
         ("format_match", r"needs a pattern: format_match\(REGEX\)"),
-        ("format_match(a", "never closed"),
+        ("format_match(a", "is not closed"),
         ("format_match([)", "not a regular expression"),
         ("format_match(a{99999999999})", "not a regular expression"),
         (f"format_match({'(' * 5000}{')' * 5000})", "not a regular expression"),
