@@ -74,10 +74,9 @@ def _score(loaded: loading.Loaded, columns: dict[str, bytes], count: int, deadli
     for name, data in columns.items():
         try:
             arguments[name] = pickle.loads(data)
-        except BaseException as error:  # of a class, say, that only the trainer can import
-            return all_failed(
-                count, f"column {name!r} cannot be read in the reward's process: {error_line(error)}", 0.0
-            )
+        except BaseException as error:  # e.g. an object of a class that only the trainer can import
+            problem = f"column {name!r} cannot be read in the reward's process: {error_line(error)}"
+            return all_failed(count, problem, 0.0)
     return call_reward(loaded.function, arguments, count, deadline, limit)
 
 

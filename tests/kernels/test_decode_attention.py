@@ -281,7 +281,7 @@ GOOD: dict[str, Any] = drawn(2, 3, 4, 1, 5, 6)
     ({"length": jnp.ones(3, jnp.int32)}, r"length must be int32\[2\], found int32\[3\]"),
     ({"length": jnp.ones(2)}, "length must be int32.*found float32"),
     ({"position": jnp.ones((2, 3), jnp.int32)}, r"position must be int32\[2, 4\], found int32\[2, 3\]"),
-    ({"key_scale": jnp.ones((2, 3, 6))}, "give key_scale and value_scale, or neither"),
+    ({"key_scale": jnp.ones((2, 3, 6))}, "pass both key_scale and value_scale, or neither"),
     ({"key_scale": jnp.ones((2, 3, 6)), "value_scale": jnp.ones((2, 6))}, r"value_scale must be float32\[2, 3, 6\]"),
     ({"softcap": -1.0}, "softcap must be 0 .* found -1.0"),
     ({"window": -1}, "window must be 0 .* found -1"),

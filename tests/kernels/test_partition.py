@@ -176,5 +176,5 @@ def test_on_one_device_there_is_no_mesh() -> None:
 
 def test_one_mesh_axis_cuts_one_dimension() -> None:
     check_apart("data", ("tensor", "pipe"))
-    with pytest.raises(ValueError, match="mesh axis 'data' cannot cut rows and another dimension too: name two axes"):
+    with pytest.raises(ValueError, match="mesh axis 'data' cannot shard both rows and another dimension: use two axes"):
         check_apart("data", ("tensor", "data"))

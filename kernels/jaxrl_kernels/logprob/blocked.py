@@ -1,7 +1,7 @@
-"""Both passes of `fused_logprob` over a slice of the vocabulary by blocks, in plain JAX for any platform.
+"""Forward and backward pass of `fused_logprob` over blocks of a slice of the vocabulary, in plain JAX.
 
-No [M, V] array exists at any time. `gradients` serves every implementation: each says how it makes the derivative
-of a block's logits, and the two products with it are left to the compiler.
+No [M, V] array is allocated. `gradients` is shared by all implementations: each provides the derivative of a block's
+logits, and XLA computes the two products with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = jax.Array
 
 
 def fold_blocks(size: int, block_size: int, start: Any, step: Callable[[Any, Any, int], Any]) -> Any:
-    """Fold `step(carry, first, width)` over the blocks of `range(size)`, of which the last one may be short."""
+    """Fold `step(carry, first, width)` over the blocks of `range(size)`, of which the last can be partial."""
     full, short = divmod(size, block_size)
     carry = start
     if full == 1:
@@ -49,7 +49,7 @@ def columns(arrays: Any) -> Any:
 
 
 def beside_a_tile(inputs: Inputs) -> Inputs:
-    """The inputs with arrays of rows as [M, 1]."""
+    """The inputs with arrays [M] as [M, 1]."""
     targets, temperature, support = columns((inputs.targets, inputs.temperature, inputs.support))
     return inputs._replace(targets=targets, temperature=temperature, support=support)
 
@@ -68,7 +68,7 @@ def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSu
     z = z if count is None else jnp.where(count, z, EXCLUDED)
     m = jnp.max(z, axis=1, keepdims=True)
     l = jnp.sum(jnp.exp(z - m), axis=1, keepdims=True)
-    # The barrier keeps the sums in two loops: in one, XLA for CPUs (2026) takes ten times as long.
+    # The barrier keeps the two sums in separate loops: XLA for CPUs (2026) takes ten times as long if it fuses them.
     again, l = jax.lax.optimization_barrier((m, l))
     shifted = z - again
     acc = jnp.sum(jnp.exp(shifted) * shifted, axis=1, keepdims=True)
@@ -78,7 +78,7 @@ def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSu
 
 
 def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> LogitSums:
-    """One pass over the slice; sums f32[M, 1]."""
+    """Sums f32[M, 1] over the slice, in one pass."""
     return fold_blocks(
         inputs.unembedding.shape[0],
         block_size,
@@ -90,10 +90,10 @@ def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> LogitSums:
 def gradients(
     inputs: Inputs, block_size: int, dz_of_block: Callable[[Any, int], Array], dz_dtype: Any
 ) -> tuple[Array, Array]:
-    """The gradients with respect to hidden and unembedding, of their shapes and dtypes.
+    """The gradients with respect to hidden and unembedding, with their shapes and dtypes.
 
     dz_of_block: (first, width) -> [M, width], the derivative with respect to the logits of tokens first, ...,
-    first + width - 1 before the cap; it is rounded to dz_dtype for the two products, which are summed in float32.
+    first + width - 1 before the cap. It is rounded to dz_dtype for the two products, which accumulate in float32.
     """
     hidden, unembedding = inputs.hidden, inputs.unembedding
     sums = accumulation_dtype(hidden, unembedding)
@@ -114,7 +114,7 @@ def gradients(
 def blocked_gradients(
     inputs: Inputs, parts: SliceResult, cotangents: Cotangents, softcap: float, block_size: int
 ) -> tuple[Array, Array]:
-    """The gradients with respect to hidden and unembedding; each block's logits are made once more."""
+    """The gradients with respect to hidden and unembedding; the logits of each block are recomputed."""
     rows = beside_a_tile(inputs)
 
     def dz_of_block(first: Any, width: int) -> Array:

@@ -1,4 +1,4 @@
-"""What a slice of the vocabulary gives, with its derivative; which implementation finds it; checks of arguments."""
+"""The differentiable result for a slice of the vocabulary, choice of the implementation, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxrl_kernels.logprob.pallas_kernel import pallas_gradients, pallas_sums, p
 from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, SliceResult, Support, accumulation_dtype, finish
 from jaxrl_kernels.partition import vary_together
 
-BLOCK_SIZE = 2048  # of "xla"; on a CPU 1024 to 8192 are as fast
+BLOCK_SIZE = 2048  # of "xla"; 1024 to 8192 are equally fast on CPU
 
 
 class LogprobOptions(NamedTuple):
-    """How a slice is worked on; static."""
+    """Static options of the implementations."""
 
     softcap: float
     implementation: str | None  # "pallas", "xla" or None
@@ -34,18 +34,18 @@ def slice_parts(
     support: Support | None,
     options: LogprobOptions,
 ) -> SliceResult:
-    """What a slice of the vocabulary gives; arguments as of `Inputs`.
+    """The result for a slice of the vocabulary; arguments as in `Inputs`.
 
-    Differentiable once, in reverse mode, with respect to hidden and unembedding. m is a constant.
+    Differentiable once, in reverse mode, with respect to hidden and unembedding. m is not differentiated.
     """
-    targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile may be padded
+    targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile can be padded
     return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, None)), options)
 
 
 def slice_normaliser(
     hidden: jax.Array, unembedding: jax.Array, temperature: jax.Array, options: LogprobOptions
 ) -> Normaliser:
-    """That of the slice alone, f32[M]. Has no derivative: gradients are zero."""
+    """The normaliser of the slice alone, f32[M]. Gradients are zero."""
     nowhere = jnp.full(hidden.shape[:1], -1, jnp.int32)
     arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, None))
     parts = _forward(Inputs(*vary_together(*arrays)), options)[0]
@@ -92,7 +92,7 @@ def _width(inputs: Inputs, options: LogprobOptions) -> int:
 
 
 def _on_this_platform(blocked: Any, pallas: Any, options: LogprobOptions, inputs: Inputs, *rest: Any) -> Any:
-    """Call one of the two."""
+    """Call the implementation that the options or the platform ask for."""
     dtypes = {inputs.hidden.dtype, inputs.unembedding.dtype}
     no_kernel = inputs.hidden.shape[0] == 0 or {jnp.dtype(jnp.float16), jnp.dtype(jnp.float64)} & dtypes
     return by_platform(blocked, pallas, "xla" if no_kernel else options.implementation, inputs, *rest)
@@ -126,9 +126,7 @@ def check(
     if jnp.shape(temperature) not in ((), rows):
         raise ValueError(f"temperature must be a scalar or f32[{rows[0]}], found shape {list(jnp.shape(temperature))}")
     if isinstance(temperature, float | int) and not temperature > 0:
-        raise ValueError(
-            f"temperature must be above 0, found {temperature}; for greedy decoding take the argmax instead"
-        )
+        raise ValueError(f"temperature must be above 0, found {temperature}; for greedy decoding use the argmax")
     if support_floor is not None and support_floor.shape != rows:
         raise ValueError(f"support_floor must be f32[{rows[0]}], found shape {list(support_floor.shape)}")
     if not softcap >= 0:
@@ -141,7 +139,7 @@ def check(
 def rows_of(
     hidden: jax.Array, targets: jax.Array, temperature: float | jax.Array, support_floor: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """targets int32[M], temperature f32[M] and floor f32[M]; the latter two are constants in differentiation."""
+    """targets int32[M], temperature f32[M] and floor f32[M], the latter two under stop_gradient."""
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, accumulation_dtype(hidden)), hidden.shape[:1])
     floor = None if support_floor is None else support_floor.astype(accumulation_dtype(hidden))
     return targets.astype(jnp.int32), *jax.lax.stop_gradient((temperatures, floor))
