@@ -76,9 +76,9 @@ def _kernel(
     """One tile for one block of i rows and j heads.
 
     In SMEM: count int32[B], place int32[1] and, if there are scales, the new scales f32[B * K] each. refs: q
-    [i, j, R, h], new keys and values [i, j, 1, h], acc f32[i, j, R, h] and (m, l) f32[i, j, R, 2] of the prompt, keys and
-    values with columns along key_axis and value_axis (0 or 1), scales f32[i, j, 1, T]; outputs: results [i, j, R, h]
-    and pieces of keys and values; scratch: the running sums.
+    [i, j, R, h], new keys and values [i, j, 1, h], acc f32[i, j, R, h] and (m, l) f32[i, j, R, 2] of the prompt, keys
+    and values with columns along key_axis and value_axis (0 or 1), scales f32[i, j, 1, T]; outputs: results
+    [i, j, R, h] and pieces of keys and values; scratch: the running sums.
     """
     absent: tuple[Any, ...] = () if scaled else (None, None)
     new_key_scale, new_value_scale, q, k, v, prompt_acc, prompt_m_l, keys, values, *rest = (*absent, *refs)

@@ -67,7 +67,7 @@ def plan(
 ) -> Plan:
     """A plan that fits VMEM (about 40 MiB at most, for D up to 4,096) with evenly filled blocks.
 
-    Each row block reads the whole unembedding, so the number of rows, the operations per byte read, is as large as fits.
+    Each row block reads the whole unembedding, so a row block is as large as fits, to do more operations per byte.
     """
     (rows, width), vocabulary = inputs.hidden.shape, inputs.unembedding.shape[0]
     itemsize = max(inputs.hidden.dtype.itemsize, inputs.unembedding.dtype.itemsize)

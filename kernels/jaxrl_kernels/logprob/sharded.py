@@ -70,7 +70,7 @@ def _normaliser(of_slice: Normaliser, axis_name: str | tuple[str, ...]) -> Norma
 def _combined(
     parts: SliceResult, here: jax.Array, known: jax.Array, axis_name: str | tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """logp and entropy from the slices' results; here, known: bool[M], whether the target is in this slice or in any."""
+    """logp and entropy from the slices' results; here, known: bool[M], if the target is in this slice, or in any."""
     whole = _normaliser(Normaliser(parts.m, parts.log_l), axis_name)
     # Finite even if no token of the slice counts, so that products with its zero weight are zero.
     log_weight = jax.lax.stop_gradient(parts.m) - whole.m + parts.log_l - whole.log_l

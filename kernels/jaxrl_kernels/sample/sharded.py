@@ -1,8 +1,8 @@
-"""`fused_sample` on one device, and over a vocabulary that is cut into equal slices along a mesh axis.
+"""`fused_sample` on one device, and over a vocabulary that is sharded into equal slices along a mesh axis.
 
-Device i of S along the axis holds tokens i V / S to (i + 1) V / S. Noise is that of the global block and token, so the
-token is that of the whole vocabulary; logp and entropy up to rounding. Each device makes one pass over its slice and
-draws in its best block; then six numbers a row are combined by collectives on [N] arrays.
+Device i of S along the axis has tokens i V / S to (i + 1) V / S. The noise is keyed on global indices of block and
+token, so the token is the same as without sharding, and logp and entropy are up to rounding. Each device makes one pass
+over its slice and draws in its best block; then collectives on [N] arrays combine six numbers for each row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def by_whole(
     allowed: jax.Array | None,
     options: SampleOptions,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """token, logp and entropy, [N], of a vocabulary in one piece; keys uint32[N, 2], temperature f32[N]."""
+    """token, logp and entropy, [N], of an unsharded vocabulary; keys uint32[N, 2], temperature f32[N]."""
     sums = local_sums(hidden, unembedding, keys, temperature, allowed, options, limit=options.vocab_size)
     return finish(draw(sums, keys, temperature))
 
@@ -40,8 +40,7 @@ def by_slices(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """As `by_whole`, inside `jax.shard_map`, from this device's slice [V / S, D]; the same on all devices of the axis.
 
-    V / S is a multiple of 128. allowed: this device's slice of the mask. All else is the same on all devices of the
-    axis.
+    V / S is a multiple of 128. allowed: this device's slice of the mask. All other arrays are replicated over the axis.
     """
     mine = unembedding.shape[0]
     offset = jax.lax.axis_index(axis_name) * mine
@@ -51,11 +50,11 @@ def by_slices(
 
 
 def _combine(drawn: SliceDraw, axis_name: str | tuple[str, ...]) -> SliceDraw:
-    """What the whole vocabulary gives from what its slices do. The lowest block wins a tie, as within a tile."""
+    """Combine the slices' draws into that of the whole vocabulary. The lowest block wins a tie, as within a tile."""
     score, m = jax.lax.pmax((drawn.score, drawn.m), axis_name)
-    # Slices hold whole blocks, so of several the token of the lowest block is the lowest token.
+    # Slices consist of whole blocks, so in a tie the lowest token is in the lowest block.
     token = jax.lax.pmin(jnp.where(drawn.score == score, drawn.token, NOWHERE), axis_name)
-    # Several devices hold the highest score in a tie or where nothing is allowed, but only one of them the token.
+    # In a tie, or if no token is allowed, several devices have the highest score, but only one has the token.
     logit = jnp.where(drawn.token == token, drawn.logit, 0.0)
     logit, l, acc = jax.lax.psum((logit, *rescaled(drawn, m)), axis_name)
     return SliceDraw(score, token, logit, m, l, acc)
