@@ -57,7 +57,7 @@ def test_bad_tasks(task: str, options: dict, message: str) -> None:
 
 
 def test_more_items_than_memory_can_hold_are_refused() -> None:
-    with pytest.raises(InputError, match="limit is 1000000000: of a generated task, at most 1,000,000"):
+    with pytest.raises(InputError, match="limit is 1000000000, but at most 1,000,000 items"):
         load_prompts("reasoning-gym:chain_sum", limit=10**9)
 
 

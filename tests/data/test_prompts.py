@@ -169,7 +169,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"pipe\.jsonl: it is a pipe or a device"):
         load_prompts(tmp_path / "pipe.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"folder\.jsonl is not a folder that .* wrote: it has no dataset_info"):
+    with pytest.raises(InputError, match=r"folder\.jsonl is not a folder written by .*: it has no dataset_info"):
         load_prompts(tmp_path / "folder.jsonl")
 
 
@@ -288,7 +288,7 @@ def test_data_set_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"several splits: give one of .*two/train"):
         load_prompts(tmp_path / "two")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="is not a folder that"):
+    with pytest.raises(InputError, match="is not a folder written by"):
         load_prompts(tmp_path / "empty")
 
 
