@@ -67,7 +67,7 @@ def test_prompt_column_and_template(tmp_path: Path) -> None:
     [
         ({"prompt_column": "promt"}, "unknown column 'promt': did you mean 'prompt'"),
         ({"prompt_template": "{promp}"}, "unknown column 'promp': did you mean 'prompt'"),
-        ({"prompt_template": "\\boxed{}{prompt}"}, "write {{ and }} for braces"),
+        ({"prompt_template": "\\boxed{}{prompt}"}, "write {{ and }} for literal braces"),
         ({"prompt_template": "{prompt"}, "prompt_template '{prompt' is not valid"),
         ({"prompt_column": "level"}, "row 1: 'level' must be a string or a list of messages, found int"),
         ({"prompt_template": "Q: {prompt}"}, "row 2: the prompt is a list of messages"),
