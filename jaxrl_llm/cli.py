@@ -92,7 +92,7 @@ def eval_command(arguments: list[str]) -> int:
         lambda: require("--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1),
     )
     from jaxrl_llm.data.digest import rows_digest
-    from jaxrl_llm.rewards import digest
+    from jaxrl_llm.rewards import reward_digest
     from jaxrl_llm.runs.inputs import evaluation_inputs
     from jaxrl_llm.runs.run_folder import run_config
 
@@ -110,7 +110,7 @@ def eval_command(arguments: list[str]) -> int:
         from jaxrl_llm.runs.record import describe
 
         # What the run was given counts where nothing else is given here.
-        own = {} if args.rewards else {f"the reward {reward.name}": digest(reward) for reward in rewards}
+        own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}
         own |= {} if args.prompts or args.size else {"the held-out prompts": rows_digest(rows)}
         _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows)
@@ -174,7 +174,7 @@ def sample_command(arguments: list[str]) -> int:
     import jax
 
     from jaxrl_llm.runs.load_run import load_run
-    from jaxrl_llm.sampling.live import describe, write_completions
+    from jaxrl_llm.sampling.live import throughput_line, write_completions
     from jaxrl_llm.sampling.requests import Stats
     from jaxrl_llm.sampling.sampler import requests_of
 
@@ -190,7 +190,7 @@ def sample_command(arguments: list[str]) -> int:
     except KeyboardInterrupt:  # before the first token, or a second time
         figures.interrupted = True
     if args.stats:
-        print(describe(figures), file=sys.stderr)
+        print(throughput_line(figures), file=sys.stderr)
     if figures.interrupted:
         print("interrupted", file=sys.stderr)
         return 130

@@ -384,7 +384,7 @@ def test_figures_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         r"(, \d+ programs compiled or fetched)?\n",
         err,
     )
-    assert live.describe(Stats(rows=2, steps=5, live=7, tokens=9, seconds=2.0, first_token=0.5)) == (
+    assert live.throughput_line(Stats(rows=2, steps=5, live=7, tokens=9, seconds=2.0, first_token=0.5)) == (
         "9 tokens in 2.00 s (4.5 tokens/s), first token after 0.50 s, occupancy 70%"
     )
     assert main(["sample", str(runs.MODEL), "x", "--samples", "0"]) == 2

@@ -17,10 +17,10 @@ from rollout_worker import peak_memory, random_prompts, serve
 
 from jaxrl_llm.compilation import compiles, count_compiles, use_compile_cache
 from jaxrl_llm.models import Policy, from_hf, init_params, load_policy
-from jaxrl_llm.sampling.cache import Prefixes
-from jaxrl_llm.sampling.decode import decode, empty_ring, no_rows
+from jaxrl_llm.sampling.cache import PrefixCache
+from jaxrl_llm.sampling.decode import decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.draw import draw
-from jaxrl_llm.sampling.prefill import empty_prefixes
+from jaxrl_llm.sampling.prefill import empty_prefix_cache
 from jaxrl_llm.sampling.requests import Request, Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import abstract_weights, take_weights
@@ -154,13 +154,13 @@ def shared(ours: Ours, *, rows: int, groups: int, prompt: int, new: int) -> dict
     before = accessed(jax.jit(draw, static_argnums=0).lower(policy, weights, hidden, counters, settings).compile())
 
     def figures(prompts: int) -> dict[str, Any]:
-        prefixes: Prefixes = jax.eval_shape(lambda: empty_prefixes(policy, prompts, prompt, dtype))
-        ring = jax.eval_shape(lambda: empty_ring(policy, rows, new, dtype))
+        prefix_cache: PrefixCache = jax.eval_shape(lambda: empty_prefix_cache(policy, prompts, prompt, dtype))
+        ring = jax.eval_shape(lambda: empty_ring_cache(policy, rows, new, dtype))
         number = jax.ShapeDtypeStruct((), jnp.int32)
         arguments = (jax.eval_shape(lambda: no_rows(rows)), settings, number, number)
-        program = decode.lower(policy, weights, prefixes, None, ring, *arguments).compile()
+        program = decode.lower(policy, weights, prefix_cache, None, ring, *arguments).compile()
         return {
-            "cache_bytes": size_of(prefixes.layers),
+            "cache_bytes": size_of(prefix_cache.layers),
             "argument_bytes": program.memory_analysis().argument_size_in_bytes,
             "step_bytes": accessed(program) - before,
         }

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from rollout_worker import random_prompts
 
 from jaxrl_llm.models import Policy
-from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.requests import Request, Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
@@ -36,9 +36,9 @@ def tail_limits(count: int, median: float, longest: float, seed: int) -> list[in
     return lengths
 
 
-def endless(seed: int) -> Settings:
+def endless(seed: int) -> DrawSettings:
     """Temperature 1, and no token that ends a completion: only its limit does."""
-    return Settings(seed_of(jax.random.key(seed)), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
+    return DrawSettings(seed_of(jax.random.key(seed)), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
 
 
 def tail_requests(limits: list[int], prompt: int, group: int, vocabulary: int) -> list[Request]:

@@ -1,4 +1,4 @@
-"""Prompts: where they come from, how they become tokens, and the stream of batches that training draws from."""
+"""Prompts: loading, tokenisation, and the stream of batches for training."""
 
 from jaxrl_llm.data.chat import encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.data.digest import rows_digest

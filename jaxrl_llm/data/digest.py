@@ -1,4 +1,4 @@
-"""What rows hold, in a form that is the same in every process: to compare them, and to know them again on resume."""
+"""Digests and canonical texts of rows, equal in every process: to compare rows, and to recognise them on resume."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 
 def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
-    """32 hexadecimal digits that change with the rows, their order, and any value in them; equal in every process.
+    """32 hexadecimal digits that depend on the rows, their order, and all their values; equal in every process.
 
-    The order of a row's columns does not count, nor whether a sequence is a list or a tuple. Values that JSON does not
-    have (dates, bytes, arrays ...) count by type and content, objects without a text of their own by type only.
+    The order of a row's columns does not matter, nor whether a sequence is a list or a tuple. Values that JSON cannot
+    represent (dates, bytes, arrays ...) are hashed by type and content, objects without a repr of their own by type.
 
     >>> rows_digest([{"prompt": "a", "answer": 1}]) == rows_digest([{"answer": 1, "prompt": "a"}])
     True
@@ -28,10 +28,10 @@ def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def canonical(value: Any) -> str:
-    """A value as one line of ASCII: JSON with sorted keys, the same for equal values in every process."""
+    """A value as one line of ASCII JSON with sorted keys, the same for equal values in every process."""
     try:
         return json.dumps(value, sort_keys=True, default=_plain)
-    except (TypeError, ValueError, RecursionError):  # keys of several types or none of JSON's; loops; huge numbers
+    except (TypeError, ValueError, RecursionError):  # mixed or non-JSON keys; circular references; huge integers
         return json.dumps(_plain_all(value, 0), sort_keys=True)
 
 
@@ -43,12 +43,12 @@ def _plain(value: Any) -> Any:
         return ["set", sorted(map(canonical, value))]
     if isinstance(value, (bytes, bytearray)):
         return ["bytes", value.hex()]
-    # An address is another one in every process.
+    # Addresses differ between processes.
     return [type(value).__qualname__, re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))]
 
 
 def _plain_all(value: Any, depth: int) -> Any:
-    if depth > 100:  # it holds itself
+    if depth > 100:  # a circular reference
         return "..."
     if isinstance(value, Mapping):
         items = [[canonical(key), _plain_all(x, depth + 1)] for key, x in value.items()]
@@ -56,5 +56,5 @@ def _plain_all(value: Any, depth: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain_all(x, depth + 1) for x in value]
     if isinstance(value, int) and not isinstance(value, bool):
-        return hex(value)  # of any length, which decimal digits are not
+        return hex(value)  # has no limit on the number of digits, unlike decimal
     return value if value is None or isinstance(value, (str, float, bool)) else _plain(value)

@@ -1,4 +1,4 @@
-"""Rows out of files: JSON lines, JSON arrays, Parquet, and folders of the package datasets."""
+"""Read rows from files: JSON lines, JSON arrays, Parquet, and data set folders of the datasets package."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from jaxrl_llm.json_text import NotJson, check_regular, kind_of, not_text, parse
 
 Row = dict[str, Any]
 
-_LONGEST_LINE = 2**26  # characters; a row is prompts and answers, not a book
-_LARGEST_ARRAY = 2**31  # bytes of a .json file, which must be read whole; .jsonl is read line by line
+_LONGEST_LINE = 2**26  # characters
+_LARGEST_ARRAY = 2**31  # bytes of a .json file, which is read into memory; .jsonl is read line by line
 
 
 def read_rows(source: str, limit: int | None) -> Iterator[Row]:
-    """The rows of a .jsonl, .json or .parquet file or a data set folder, as they are, one at a time.
+    """Yield the rows of a .jsonl, .json or .parquet file or of a data set folder, unchanged.
 
-    limit: of a data set folder, so many of the first rows; others go on until they end.
+    limit: reads only this many rows of a data set folder; files are read to their end.
 
-    Raises InputError, before or between rows, for what does not exist, is no file, is not of its kind, or is damaged.
+    Raises InputError, before or between rows, for a path that does not exist, is not a file, has the wrong format, or
+    is damaged.
     """
     try:
         path = Path(source).expanduser()
@@ -71,7 +72,7 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 
 def _parse(path: Path, line: int, text: str) -> Any:
-    """The value of the JSON text, which starts at that line of the file (0: it is the whole file)."""
+    """Parse JSON text that starts at this line of the file (0: the text is the whole file)."""
     if line and len(text) > _LONGEST_LINE:
         raise InputError(f"{path}, line {line}: more than {_LONGEST_LINE:,} characters; a row is one line")
     try:
@@ -89,7 +90,7 @@ def _objects(path: Path, values: Iterable[tuple[int, Any]], unit: str) -> Iterat
 
 
 def _undecodable(path: Path) -> str:
-    """Where the first line is that is not UTF-8."""
+    """ ", line N" for the first line that is not UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -109,19 +110,19 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         with ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
-    except (ArrowException, OSError, ValueError) as error:  # the last where texts are not UTF-8, or dates out of range
-        raise InputError(f"{path} is not a whole Parquet file: {_reason(error)}") from error
+    except (ArrowException, OSError, ValueError) as error:  # ValueError: text is not UTF-8, or dates are out of range
+        raise InputError(f"{path} is not a valid Parquet file: {_reason(error)}") from error
 
 
 def _read_folder(path: Path, limit: int | None) -> Iterator[Row]:
-    # Looked for here, so that another folder is told at once and without the package.
+    # Checked first, so that any other folder is rejected at once and without the package.
     if (path / "dataset_dict.json").is_file():
         splits = read_object(path / "dataset_dict.json").get("splits")
         names = [str(name) for name in splits] if isinstance(splits, list) else []
-        raise InputError(f"{path} holds several splits: give one of {', '.join(str(path / name) for name in names)}")
+        raise InputError(f"{path} has several splits: give one of {', '.join(str(path / name) for name in names)}")
     for name in ("dataset_info.json", "state.json"):
         if not (path / name).is_file():
-            raise InputError(f"{path} is not a folder that datasets.save_to_disk wrote: it has no {name}")
+            raise InputError(f"{path} is not a folder written by datasets.save_to_disk: it has no {name}")
         read_object(path / name)
     try:
         from datasets import load_from_disk
@@ -131,7 +132,7 @@ def _read_folder(path: Path, limit: int | None) -> Iterator[Row]:
         data: Any = load_from_disk(str(path))
         yield from (data if limit is None else data.select(range(min(limit, len(data)))))
     except Exception as error:
-        raise InputError(f"{path} is not a whole folder that datasets.save_to_disk wrote: {_reason(error)}") from error
+        raise InputError(f"{path} is not a valid folder of datasets.save_to_disk: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym as rows. Options that are far from a task's own are tried in a process that can be ended."""
+"""Rows from tasks of reasoning-gym. With options far from a task's defaults, items are generated in a subprocess."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from jaxrl_llm.errors import InputError, need, shown, unknown
 PREFIX = "reasoning-gym:"
 
 _MOST = 1_000_000  # items of a task
-_PATIENCE = 20.0  # seconds for the next item of a process
-_PATIENCE_AT_START = 120.0  # it imports sympy
-_MEMORY = 8 * 2**30  # bytes of address space of a process
+_TIMEOUT = 20.0  # seconds for each item of a subprocess
+_START_TIMEOUT = 120.0  # seconds for its start, in which it imports sympy
+_MEMORY = 8 * 2**30  # bytes of address space of a subprocess
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jaxrl_llm.data.generate import serve; serve()"
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
@@ -34,10 +34,10 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """So many items (None: the task's own number) as rows: prompt, answer, reasoning_gym_task, reasoning_gym_entry.
+    """`limit` items (None: the task's default) as rows: prompt, answer, reasoning_gym_task, reasoning_gym_entry.
 
-    Raises InputError for an unknown task or option, an option of another type, and options with which the task fails,
-    or, where they are far from its own, takes more than 20 s for an item or more than 8 GiB.
+    Raises InputError for an unknown task or option, an option of the wrong type, and options with which the task fails.
+    With options far from its defaults, the task also fails if it needs more than 20 s for an item or more than 8 GiB.
     """
     try:
         import reasoning_gym  # noqa: F401
@@ -47,13 +47,13 @@ def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -
     if task not in DATASETS:
         raise unknown("reasoning-gym task", task, DATASETS)
     if limit is not None and limit > _MOST:
-        raise InputError(f"limit is {limit}: of a generated task, at most {_MOST:,} items are made")
+        raise InputError(f"limit is {limit}, but at most {_MOST:,} items of a task can be generated")
     fields = {field.name: field for field in dataclasses.fields(DATASETS[task][1])}
     for name, value in options.items():
         _check_option(task, name, value, fields)
     size = {} if limit is None else {"size": limit}
     usual = all(_is_usual(value, fields[name].default) for name, value in options.items())
-    # A task of the caller's own is known in this process only.
+    # A task that the caller registered exists in this process only.
     if usual or not DATASETS[task][0].__module__.startswith("reasoning_gym."):
         try:
             items = list(_items(task, seed, size, options))
@@ -68,13 +68,13 @@ def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -
 
 
 def serve() -> None:
-    """What the process does: read a task from standard input, write its items to standard output."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not everywhere
+    """Main function of the subprocess: read a task from standard input, write its items to standard output."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not available on every platform
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a task prints must not come in between
+    os.dup2(2, 1)  # output printed by a task must not mix with the items
 
     def send(*message: Any) -> None:
         pickle.dump(message, out)
@@ -82,7 +82,7 @@ def serve() -> None:
 
     try:
         request = pickle.load(sys.stdin.buffer)
-        import reasoning_gym  # noqa: F401 (now, so that it does not count as the first item)
+        import reasoning_gym  # noqa: F401 (here, so that the first item's time does not include the import)
 
         send("ready", None)
         for item in _items(*request):
@@ -106,16 +106,16 @@ def _generate_apart(task: str, seed: int, size: dict[str, int], options: dict[st
     messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(process.stdout, messages), daemon=True).start()
     items: list[dict[str, Any]] = []
-    patience = _PATIENCE_AT_START
+    timeout = _START_TIMEOUT
     try:
         with contextlib.suppress(BrokenPipeError), process.stdin:
             pickle.dump((task, seed, size, options), process.stdin)
         while True:
             try:
-                kind, value = messages.get(timeout=patience)
+                kind, value = messages.get(timeout=timeout)
             except queue.Empty:
-                raise _cannot(task, options, f"no item in {patience:g} s; give smaller options") from None
-            patience = _PATIENCE
+                raise _cannot(task, options, f"no item in {timeout:g} s; give smaller options") from None
+            timeout = _TIMEOUT
             if kind == "item":
                 items.append(value)
             elif kind == "end":
@@ -132,13 +132,13 @@ def _receive(stream: BinaryIO, messages: queue.SimpleQueue[tuple[str, Any]]) -> 
         with stream:
             while True:
                 messages.put(pickle.load(stream))
-    except Exception:  # the end, or half a message
+    except Exception:  # end of the stream, or a truncated message
         messages.put(("lost", "its process ended; give smaller options"))
 
 
 def _check_option(task: str, name: str, value: Any, fields: dict[str, dataclasses.Field[Any]]) -> None:
     if name in ("seed", "size"):
-        raise InputError(f"task option {name!r}: give it as {'limit' if name == 'size' else 'seed'}")
+        raise InputError(f"task option {name!r}: pass it as {'limit' if name == 'size' else 'seed'}")
     if name not in fields:
         raise unknown(f"option of the task {task!r},", name, set(fields) - {"seed", "size"})
     types, wanted = _KINDS.get(fields[name].type, ((), ""))
@@ -149,7 +149,7 @@ def _check_option(task: str, name: str, value: Any, fields: dict[str, dataclasse
 
 
 def _is_usual(value: Any, default: Any) -> bool:
-    """Whether an option is so near to the task's own, or so small, that a task ends with it."""
+    """Whether an option is so close to the task's default, or so small, that generation is sure to terminate."""
     if value is None or isinstance(value, bool) or value == default:
         return True
     if isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""Whole numbers that a caller gives."""
+"""Checks of whole numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from jaxrl_llm.errors import InputError, shown
 
 
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """The value as an int. InputError for what is no whole number (True and 2.0 are none) or out of range.
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int. InputError unless it is a whole number (True and 2.0 are not) from `least` to `most`.
 
-    >>> whole("limit", 3, 1)
+    >>> whole_number("limit", 3, 1)
     3
     """
     if not isinstance(value, Integral) or isinstance(value, bool):

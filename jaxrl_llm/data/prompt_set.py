@@ -14,15 +14,19 @@ class PromptSet(NamedTuple):
 
     rows: list[dict[str, Any]]
     ids: list[list[int]]
-    skipped: int = 0  # longer than allowed
-    shortened: int = 0
-    conflicting: int = 0  # rows left out that ask what another does, with another answer
+    skipped: int = 0  # prompts left out because they are too long
+    shortened: int = 0  # prompts truncated because they are too long
+    conflicting: int = 0  # rows left out that have the prompt of another row, but another answer
 
 
 def encode_rows(
     tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_tokens: int, long_prompts: str, system_prompt: str | None
 ) -> PromptSet:
-    """Tokenise prompts once; those of more than `max_tokens` are skipped, truncated on the left, or an error."""
+    """Encode the prompts of rows.
+
+    long_prompts: "skip", "truncate" (on the left) or "error", for prompts of more than `max_tokens` tokens.
+    Raises InputError for an invalid prompt, and if all prompts are skipped.
+    """
     kept, ids, skipped, shortened = [], [], 0, 0
     for number, row in enumerate(rows, start=1):
         try:

@@ -1,7 +1,7 @@
-"""Where prompts come from: files, data set folders and generated tasks, all as a list of rows.
+"""Load prompts from files, data set folders and generated tasks, as a list of rows.
 
 A row is a dict with "prompt" (a string or a list of messages) and the other columns of the data, such as "answer",
-which reward functions get by name.
+which are passed to reward functions by name.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.data.chat import describe, fault_of, is_conversation
+from jaxrl_llm.data.chat import fault_of, is_conversation, preview
 from jaxrl_llm.data.digest import canonical
 from jaxrl_llm.data.files import Row, read_rows
 from jaxrl_llm.data.generate import PREFIX, generate
-from jaxrl_llm.data.numbers import whole
+from jaxrl_llm.data.numbers import whole_number
 from jaxrl_llm.data.template import Template, fill, read_template
 from jaxrl_llm.errors import InputError, shown, unknown
 
@@ -32,28 +32,28 @@ def load_prompts(
     prompt_template: str = _PLAIN,
     task_options: dict[str, Any] | None = None,
 ) -> list[Row]:
-    """The rows of a source of prompts. All rows have the same columns; what a row does not have is None.
+    """The rows of a source of prompts. All rows have the same columns; missing values are None.
 
-    source: a file .jsonl or .json (an object per line, or one array of objects) or .parquet; a folder that
-        `datasets.Dataset.save_to_disk` wrote; or `reasoning-gym:TASK`, which generates items of that task.
-    limit: at most so many rows, from the start; of a task, so many items (its own default number if None).
-    seed: of a generated task, 0 to 2^32 - 1; files keep their order.
-    prompt_column: the column that becomes "prompt".
+    source: a .jsonl or .json file (an object per line, or one array of objects); a .parquet file; a folder written by
+        `datasets.Dataset.save_to_disk`; or `reasoning-gym:TASK`, which generates items of that task.
+    limit: most rows, from the start; for a task, the number of items (None: the task's default).
+    seed: of a generated task, 0 to 2^32 - 1. Rows of files keep their order.
+    prompt_column: the column to use as "prompt".
     prompt_template: `str.format` text over the row's columns, where {prompt} is the prompt. For string prompts only.
-    task_options: settings of a generated task, such as {"max_digits": 3}.
+    task_options: options of a generated task, such as {"max_digits": 3}.
 
-    Generated rows have the columns prompt, answer, reasoning_gym_task and reasoning_gym_entry, as the reward
-    `reasoning_gym` needs them.
+    Generated rows have the columns prompt, answer, reasoning_gym_task and reasoning_gym_entry, which the reward
+    `reasoning_gym` needs.
 
-    Raises InputError, with the file and the line or row, if the source does not exist, is empty or malformed, has no
-    such column or a prompt that no tokenizer takes (see `data.chat.fault_of`), or names an unknown task or option; if
-    an argument is of another type; and if the package that reads the source is not installed.
+    Raises InputError, naming the file and the line or row, if the source does not exist, is empty or malformed, lacks
+    the column, contains an invalid prompt (see `data.chat.fault_of`), or names an unknown task or option; if an
+    argument has the wrong type; and if the package that reads the source is not installed.
     """
     source = _text("source", os.fspath(source) if isinstance(source, os.PathLike) else source)
     prompt_column = _text("prompt_column", prompt_column)
     template = None if prompt_template == _PLAIN else read_template(prompt_template)
-    limit = None if limit is None else whole("limit", limit, 1)
-    seed = whole("seed", seed, 0, 2**32 - 1)
+    limit = None if limit is None else whole_number("limit", limit, 1)
+    seed = whole_number("seed", seed, 0, 2**32 - 1)
     generated = source.startswith(PREFIX)
     if task_options and not generated:
         raise InputError(f"task options are for {PREFIX}TASK sources, found the source {shown(source)}")
@@ -75,10 +75,10 @@ def load_prompts(
 
 
 def without(rows: Iterable[Row], held_out: Iterable[Row]) -> list[Row]:
-    """The rows whose prompt is not in `held_out`, and of rows with the same prompt only the first.
+    """The rows whose prompt is not in `held_out`, without repeated prompts: the first row of each is kept.
 
-    Prompts are compared by content: a string is the same as one user message of that string, and white space around
-    a text does not count. Raises InputError for a row without a prompt.
+    Prompts are compared by content: a string equals a single user message of that string, and leading and trailing
+    white space is ignored. Raises InputError for a row without a prompt.
     """
     seen = {content for content, _ in _by_content(held_out)}
     kept = []
@@ -90,10 +90,10 @@ def without(rows: Iterable[Row], held_out: Iterable[Row]) -> list[Row]:
 
 
 def conflicting(rows: Iterable[Row], columns: Iterable[str] | None = None) -> int:
-    """How many rows have the prompt of an earlier row, but another answer, say: their other columns differ.
+    """The number of rows that have the prompt of an earlier row but differ in another column, e.g. the answer.
 
-    Prompts are compared as `without` compares them, which keeps the first row of a prompt and so its columns only.
-    columns: those to compare; default: all but the prompt and what a generator notes about an item.
+    Prompts are compared as in `without`, which keeps only the first row of each prompt.
+    columns: the columns to compare; by default all but the prompt and reasoning_gym_entry.
 
     >>> conflicting([{"prompt": "a", "answer": 1}, {"prompt": "a", "answer": 2}, {"prompt": "a", "answer": 1}])
     1
@@ -109,15 +109,15 @@ def conflicting(rows: Iterable[Row], columns: Iterable[str] | None = None) -> in
 
 
 def _by_content(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
-    """Each row with its prompt in a form in which the same prompt is always the same text."""
+    """Yield a canonical text of each row's prompt, equal for equal prompts, and the row."""
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or "prompt" not in row:
-            raise InputError(f"row {number} is {describe(row)}, but must be a dict with a prompt")
+            raise InputError(f"row {number} is {preview(row)}, but must be a dict with a prompt")
         prompt = row["prompt"]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         if is_conversation(prompt):
-            # Columns of structs spell out the fields that a message does not have as None.
+            # Struct columns fill in the fields that a message does not have with None.
             prompt = [
                 {k: v.strip() if isinstance(v, str) else v for k, v in message.items() if v is not None}
                 for message in prompt
@@ -126,23 +126,23 @@ def _by_content(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
 
 
 def _finish(row: Row, prompt_column: str, template: Template | None, where: str) -> Row:
-    """The row with its "prompt" in place."""
+    """The row with its "prompt" column set."""
     prompt = row.get(prompt_column)
     if prompt_column not in row:
         raise unknown("column", prompt_column, row)
     if not isinstance(prompt, str) and not is_conversation(prompt):
         kind = f"{prompt_column!r} must be a string or a list of messages"
-        raise InputError(f"{where}: {kind}, found {describe(prompt)}")
+        raise InputError(f"{where}: {kind}, found {preview(prompt)}")
     if template is not None:
         if not isinstance(prompt, str):
             raise InputError(f"{where}: the prompt is a list of messages, for which there can be no prompt_template")
         prompt = fill(template, {**row, "prompt": prompt}, where)
     if fault := fault_of(prompt):
-        raise InputError(f"{where}: {prompt_column!r} is no prompt: {fault}")
+        raise InputError(f"{where}: {prompt_column!r} is not a valid prompt: {fault}")
     return {**row, "prompt": prompt}
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise InputError(f"{name} is {shown(value)}, but must be text that is not empty")
+        raise InputError(f"{name} is {shown(value)}, but must be non-empty text")
     return value

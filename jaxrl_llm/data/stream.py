@@ -1,4 +1,4 @@
-"""An endless, reshuffled stream of prompt batches that a checkpoint can hold."""
+"""An infinite, reshuffled stream of prompt batches whose position can be saved and restored."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.data.chat import describe
-from jaxrl_llm.data.numbers import whole
+from jaxrl_llm.data.chat import preview
+from jaxrl_llm.data.numbers import whole_number
 from jaxrl_llm.errors import InputError, shown
 
 _LARGEST = 2**24  # rows in a batch
 
 
 class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
-    """Batches of rows for ever: every epoch is another permutation of all rows, and batches run on across its end.
+    """Infinite batches of rows. Every epoch is a new permutation of all rows, and batches can span two epochs.
 
-    rows: the prompts, as `load_prompts` gives them.
-    batch_size: rows in a batch, 1 to 2^24. Every batch is full; a row can come twice in one that spans epochs.
-    seed: 0 to 2^32 - 1. Same rows, batch_size and seed: same batches.
-    shuffle: if false, every epoch has the rows in their own order.
+    rows: the prompts, as returned by `load_prompts`.
+    batch_size: rows in a batch, 1 to 2^24. Every batch is full; a batch that spans two epochs can repeat a row.
+    seed: 0 to 2^32 - 1. The same rows, batch_size and seed give the same batches.
+    shuffle: if false, every epoch keeps the order of the rows.
 
-    Each step gives (list of batch_size rows, int32[batch_size] prompt ids); a prompt id is the row's index in `rows`.
+    Each item is (list of batch_size rows, int32[batch_size] prompt ids); a prompt id is the row's index in `rows`.
 
     >>> stream = PromptStream([{"prompt": "a"}, {"prompt": "b"}], batch_size=3, seed=0, shuffle=False)
     >>> next(stream)[1].tolist(), next(stream)[1].tolist()
     ([0, 1, 0], [1, 0, 1])
 
-    Raises InputError if there are no rows, one is no dict, or a number is not whole or out of its range.
+    Raises InputError if there are no rows, a row is not a dict, or a number is not whole or out of range.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], *, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
         if not isinstance(rows, Sequence) or isinstance(rows, str):
-            raise InputError(f"rows is {describe(rows)}, but must be a list of dicts, as load_prompts gives them")
+            raise InputError(f"rows is {preview(rows)}, but must be a list of dicts, as returned by load_prompts")
         if not rows:
             raise InputError("no rows to draw prompts from: give at least one")
         for number, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise InputError(f"rows[{number}] is {describe(row)}, but must be a dict, as load_prompts gives them")
-        batch_size, seed = whole("batch_size", batch_size, 1, _LARGEST), whole("seed", seed, 0, 2**32 - 1)
+                raise InputError(f"rows[{number}] is {preview(row)}, but must be a dict, as returned by load_prompts")
+        batch_size, seed = whole_number("batch_size", batch_size, 1, _LARGEST), whole_number("seed", seed, 0, 2**32 - 1)
         if not isinstance(shuffle, bool):
             raise InputError(f"shuffle is {shown(shuffle)}, but must be True or False")
         import grain  # here, because it imports JAX
 
         self._rows = rows
-        self._made_of = {"rows": len(rows), "batch_size": batch_size, "seed": seed, "shuffle": shuffle}
-        # Indices travel, not rows: grain would stack the leaves of rows into arrays.
+        self._inputs = {"rows": len(rows), "batch_size": batch_size, "seed": seed, "shuffle": shuffle}
+        # The data set is one of indices, because grain would stack the leaves of rows into arrays.
         indices = grain.MapDataset.range(len(rows)).seed(seed)
         if shuffle:
             indices = indices.shuffle()
-        # There is no last batch to drop, but grain cannot count single-row batches of an endless source without.
+        # There is no last batch to drop, but without it grain cannot count single-row batches of an infinite source.
         batches = indices.repeat().batch(batch_size, drop_remainder=True)
-        # Nothing to load ahead: without threads, the state is exactly the batches that were taken.
+        # Without prefetching threads, the state is exactly the number of batches taken.
         self._batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
     def __next__(self) -> tuple[list[dict[str, Any]], np.ndarray]:
@@ -60,35 +60,35 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
         return [self._rows[index] for index in prompt_ids], prompt_ids
 
     def state(self) -> dict[str, Any]:
-        """Where the stream is, as a dict that JSON can hold."""
-        return {**self._made_of, "position": self._batches.get_state()}
+        """The position of the stream, as a JSON value."""
+        return {**self._inputs, "position": self._batches.get_state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to where `state()` was taken, on a stream of the same rows and settings.
+        """Move the stream to a position returned by `state()`.
 
         Raises InputError if the state is of a stream with another number of rows, batch size, seed or shuffle, or is
-        no state at all; the stream then stays where it is.
+        malformed; the stream then keeps its position.
         """
         if not isinstance(state, dict):
-            raise InputError(f"cannot resume the prompt stream: its state is {describe(state)}, but must be a dict")
-        for name, value in self._made_of.items():
+            raise InputError(f"cannot resume the prompt stream: its state is {preview(state)}, but must be a dict")
+        for name, value in self._inputs.items():
             if name not in state or state[name] != value or isinstance(state[name], float):
                 was = shown(state.get(name))
                 raise InputError(f"cannot resume the prompt stream: {name} was {was}, and is now {value}")
         now, position = self._batches.get_state(), state.get("position")
         try:
             if not _is_alike(position, now):
-                raise TypeError("another form")
+                raise TypeError("malformed")
             self._batches.set_state(position)
-        except Exception as error:  # of whatever kind grain has for it
+        except Exception as error:  # grain raises several types
             self._batches.set_state(now)
             raise InputError(
-                f"cannot resume the prompt stream: its position is {describe(position)}, but must be like {now}"
+                f"cannot resume the prompt stream: its position is {preview(position)}, but must be like {now}"
             ) from error
 
 
 def _is_alike(state: Any, other: Any) -> bool:
-    """Whether two states have the same form: keys, and types of the values; no number is negative."""
+    """Whether two states have the same keys and types of values, and no number is negative."""
     if isinstance(other, dict):
         return (
             isinstance(state, dict)

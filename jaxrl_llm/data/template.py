@@ -1,4 +1,4 @@
-"""Prompt templates: `str.format` text over the columns of a row, read once and with bounds."""
+"""Prompt templates: `str.format` text over the columns of a row, with bounds on its length."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from jaxrl_llm.data.chat import MOST_CHARACTERS
 from jaxrl_llm.errors import InputError, shown, unknown
 
-_WIDEST = 10_000  # characters that a field may be padded to, and digits after a point
+_WIDEST = 10_000  # greatest width and precision of a field
 _FORMATTER = string.Formatter()
 
 Template = list[tuple[str, str | None, str, str | None]]  # text, and the field after it: name, format, conversion
 
 
 def read_template(text: str) -> Template:
-    """The parts of a template. A field names a column, {answer}, or an entry of one, {entry[key]}.
+    """Parse a template. A field names a column, {answer}, or an entry of one, {entry[key]}.
 
-    Raises InputError for braces that do not match, a template without a field (all prompts would be the same), fields
-    without a name, attributes of a value, fields within a format, unknown conversions, and widths above 10,000.
+    Raises InputError for unmatched braces, a template without fields, fields without a name, attributes of values,
+    nested fields in a format, unknown conversions, and widths above 10,000.
     """
     if not isinstance(text, str):
         raise InputError(f"prompt_template is {shown(text)}, but must be text, such as 'Question: {{prompt}}'")
@@ -39,23 +39,23 @@ def read_template(text: str) -> Template:
         if not re.fullmatch(r"[^.\[\]{}]+(\[[^\[\]]+\])*", name):
             raise _wrong(text, f"{{{name}}} is neither a column nor an entry of one, as in {{column[key]}}")
         if "{" in how or any(len(digits) > 5 or int(digits) > _WIDEST for digits in re.findall(r"\d+", how)):
-            raise _wrong(text, f"the format {shown(how)} of {{{name}}} is not one of at most {_WIDEST} characters")
+            raise _wrong(text, f"the format {shown(how)} of {{{name}}} is nested or wider than {_WIDEST} characters")
         if conversion not in (None, "s", "r", "a"):
-            raise _wrong(text, f"there is no conversion !{conversion}; known are !s, !r and !a")
+            raise _wrong(text, f"there is no conversion !{conversion}: use !s, !r or !a")
     return parts
 
 
 def fill(template: Template, row: Mapping[str, Any], where: str) -> str:
-    """The prompt of a row. where: the row, for messages.
+    """The prompt of a row. where: names the row in errors.
 
-    Raises InputError for a column that the row does not have or that is None in it, for a format that does not fit a
-    value, and for a prompt of more characters than a prompt may have, which is never made.
+    Raises InputError for a column that is missing or None, for a format that does not fit its value, and for a prompt
+    of more than `MOST_CHARACTERS`, before it is built.
     """
     out, length = [], 0
     for text, name, how, conversion in template:
         piece = text if name is None else text + _value(name, how, conversion, row, where)
         if (length := length + len(piece)) > MOST_CHARACTERS:
-            raise InputError(f"{where}: prompt_template makes a prompt of more than {MOST_CHARACTERS:,} characters")
+            raise InputError(f"{where}: prompt_template gives a prompt of more than {MOST_CHARACTERS:,} characters")
         out.append(piece)
     return "".join(out)
 
@@ -66,11 +66,11 @@ def _value(name: str, how: str, conversion: str | None, row: Mapping[str, Any], 
     try:
         value, _ = _FORMATTER.get_field(name, (), row)
         text = None if value is None else format(_FORMATTER.convert_field(value, conversion), how)
-    except Exception as error:  # of a value of any type
+    except Exception as error:  # formatting a value of any type can raise anything
         reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{where}: prompt_template cannot put {{{name}}} in: {' '.join(reason.split())}") from error
+        raise InputError(f"{where}: prompt_template cannot format {{{name}}}: {' '.join(reason.split())}") from error
     if text is None:
-        raise InputError(f"{where}: {{{name}}} of prompt_template is None there: drop that row, or the field")
+        raise InputError(f"{where}: {{{name}}} of prompt_template is None: remove the row or the field")
     return text
 
 
@@ -79,5 +79,5 @@ def _column(field: str) -> str:
 
 
 def _wrong(template: str, reason: str) -> InputError:
-    reason = f"{reason}; write {{{{ and }}}} for braces that are text"
-    return InputError(f"prompt_template {shown(template)} does not work: {reason}")
+    reason = f"{reason}; write {{{{ and }}}} for literal braces"
+    return InputError(f"prompt_template {shown(template)} is not valid: {reason}")

@@ -1,6 +1,6 @@
-"""Rewards: plain Python functions that score completions, and the runner that nothing they do can stop.
+"""Rewards: plain Python functions that score completions, and a runner that survives whatever they do.
 
-Names are imported when they are first used: a reward's process needs few of the modules, and starts the sooner for it.
+Names are imported on first use, because a reward's process needs few of the modules and so starts faster.
 """
 
 from typing import TYPE_CHECKING
@@ -9,17 +9,17 @@ from jaxrl_llm.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.registry import get_reward, get_rewards, names
-    from jaxrl_llm.rewards.runner import Reward, Scores, close_rewards, digest, require_columns, score
+    from jaxrl_llm.rewards.runner import Reward, Scores, close_rewards, require_columns, reward_digest, score
 
 __all__ = [
     "Reward",
     "Scores",
     "close_rewards",
-    "digest",
     "get_reward",
     "get_rewards",
     "names",
     "require_columns",
+    "reward_digest",
     "score",
 ]
 
@@ -28,7 +28,7 @@ _MODULES = {
     "Reward": "runner",
     "Scores": "runner",
     "close_rewards": "runner",
-    "digest": "runner",
+    "reward_digest": "runner",
     "get_reward": "registry",
     "get_rewards": "registry",
     "names": "registry",

@@ -1,4 +1,4 @@
-"""Find the function that a reward's name stands for. Runs in the reward's process, never in the trainer."""
+"""Load the function that a reward's name refers to. Runs in the reward's process, never in the trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, need, unknown
 from jaxrl_llm.rewards import verifiers
-from jaxrl_llm.rewards.calling import describe
+from jaxrl_llm.rewards.calling import error_line
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact_match": verifiers.exact_match,
@@ -26,18 +26,18 @@ _PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # 
 
 
 class Loaded(NamedTuple):
-    """A reward function, and the code that it came from."""
+    """A reward function, and the digest of its code."""
 
     function: Callable[..., Any]
-    digest: str  # SHA-256 in hexadecimal of its file's bytes; "" where it has none
-    warm_up: Callable[[], Any] = lambda: None  # imports what the function's first call would
+    digest: str  # SHA-256 of its file in hexadecimal; "" if it has no file
+    warm_up: Callable[[], Any] = lambda: None  # imports what the function's first call would import
 
 
 def load(name: str) -> Loaded:
     """Load NAME, NAME(ARGUMENT), FILE.py:FUNCTION or MODULE:FUNCTION. Paths are relative to the current folder.
 
-    Raises InputError for a module or function that is missing or fails, even by sys.exit(); for a built-in whose
-    package is not installed; for a bad argument.
+    Raises InputError for a module or function that is missing or fails, even with sys.exit(); for a built-in whose
+    package is not installed; and for an invalid argument.
     """
     head, bracket, rest = name.partition("(")
     if bracket and head in FACTORIES:
@@ -53,7 +53,7 @@ def load(name: str) -> Loaded:
 
 
 def load_function(spec: str, what: str) -> Loaded:
-    """Load FILE.py:FUNCTION or MODULE:FUNCTION; `what` it is, for errors. Raises InputError as `load` does."""
+    """Load FILE.py:FUNCTION or MODULE:FUNCTION. what: names it in errors. Raises InputError as `load` does."""
     source, _, function = spec.rpartition(":")
     module, digest = _from_source(source, what)
     return Loaded(_function(module, source, function), digest)
@@ -66,14 +66,14 @@ def _from_source(source: str, what: str) -> tuple[ModuleType, str]:
             return _from_file(Path(source).expanduser())
         module = importlib.import_module(source)
         return module, _digest(getattr(module, "__file__", None))
-    except BaseException as error:  # a file that ends the interpreter too
-        raise InputError(f"cannot load {what} from {source!r}: {describe(error)}") from error
+    except BaseException as error:  # SystemExit too
+        raise InputError(f"cannot load {what} from {source!r}: {error_line(error)}") from error
 
 
 def _from_file(path: Path) -> tuple[ModuleType, str]:
-    """Run a file's bytes, of which the digest is. Files compiled before may be older, so none is read or written."""
+    """Execute a file and return its digest. Cached bytecode could be outdated, so it is neither read nor written."""
     data = path.read_bytes()
-    # Its name is nobody else's: the file may be called like a module that something imports later.
+    # A unique module name, because the file may have the name of a module that is imported later.
     module = ModuleType(f"user_file_{path.stem}")
     module.__file__ = str(path.absolute())
     sys.modules[module.__name__] = module  # dataclasses and pickle look there

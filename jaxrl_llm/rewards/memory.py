@@ -1,4 +1,4 @@
-"""How much memory the machine has, and how much a process and its children hold."""
+"""Memory of the machine, and of a process with its children."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this machine, or the container that this process runs in, has."""
+    """Bytes of memory of this machine, or of the container that this process runs in."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
         try:
             found.append(int(path.read_text()))
-        except (OSError, ValueError):  # there is no such limit, or it is "max"
+        except (OSError, ValueError):  # no limit, or "max"
             continue
     return min(found)
 
 
 def resident(process: int) -> int:
-    """Bytes that a process and its children hold in memory; 0 where the system does not tell (without /proc)."""
+    """Resident bytes of a process and its children; 0 on systems without /proc."""
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except (OSError, IndexError):

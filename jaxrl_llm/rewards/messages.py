@@ -1,4 +1,4 @@
-"""Python values over a socket between the trainer and a reward's process: the length in 8 bytes, then the pickle."""
+"""Messages between the trainer and a reward's process over a socket: 8 bytes of length, then a pickle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 _LENGTH = struct.Struct(">Q")
-_TICK = 0.05  # seconds between two looks at a process that is silent
+_TICK = 0.05  # seconds between two checks of a silent process
 
 
 def send(connection: socket.socket, value: Any, deadline: float | None = None) -> None:
-    """Send a value. deadline: on the clock of time.monotonic(); None waits for ever.
+    """Send a value. deadline: on the clock of time.monotonic(); None: no limit.
 
-    Raises TimeoutError after the deadline, another OSError if the other side is gone.
+    Raises TimeoutError after the deadline, another OSError if the connection is closed.
     """
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     connection.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
@@ -27,10 +27,10 @@ def send(connection: socket.socket, value: Any, deadline: float | None = None) -
 def receive(
     connection: socket.socket, deadline: float | None = None, meanwhile: Callable[[], None] | None = None
 ) -> Any:
-    """Wait for a value, calling `meanwhile` every 50 ms; what that raises is raised.
+    """Wait for a value, calling `meanwhile` every 50 ms.
 
-    Raises TimeoutError after the deadline, EOFError or another OSError if the other side is gone, and what unpickling
-    raises.
+    Raises TimeoutError after the deadline, EOFError or another OSError if the connection is closed, and any exception
+    of `meanwhile` or of unpickling.
     """
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size, deadline, meanwhile))
     return pickle.loads(_read(connection, length, deadline, meanwhile))

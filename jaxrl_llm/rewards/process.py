@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own, which can be ended."""
+"""Reward functions that run in a process of their own, which can be killed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards.calling import Outcome, describe, late, nothing
+from jaxrl_llm.rewards.calling import Outcome, all_failed, error_line, time_limit_text
 from jaxrl_llm.rewards.memory import machine_memory, resident
 from jaxrl_llm.rewards.messages import receive, send
 from jaxrl_llm.rewards.worker import Ready
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
-LOAD_LIMIT = 30.0  # seconds in which a reward must be loaded; what takes longer belongs into its first call
-_GRACE = 0.25  # seconds after a time limit in which a process may say itself that it is late, and live on
+LOAD_LIMIT = 30.0  # seconds for loading a reward; slower initialisation belongs in its first call
+_GRACE = 0.25  # seconds after a time limit in which a process can report the timeout itself and is not killed
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; from jaxrl_llm.rewards.worker import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -35,22 +35,22 @@ _PROGRAM = (
 
 
 class ProcessFunction:
-    """A reward function that is loaded and called in a process of its own, with this one's sys.path.
+    """A reward function that is loaded and called in a process of its own, with this process's sys.path.
 
-    name: as in `get_reward`, without a weight. folder: where the process runs; relative paths start there.
+    name: as in `get_reward`, without a weight. folder: working directory of the process, for relative paths.
 
-    `start` starts the process. It is killed if it takes too long or too much memory, and by `close`; after that, or
-    after it ended itself, the next call starts another, in which the variables of the function's module start anew.
-    The process gets JAX_PLATFORMS=cpu, so that a reward that uses JAX does not take the trainer's accelerator. What it
-    prints goes to standard error. It ends when this process ends, even if this process is killed.
+    `start` starts the process. It is killed by `close`, and if it exceeds its time or memory limit. After that, or if
+    it exits, the next call starts a new process, in which the function's module is loaded again. The process has
+    JAX_PLATFORMS=cpu, so that a reward that uses JAX does not claim the trainer's accelerator. Its output goes to
+    standard error. It exits with this process, even if this process is killed.
     """
 
     def __init__(self, name: str, folder: str | os.PathLike[str] = ".") -> None:
         self.name = name
         self.folder = str(Path(folder).absolute())
-        self.digest = ""  # SHA-256 of the file that was loaded; "" before, and where there is no file
+        self.digest = ""  # SHA-256 of the loaded file; "" before loading, and if there is no file
         self.__name__ = name
-        self.__signature__ = inspect.Signature()  # what inspect.signature finds, known when it is loaded
+        self.__signature__ = inspect.Signature()  # for inspect.signature; set when the function is loaded
         self._path = [str(entry) for entry in sys.path]
         self._lock = threading.Lock()  # one call at a time
         self._worker: _Worker | None = None
@@ -59,56 +59,56 @@ class ProcessFunction:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process, which loads the function meanwhile, if there is none. InputError if that is impossible."""
+        """Start the process, unless it is running; it begins to load the function. InputError if it cannot start."""
         with self._lock:
             self._start()
 
     def load(self) -> None:
-        """Wait until the function is loaded. InputError if it cannot be, or is not within LOAD_LIMIT seconds."""
+        """Wait until the function is loaded. InputError if loading fails or takes more than LOAD_LIMIT seconds."""
         with self._lock:
             self._load()
 
     def close(self) -> None:
-        """End the process at once, even a busy one. A later call starts another."""
+        """Kill the process immediately, even if it is busy. A later call starts a new one."""
         self._closed = True
         if (worker := self._worker) is not None:
-            _kill(worker)  # a thread that waits for it holds the lock, and releases it now
+            _kill(worker)  # a thread that waits for the process holds the lock; this makes it release the lock
         with self._lock:
             self._forget()
 
     def run(
         self, arguments: Mapping[str, list[Any]], count: int, limit: float, memory_limit: float | None = None
     ) -> Outcome:
-        """Call the function on `count` samples within `limit` seconds; see `calling.outcome`. Raises nothing.
+        """Call the function on `count` samples within `limit` seconds; see `calling.call_reward`. Never raises.
 
-        memory_limit: bytes that the process and its children may hold; half of the machine's memory if None.
+        memory_limit: most resident bytes of the process and its children; None: half of the machine's memory.
         """
         with self._lock:
             self._closed = False
             try:
                 worker = self._load()
             except InputError as error:
-                return nothing(count, str(error), 0.0)
+                return all_failed(count, str(error), 0.0)
             columns = {}
             for name, values in arguments.items():
                 try:
                     columns[name] = pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
                 except Exception as error:
-                    return nothing(count, f"column {name!r} cannot be sent to its process: {describe(error)}", 0.0)
+                    return all_failed(count, f"column {name!r} cannot be sent to its process: {error_line(error)}", 0.0)
             start = time.monotonic()
             try:
                 found = self._ask(worker, (columns, count, limit, limit), limit + _GRACE, memory_limit)
                 return Outcome(*found)._replace(seconds=time.monotonic() - start)
             except _Late:
-                cause = f"{late(limit)}; its process was ended"
+                cause = f"{time_limit_text(limit)}; its process was ended"
             except _Ended as ended:
                 cause = "closed while it scored" if self._closed else f"its process {ended}"
-            return nothing(count, cause, time.monotonic() - start)
+            return all_failed(count, cause, time.monotonic() - start)
 
     def __call__(self, completions: list[Any], **columns: list[Any]) -> list[float]:
-        """Score completions, as the function itself would, but within 10 seconds: N numbers, NaN for "not scored".
+        """Score completions as the function itself would, within 10 seconds: N numbers, NaN for "not scored".
 
-        Raises InputError with the first thing that went wrong.
+        Raises InputError with the first problem.
         """
         found = self.run({"completions": completions, **columns}, len(completions), 10.0)
         if any(found.failed):
@@ -123,9 +123,9 @@ class ProcessFunction:
             try:
                 self._worker = _start(self.name, self.folder, self._path)
             except OSError as error:
-                raise InputError(f"cannot start a process for the reward {self.name!r}: {describe(error)}") from error
+                raise InputError(f"cannot start a process for the reward {self.name!r}: {error_line(error)}") from error
             self._loaded = False
-            # Also when nobody refers to this function any more, and when the interpreter ends.
+            # Runs also when this object is garbage collected and when the interpreter exits.
             self._end = weakref.finalize(self, _end, self._worker, os.getpid())
         return self._worker
 
@@ -148,7 +148,7 @@ class ProcessFunction:
             raise InputError(answer)
         if self.digest not in ("", answer.digest):
             logger.warning(
-                "%s has changed since it was first loaded: the new code scores from here on", _source(self.name)
+                "%s has changed since it was first loaded: the new code is used from now on", _source(self.name)
             )
         self.__name__, self.digest, self._loaded = answer.name, answer.digest, True
         self.__signature__ = inspect.Signature(
@@ -162,7 +162,7 @@ class ProcessFunction:
     def _ask(self, worker: _Worker, message: Any, seconds: float, memory_limit: float | None = None) -> Any:
         try:
             return _ask(worker, message, seconds, memory_limit)
-        except BaseException:  # Ctrl-C too: a late answer would be taken for the next batch's
+        except BaseException:  # Ctrl-C too, because a late answer would be mistaken for that of the next batch
             self._forget()
             raise
 
@@ -172,21 +172,21 @@ class ProcessFunction:
 
 
 class _Worker(NamedTuple):
-    process: subprocess.Popen[bytes]  # the first of its group
+    process: subprocess.Popen[bytes]  # leader of its process group
     connection: socket.socket
-    life: int  # the end of a pipe: the process ends when it is closed, see `worker`
+    life: int  # write end of a pipe: the process exits when it is closed, see `worker`
 
 
 class _Ended(Exception):
-    """A process gave no answer; it has ended or must be killed. The text says why, after the words "its process"."""
+    """A process did not answer; it has exited or must be killed. The message continues the words "its process"."""
 
 
 class _Late(_Ended):
-    """A process gave no answer in time."""
+    """A process did not answer in time."""
 
 
 def _no_worker() -> None:
-    """Nothing to end."""
+    """There is no process to kill."""
 
 
 def _source(name: str) -> str:
@@ -199,14 +199,14 @@ def _start(name: str, folder: str, path: list[str]) -> _Worker:
     other_end, life = os.pipe()
     try:
         process = subprocess.Popen(
-            # -P: files in the folder do not shadow modules before the program has set sys.path.
+            # -P: files in the folder must not shadow modules before the program has set sys.path.
             [sys.executable, "-P", "-c", _PROGRAM, str(its.fileno()), str(other_end), *path],
             pass_fds=(its.fileno(), other_end),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # prints of a reward are no output of ours
+            stdout=2,  # output of a reward must not mix with the trainer's
             cwd=folder,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            start_new_session=True,  # Ctrl-C is for the trainer
+            start_new_session=True,  # Ctrl-C is only for the trainer
         )
     except BaseException:
         ours.close()
@@ -215,18 +215,18 @@ def _start(name: str, folder: str, path: list[str]) -> _Worker:
     finally:
         its.close()
         os.close(other_end)
-    with contextlib.suppress(OSError):  # it may have ended already; `_ask` finds out
+    with contextlib.suppress(OSError):  # it may have exited already, which `_ask` detects
         send(ours, name)
     return _Worker(process, ours, life)
 
 
 def _ask(worker: _Worker, message: Any, seconds: float, memory_limit: float | None) -> Any:
-    """Send a message, unless it is None, and wait for an answer. After _Ended the process is of no more use."""
+    """Send a message, unless it is None, and wait for the answer. After _Ended the process cannot be used any more."""
     deadline = time.monotonic() + seconds
 
     def look() -> None:
         if _has_ended(worker):
-            raise EOFError  # its children may hold the connection open
+            raise EOFError  # its children may keep the connection open
         most = machine_memory() / 2 if memory_limit is None else memory_limit
         if resident(worker.process.pid) > most:
             raise _Ended(f"took more than {most / 1e9:.3g} GB and was ended")
@@ -239,13 +239,13 @@ def _ask(worker: _Worker, message: Any, seconds: float, memory_limit: float | No
         raise
     except TimeoutError as error:
         raise _Late from error
-    except Exception as error:  # the connection is closed; or what came is no pickle, if the reward wrote it
+    except Exception as error:  # the connection is closed, or the reward wrote something else to it
         _kill(worker)
         raise _Ended(_how(worker.process)) from error
 
 
 def _has_ended(worker: _Worker) -> bool:
-    """Whether the process has ended. It is not waited for, so its number stays its own."""
+    """Whether the process has exited. It is not reaped, so that its id cannot be reused."""
     return os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -259,14 +259,14 @@ def _how(process: subprocess.Popen[bytes]) -> str:
 
 
 def _kill(worker: _Worker) -> None:
-    """End the process and its children. A process that was ending keeps its own status."""
-    if worker.process.returncode is None:  # else its number may be another's by now
+    """Kill the process and its children. A process that has already exited keeps its status."""
+    if worker.process.returncode is None:  # else its id may belong to another process by now
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.process.pid, signal.SIGKILL)
 
 
 def _end(worker: _Worker, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the trainer that ends: the process is not its own
+    if os.getpid() != owner:  # a fork of the trainer must not kill the trainer's processes
         return
     _kill(worker)
     with contextlib.suppress(subprocess.TimeoutExpired):

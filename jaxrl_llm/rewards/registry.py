@@ -19,25 +19,24 @@ def names() -> list[str]:
 
 
 def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
-    """The reward that a text of the form `NAME[*WEIGHT]` describes; the weight is 1 if not given.
+    """The reward of a spec `NAME[*WEIGHT]`; the weight is 1 by default.
 
     NAME is one of `names()`, `format_match(REGEX)`, `path/to/file.py:FUNCTION` or `package.module:FUNCTION`.
-    The function is loaded and called in a process of its own, which runs in `folder`, where relative paths start; see
-    `process.ProcessFunction`. The process can be ended, but nothing keeps it from files or the network: the code of a
-    file or module must be trusted.
+    The function is loaded and called in a process of its own with the working directory `folder`; see
+    `process.ProcessFunction`. The process can be killed, but it is not sandboxed: the code must be trusted.
 
     >>> get_reward("number_match*0.5").weight
     0.5
 
-    Raises InputError for an unknown name, a file, module or function that is missing or fails, and a bad weight.
+    Raises InputError for an unknown name, a file, module or function that is missing or fails, or an invalid weight.
     """
     return get_rewards([spec], folder)[0]
 
 
 def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> list[Reward]:
-    """`get_reward` of each text; the processes start side by side. Raises InputErrors if several are wrong."""
+    """The reward of each spec; their processes start in parallel. Raises InputErrors if several specs are invalid."""
     if isinstance(specs, str):
-        raise InputError(f"get_rewards needs a list of texts: write get_rewards([{specs!r}])")
+        raise InputError(f"get_rewards needs a list of strings: write get_rewards([{specs!r}])")
     started: list[tuple[ProcessFunction, float]] = []
     rewards, problems = [], []
     for spec in specs:
@@ -62,18 +61,18 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
 
 
 def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
-    """The name and the weight. What can be known without running any code is checked."""
+    """The name and the weight of a spec, checked as far as possible without running code."""
     if not isinstance(spec, str):
         raise InputError(f"a reward is given as text, such as 'number_match*0.5'; found {type(spec).__name__}")
     spec = spec.strip()
     name, weight = spec, 1.0
-    if "*" in spec and not spec.endswith(")"):  # a regular expression may hold a star itself
+    if "*" in spec and not spec.endswith(")"):  # a star inside brackets belongs to a regular expression
         name, _, factor = spec.rpartition("*")
         name, weight = name.strip(), _weight(spec, factor)
     head, bracket, rest = name.partition("(")
     if bracket and head in FACTORIES:
         if not rest.endswith(")"):
-            raise InputError(f"reward {spec!r}: the bracket after {head!r} is never closed")
+            raise InputError(f"reward {spec!r}: the bracket after {head!r} is not closed")
         return name, weight
     if name in FACTORIES:
         raise InputError(f"reward {name!r} needs a pattern: {name}(REGEX)")
@@ -95,6 +94,6 @@ def _weight(spec: str, factor: str) -> float:
         weight = float(factor)
     except ValueError:
         weight = math.nan
-    if not abs(weight) <= 1e30:  # the total of a completion is a float32
+    if not abs(weight) <= 1e30:  # keeps the total reward within float32
         raise InputError(f"reward {spec!r}: {factor!r} is not a weight; write NAME*WEIGHT, such as number_match*0.5")
     return weight

@@ -1,11 +1,11 @@
-"""Run reward functions side by side, each within its time limit, and combine their scores.
+"""Run reward functions in parallel, each within its time limit, and combine their scores.
 
 A reward is a plain Python function with the signature that TRL's trainers use,
 
     def reward(completions, **columns) -> list[float]          # or async def
 
-called by keyword with lists of length N: `completions` and every column of the batch. It gets only the columns that it
-names, or all of them where it takes `**kwargs`. An entry of the result that is None or NaN means "not scored".
+called by keyword with lists of length N: `completions`, and those columns of the batch that it has parameters for, or
+all of them if it takes `**kwargs`. An entry of the result that is None or NaN means "not scored".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.rewards.calling import Outcome, describe, late, nothing, outcome, parameters
+from jaxrl_llm.rewards.calling import Outcome, all_failed, call_reward, error_line, parameters, time_limit_text
 from jaxrl_llm.rewards.process import ProcessFunction
 
 logger = logging.getLogger("jaxrl_llm.rewards")
@@ -35,20 +35,20 @@ _LONGEST = 1e6  # seconds of a time limit
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function and how to use it.
+    """A reward function with its weight and limits.
 
-    A plain Python function runs in a thread of this process. A thread cannot be ended: one that hangs is left behind,
-    and code that never releases the interpreter lock (a runaway regular expression, a loop in C) holds up the whole
-    process. Put such a function into a file: `get_reward("file.py:function")` runs it in a process that can be ended.
+    A plain Python function runs in a thread of this process. Threads cannot be killed: one that hangs is abandoned, and
+    code that never releases the GIL (a runaway regular expression, a loop in C) blocks the whole process. Put such a
+    function in a file: `get_reward("file.py:function")` runs it in a process that can be killed.
 
-    Raises InputError for a function that cannot be called or a number out of its range.
+    Raises InputError for a function that is not callable or a number out of range.
     """
 
     function: Callable[..., Any]
     weight: float = 1.0  # of this component in the total; finite, may be negative
-    name: str = ""  # of the component; the function's own name if empty
+    name: str = ""  # of the component; by default the function's name
     time_limit: float = 10.0  # seconds for a batch, above 0 and at most 1e6
-    default: float = 0.0  # the score of a sample on which the function fails; finite, or NaN for "not scored"
+    default: float = 0.0  # score of a sample on which the function fails; finite, or NaN for "not scored"
     memory_limit: float | None = None  # bytes of the function's process, if it has one; None: half of the machine's
 
     def __post_init__(self) -> None:
@@ -70,29 +70,28 @@ class Reward:
 
 
 class Scores(NamedTuple):
-    """What `score` found for N samples. NaN stands for "not scored"."""
+    """The scores of N samples. NaN means "not scored"."""
 
     components: dict[str, np.ndarray]  # f32[N] per reward name, before weighting
-    total: np.ndarray  # f32[N] weighted sum of the components that scored the sample; NaN if none did
-    failures: dict[str, int]  # samples that got the default, per reward
-    seconds: dict[str, float]  # wall-clock time of each function, at most about its limit
+    total: np.ndarray  # f32[N], weighted sum of the components that scored the sample; NaN if none did
+    failures: dict[str, int]  # number of samples that got the default, per reward
+    seconds: dict[str, float]  # wall-clock time of each function, roughly bounded by its limit
 
 
 def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
-    """Score N completions with every reward at once.
+    """Score N completions with all rewards in parallel.
 
-    completions: N strings, or N lists of messages where prompts are conversations.
-    columns: name -> N values: the columns of the data set, `prompts`, `completion_ids` and whatever else there is.
+    completions: N strings, or N lists of messages if prompts are conversations.
+    columns: name -> N values: the columns of the data set, `prompts`, `completion_ids` and so on.
 
-    A function that raises on the batch is tried again one sample at a time, so that only the samples on which it raises
-    get its default. One that is not done within its time limit, or returns something else than N values, gets the
-    default for the whole batch; a value that is infinite or no number, for that sample. Failures are logged, once per
-    reward and call, and never raised.
+    A function that raises on the batch is called again for each sample, so that only the samples on which it raises get
+    its default. If it exceeds its time limit or does not return N values, the whole batch gets the default; if a value
+    is infinite or not a number, that sample does. Failures are logged, once per reward and call, and never raised.
 
-    Functions from `get_reward` run in processes (see `process`). One that is late, holds too much memory or ends its
-    own process gives the default for the whole batch. Its process is ended; the next batch starts another, and waits
-    up to 30 s for it to load. A plain Python function that hangs is left behind in its daemon thread, which does not
-    keep the interpreter alive; see `Reward`.
+    Functions from `get_reward` run in processes (see `process`). If a process exceeds its time or memory limit or
+    exits, the whole batch gets the default. The process is killed; the next batch starts a new one and waits up to 30 s
+    for it to load. A plain Python function that hangs is abandoned in a daemon thread, which does not keep the
+    interpreter alive; see `Reward`.
 
     Raises InputError if there are no rewards, two share a name, or a column does not have N values.
     """
@@ -101,15 +100,15 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     inputs = {**columns, "completions": completions}
     running = [(reward, time.monotonic(), _start(reward, inputs, count)) for reward in rewards]
     outcomes: dict[str, Outcome] = {}
-    # Shortest limit first: waiting for a patient reward must not give a less patient one more time than its own.
+    # Shortest limit first, so that waiting for one reward never gives another more time than its limit.
     for reward, start, future in sorted(running, key=lambda entry: entry[0].time_limit):
         if isinstance(reward.function, ProcessFunction):
-            outcomes[reward.name] = future.result()  # within limits of its own
+            outcomes[reward.name] = future.result()  # enforces its own limits
             continue
         try:
             outcomes[reward.name] = future.result(max(0.0, start + reward.time_limit - time.monotonic()))
         except TimeoutError:
-            outcomes[reward.name] = nothing(count, late(reward.time_limit), time.monotonic() - start)
+            outcomes[reward.name] = all_failed(count, time_limit_text(reward.time_limit), time.monotonic() - start)
 
     components, failures, seconds = {}, {}, {}
     for reward in rewards:
@@ -130,26 +129,26 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
 
 
 def close_rewards(rewards: Iterable[Reward]) -> None:
-    """End the processes of rewards, even busy ones. Scoring again starts new ones. At exit this happens by itself."""
+    """Kill the processes of rewards, even busy ones. Scoring again starts new ones. Done automatically at exit."""
     for reward in rewards:
         if isinstance(reward.function, ProcessFunction):
             reward.function.close()
 
 
-def digest(reward: Reward) -> str:
+def reward_digest(reward: Reward) -> str:
     """SHA-256, in hexadecimal, of the file that a reward of `get_reward` was loaded from.
 
-    Of a built-in reward it is the file of the library, without the pattern of `format_match`. "" for a plain function,
-    and for a module without a file.
+    For a built-in reward this is a file of the library; the pattern of `format_match` is not included. "" for a plain
+    function, and for a module without a file.
     """
     return reward.function.digest if isinstance(reward.function, ProcessFunction) else ""
 
 
 def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
-    """Raise InputError if a reward names a column, without a default value, that is not in `columns`.
+    """Raise InputError if a reward has a parameter without a default value that is not in `columns`.
 
-    And if it takes nothing at all, or takes something only by its place: it is called by name. `score` would only log
-    this at every batch: call it once, when a run starts. `completions` is always there.
+    Also if it takes no parameters, or needs positional-only ones, since it is called by keyword. `completions` always
+    exists. Call this once when a run starts: `score` would only log the problem for every batch.
     """
     if columns is None or isinstance(columns, str):
         raise InputError(f"columns is {shown(columns)}, but must be a list of names")
@@ -169,12 +168,13 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
 def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> None:
     if not isinstance(rewards, list | tuple) or not all(isinstance(reward, Reward) for reward in rewards):
         raise InputError(f"rewards must be a list of Reward, found {shown(rewards)}: score([Reward(function)], ...)")
+
     if not rewards:
         raise InputError("no rewards: give at least one")
     if isinstance(completions, str) or not hasattr(completions, "__len__"):
         raise InputError(f"completions must be a list of texts or of messages, found {type(completions).__name__}")
     if not isinstance(columns, Mapping):
-        raise InputError(f"columns must be lists by name, found {type(columns).__name__}")
+        raise InputError(f"columns must be a dict of lists, found {type(columns).__name__}")
     count = len(completions)
     names = [reward.name for reward in rewards]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -187,7 +187,7 @@ def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappi
 
 
 def combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> np.ndarray:
-    """f32[N]: the weighted sum of the components that scored a sample; NaN where none did."""
+    """f32[N]: the weighted sum of the components that scored a sample; NaN if none did."""
     values = np.stack([components[reward.name] for reward in rewards]).astype(np.float64)  # [rewards, N]
     weights = np.array([[reward.weight] for reward in rewards])
     total = np.sum(weights * np.nan_to_num(values), axis=0)
@@ -195,9 +195,9 @@ def combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> 
 
 
 def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> Future[Outcome]:
-    """Run the function in a daemon thread. The pools of `concurrent.futures` are joined at exit, this is not."""
+    """Run the function in a daemon thread, which, unlike the pools of `concurrent.futures`, is not joined at exit."""
     future: Future[Outcome] = Future()
-    # The thread has lists of its own: a function may change them while its neighbours read theirs.
+    # Copies, because a function may modify its lists while others read theirs.
     arguments = {name: list(inputs[name]) for name in _wanted(reward.function, inputs)}
     deadline, function = time.monotonic() + reward.time_limit, reward.function
 
@@ -206,9 +206,9 @@ def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> F
             if isinstance(function, ProcessFunction):
                 found = function.run(arguments, count, reward.time_limit, reward.memory_limit)
             else:
-                found = outcome(function, arguments, count, deadline, reward.time_limit)
-        except BaseException as error:  # no memory for a column's copy, say
-            found = nothing(count, describe(error), 0.0)
+                found = call_reward(function, arguments, count, deadline, reward.time_limit)
+        except BaseException as error:  # e.g. MemoryError while copying a column
+            found = all_failed(count, error_line(error), 0.0)
         future.set_result(found)
 
     threading.Thread(target=run, name=f"reward {reward.name}", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Completions of a batch, or of one group after another, scored by reward functions."""
+"""Score the completions of a batch, or of one group after another, with reward functions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jaxrl_llm.trajectory import Trajectories
 
 
 class Scored(NamedTuple):
-    """A batch with its rewards, and what is worth knowing about the scoring."""
+    """A batch with its rewards."""
 
     batch: Trajectories
-    texts: list[str]
-    failures: dict[str, int]
+    texts: list[str]  # of the completions
+    failures: dict[str, int]  # number of samples that got the default, per reward
 
 
 def score_batch(
@@ -34,10 +34,10 @@ def score_batch(
     scores: Scores | None = None,
     which: np.ndarray | None = None,
 ) -> Scored:
-    """Score every completion; `rows` holds the data set row of each prompt, in the order of the batch's groups.
+    """Score every completion. rows: the data set row of each prompt, in the order of the batch's groups.
 
-    scores: of the batch's rows, where they are known already; then no reward function is called.
-    which: bool[N], the completions that reward functions see; the others are not scored (NaN). Default: all.
+    scores: scores of the batch's rows, if already known; then no reward function is called.
+    which: bool[N], the completions to score; the others get NaN. Default: all.
     """
     texts = completion_texts(tokenizer, batch)
     if scores is None:
@@ -52,7 +52,7 @@ def score_batch(
 
 
 def with_defaults(rewards: Sequence[Reward], scored: Scored, which: np.ndarray) -> Scored:
-    """The batch with the rewards' defaults in the rows that `which` names, bool[N]; they count as failures."""
+    """Give the rows `which`, bool[N], the rewards' defaults; they count as failures."""
     found = scored.batch.rewards or {}
     components = {r.name: np.where(which, r.default, found[r.name]).astype(np.float32) for r in rewards}
     total = np.where(which, combine(rewards, components), scored.batch.need("reward")).astype(np.float32)
@@ -68,7 +68,7 @@ def _score_some(
     ids: list[list[int]],
     which: np.ndarray,
 ) -> Scores:
-    """`_score` of the completions that `which` names, bool[N], and NaN of the others. It is not called for none."""
+    """`_score` for the completions `which`, bool[N], and NaN for the others. No function is called if there is none."""
     if which.all():
         return _score(rewards, rows, texts, ids)
 
@@ -89,7 +89,7 @@ def _score_some(
 def _score(
     rewards: Sequence[Reward], rows: Sequence[dict[str, Any]], texts: Sequence[str], ids: list[list[int]]
 ) -> Scores:
-    """Score completions, each of the prompt of the row beside it."""
+    """Score completions; rows: the data set row of each."""
     completions = [
         [{"role": "assistant", "content": text}] if is_conversation(row["prompt"]) else text
         for text, row in zip(texts, rows, strict=True)
@@ -102,24 +102,24 @@ def _score(
 PADDING = {"turn": -1, "support_floor": -np.inf}  # of [N, L] fields; 0 of the others
 
 
-def group_of(scored: Scored, number: int, size: int) -> Scored:
-    """The rows of one group. Failures are not known by row: the first group has them all."""
+def rows_of_group(scored: Scored, number: int, size: int) -> Scored:
+    """The rows of one group. Failures are not known per row, so all are attributed to the first group."""
     place = slice(number * size, (number + 1) * size)
     failures = {name: 0 if number else count for name, count in scored.failures.items()}
     return Scored(jax.tree.map(lambda x: np.asarray(x)[place], scored.batch), scored.texts[place], failures)
 
 
-def join(groups: list[Scored]) -> Scored:
-    """One batch of groups of possibly different widths, numbered in their order."""
+def concatenate_groups(groups: list[Scored]) -> Scored:
+    """Concatenate groups of possibly different widths, renumbering them in their order."""
     width = max(group.batch.tokens.shape[1] for group in groups)
 
     def widened(batch: Trajectories, number: int) -> Trajectories:
-        wide = {
+        padded = {
             name: np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=PADDING.get(name, 0))
             for name, x in vars(batch).items()
             if isinstance(x, np.ndarray) and x.ndim == 2
         }
-        return batch.replace(**wide, group=np.full(batch.group.shape, number, np.int32))
+        return batch.replace(**padded, group=np.full(batch.group.shape, number, np.int32))
 
     batches = [widened(group.batch, number) for number, group in enumerate(groups)]
     return Scored(
@@ -130,10 +130,10 @@ def join(groups: list[Scored]) -> Scored:
 
 
 class StreamedScores:
-    """Scores groups in a background thread, in the order in which they are given, while others are still sampled.
+    """Scores groups in a background thread, in the order in which they are added, while others are still sampled.
 
-    One group at a time: no reward function runs twice at once, but for one that was left behind at its time limit.
-    A context manager: groups that are not scored when it is left are dropped.
+    Groups are scored one at a time, so no reward function runs twice at once, except for one that was abandoned at its
+    time limit. As a context manager it drops groups that are not scored on exit.
     """
 
     def __init__(self, rewards: Sequence[Reward], tokenizer: Any) -> None:
@@ -150,12 +150,12 @@ class StreamedScores:
 
     def add(self, number: int, row: dict[str, Any], ids: list[list[int]]) -> None:
         """Score a group (its number, its data set row, the token ids of its completions)."""
-        # Texts are made here: tokenisers are not made for several threads.
+        # Decode in this thread, because tokenisers are not thread-safe.
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
         self._scores[number] = self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids)
 
     def scores(self) -> Scores:
-        """The scores of all groups in ascending order of their numbers; waits for them."""
+        """Wait for the scores of all groups, in ascending order of their numbers."""
         found = [self._scores[number].result() for number in sorted(self._scores)]
         return Scores(
             {name: np.concatenate([part.components[name] for part in found]) for name in found[0].components},
@@ -166,11 +166,11 @@ class StreamedScores:
 
     @property
     def any(self) -> bool:
-        """Whether a group was given to be scored."""
+        """Whether a group was added."""
         return bool(self._scores)
 
     async def episodes(self, row: dict[str, Any], episodes: Sequence[Any]) -> list[Any]:
-        """Episodes of one prompt with their rewards. Reward functions see the tokens that were sampled."""
+        """Score episodes of one prompt and return them with their rewards. Reward functions see the sampled tokens."""
         ids = [episode.own.token[episode.actions].tolist() for episode in episodes]
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
         found = await asyncio.wrap_future(self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids))
@@ -180,7 +180,7 @@ class StreamedScores:
         return [e.scored(float(total), part) for e, total, part in zip(episodes, found.total, parts, strict=True)]
 
     def known(self, episodes: Sequence[Any]) -> Scores:
-        """The scores that episodes have already; those without, of groups that failed, get the rewards' defaults."""
+        """The scores of episodes that were scored before. Episodes of failed groups get the rewards' defaults."""
         names = [reward.name for reward in self._rewards]
         defaults = {reward.name: reward.default for reward in self._rewards}
         missing = [episode.reward is None for episode in episodes]

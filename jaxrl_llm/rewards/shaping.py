@@ -1,4 +1,4 @@
-"""Rewards shaped by what the trajectory looks like rather than by what it says."""
+"""Reward shaping by the form of a trajectory, such as its length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def soft_overlong_penalty(max_tokens: int, buffer: int) -> Transform:
 
     def add(batch: Trajectories) -> Trajectories:
         if batch.reward is None:
-            raise InputError("the batch has no rewards: score it before the overlong penalty is added")
+            raise InputError("the batch has no rewards: score it before adding the overlong penalty")
         lengths = jnp.sum(batch.action_mask, axis=1).astype(jnp.float32)
         return batch.replace(reward=batch.reward + overlong_penalty(lengths, max_tokens, buffer))
 

@@ -1,4 +1,4 @@
-"""Rewards rewritten before credit is assigned: graded, ranked, stretched, held to a budget, or taken out.
+"""Transforms of rewards before credit assignment: grades, ranks, rescaling, budgets, and exclusion of rows.
 
 Scaling by running moments is `advantages.normalisation.running_reward_scaling`.
 """
@@ -16,14 +16,14 @@ from jaxrl_llm.transform import Transform, stateless
 
 
 def rescore(reward: Callable[[Trajectories], jax.Array]) -> Transform:
-    """Replace the combined reward by `reward(batch)` f32[N]; what is not scored stays so."""
+    """Replace the combined reward by `reward(batch)` f32[N]. Rows without a score keep NaN."""
     return stateless(lambda b: b.replace(reward=jnp.where(jnp.isnan(b.scores), jnp.nan, reward(b))))
 
 
 def leave_out(rows: Callable[[Trajectories], jax.Array]) -> Transform:
-    """Take the rows bool[N] out: no score, so no part in statistics, and no loss weight.
+    """Exclude the rows bool[N] from statistics (no score) and from the loss (weight 0).
 
-    Averages that count every row with an action (`objectives.constant`) still do.
+    Averages over all rows with an action (`objectives.constant`) still count them.
     """
 
     def drop(batch: Trajectories) -> Trajectories:
@@ -35,17 +35,17 @@ def leave_out(rows: Callable[[Trajectories], jax.Array]) -> Transform:
 
 
 def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
-    """clip((value - low)/(high - low), 0, 1): a score stretched over the range in which it tells samples apart."""
+    """clip((value - low)/(high - low), 0, 1): a score rescaled to the range in which it distinguishes samples."""
     return jnp.clip((value - low) / (high - low), 0.0, 1.0)
 
 
 def graded(correct: jax.Array, flawed: jax.Array, penalty: float | jax.Array = 1.0) -> jax.Array:
-    """+1 correct, 1 - penalty correct by a flawed derivation, -1 wrong; f32 of bools (FAPO, 2510.22543)."""
+    """+1 for correct, 1 - penalty for correct with a flawed derivation, -1 for wrong; f32[N] (FAPO, 2510.22543)."""
     return jnp.where(correct, 1.0 - penalty * flawed, -1.0)
 
 
 def flawed_rows(batch: Trajectories) -> jax.Array:
-    """bool[N]: info "flawed", or else where the component "sound" is at most 0.5 (NaN is sound), or else none."""
+    """bool[N]: info "flawed" if present, else component "sound" <= 0.5 if present (NaN counts as sound), else False."""
     if (flawed := (batch.info or {}).get("flawed")) is not None:
         return flawed.astype(bool)
     sound = (batch.rewards or {}).get("sound")
@@ -55,7 +55,7 @@ def flawed_rows(batch: Trajectories) -> jax.Array:
 def likelihood_rank(likelihood: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rank of each sample in its group, 0 for the most likely, and the size of the group, f32[N] each.
 
-    likelihood f32[N], NaN where it takes no part. Equal samples share the mean of their ranks.
+    likelihood: f32[N], NaN to exclude a sample. Equal samples share the mean of their ranks.
     """
     known = ~jnp.isnan(likelihood)
     mates = (group[:, None] == group) & known[:, None] & known
@@ -72,16 +72,16 @@ def rank_penalty(
     coefficient: float | jax.Array = 0.25,
     offset: float | jax.Array = 0.0,
 ) -> jax.Array:
-    """r_i (1 - coefficient (G - offset - rank_i)/G), f32[N]: less, the more likely a sample was (2506.02355).
+    """r_i (1 - coefficient (G - offset - rank_i)/G), f32[N]: lower for more likely samples (2506.02355).
 
-    rank and G: `likelihood_rank`. offset 0 takes something of the least likely sample too, 1 nothing.
+    rank and G: see `likelihood_rank`. offset 0 also penalises the least likely sample, offset 1 does not.
     """
     rank, size = likelihood_rank(jnp.where(jnp.isnan(reward), jnp.nan, likelihood), group)
     return reward * (1 - coefficient * (size - offset - rank) / jnp.maximum(size, 1))
 
 
 def budget_level(tokens: jax.Array, max_length: float | jax.Array, scale: float | jax.Array = 4.0) -> jax.Array:
-    """scale cos(pi tokens / (2 max_length)): from `scale` for none to 0 for max_length tokens."""
+    """scale cos(pi tokens / (2 max_length)): `scale` for 0 tokens, 0 for max_length tokens."""
     return scale * jnp.cos(jnp.pi * tokens / (2 * max_length))
 
 
@@ -93,10 +93,10 @@ def budget_reward(
     slope: float | jax.Array = 0.0,
     flat: bool = True,
 ) -> jax.Array:
-    """The reward of a correct completion of n tokens that was told a budget b, f32[N] (HBPO, 2507.15844).
+    """Reward of a correct completion of n tokens whose prompt stated a budget b, f32[N] (HBPO, 2507.15844).
 
-    With c = `budget_level`: c(n) - slope |n - b| for b < n <= max_length, c(b) for n <= b, and 0 beyond max_length.
-    flat False: min(c(n) - slope |n - b|, c(b)) on both sides, so that a completion short of its budget loses too.
+    With c = `budget_level`: c(n) - slope |n - b| for b < n <= max_length, c(b) for n <= b, and 0 above max_length.
+    flat=False: min(c(n) - slope |n - b|, c(b)) on both sides, which penalises completions shorter than the budget too.
     """
     level = budget_level(budget, max_length, scale)
     over = budget_level(lengths, max_length, scale) - slope * jnp.abs(lengths - budget)

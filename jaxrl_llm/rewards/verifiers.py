@@ -1,6 +1,6 @@
-"""Rewards that compare a completion with a known answer: 1.0 where it is right, 0.0 where it is not.
+"""Rewards that compare a completion with a known answer: 1.0 if it is correct, else 0.0.
 
-Each takes `completions` (N strings, or N message lists) and columns of N values by name, and returns N floats.
+Each takes `completions` (N strings, or N message lists) and columns of N values by keyword, and returns N floats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNSIGNED = (
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?!\w))?"
 )
 # A number starts neither inside a word ("x2") nor after the point of another ("1.2.3"). A sign right after a closing
-# bracket is an operation, "(1)-2". Exponents stop at three digits, so that "1e999999999" cannot fill the memory.
+# bracket is an operator, "(1)-2". Exponents have at most three digits, so that "1e999999999" cannot exhaust memory.
 _NUMBER = re.compile(
     rf"(?<![0-9A-Za-z])(?<![0-9]\.)(?:(?<![)\]}}])(?P<sign>[-+])\$?)?(?P<value>{_UNSIGNED})"
     rf"(?:\s*/\s*(?P<denominator>{_UNSIGNED}))?"
@@ -41,21 +41,21 @@ def text_of(completion: Any) -> str:
         raise InputError(f"a completion is a string or a list of messages, found {type(completion).__name__}")
     contents = [message.get("content") for message in completion if message.get("role") == "assistant"]
     content = contents[-1] if contents else None
-    if isinstance(content, list):  # content in parts, of which only those of text can be compared
+    if isinstance(content, list):  # a list of parts, of which only text can be compared
         return "".join(part.get("text", "") for part in content)
     return content or ""
 
 
 def exact_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
-    """1.0 where the completion is the answer, letter for letter but for white space around either."""
+    """1.0 if the completion equals the answer, ignoring leading and trailing white space."""
     pairs = zip(completions, answer, strict=True)
     return [float(text_of(completion).strip() == str(expected).strip()) for completion, expected in pairs]
 
 
 def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
-    """1.0 where the last number in the completion equals the last number in the answer, exactly.
+    """1.0 if the last number in the completion equals the last number in the answer exactly.
 
-    Reads 42, -3, 0.5, .5, 1,234.50, 1e-3 and 3/4 in running text; for LaTeX take `math_verify`.
+    Reads 42, -3, 0.5, .5, 1,234.50, 1e-3 and 3/4 in plain text; for LaTeX use `math_verify`.
 
     >>> number_match(["half of 2,468 is 1,234."], answer=["1234.0"])
     [1.0]
@@ -72,10 +72,10 @@ def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
 
 def format_match(pattern: str) -> Callable[..., list[float]]:
-    """A reward that is 1.0 where the whole completion matches the regular expression; `.` matches line ends too.
+    """A reward that is 1.0 if the whole completion matches the regular expression; `.` also matches newlines.
 
-    A pattern that backtracks without end on some text, as "(a+)+b", can be ended only in a process: take
-    `get_reward("format_match(REGEX)")`, or keep repetitions unnested.
+    Matching with a pattern of exponential backtracking, such as "(a+)+b", can be killed only in a process: use
+    `get_reward("format_match(REGEX)")`, or avoid nested repetitions.
 
     >>> format_match("<think>.*</think>.+")(["<think>2 + 2</think>4", "4"])
     [1.0, 0.0]
@@ -84,7 +84,7 @@ def format_match(pattern: str) -> Callable[..., list[float]]:
     """
     try:
         compiled = re.compile(pattern, re.DOTALL)
-    except (re.error, OverflowError, RecursionError) as error:  # the last of a pattern in thousands of brackets
+    except (re.error, OverflowError, RecursionError) as error:  # RecursionError: thousands of nested brackets
         raise InputError(f"format_match: {pattern!r} is not a regular expression: {error}") from error
 
     def format_match(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -94,9 +94,9 @@ def format_match(pattern: str) -> Callable[..., list[float]]:
 
 
 def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
-    """1.0 where the completion's final expression is mathematically the answer's, as math-verify judges it.
+    """1.0 if math-verify judges the completion's final expression to be mathematically equal to the answer.
 
-    An answer without LaTeX delimiters is read as one formula: `x^2+1` and `$x^2+1$` are the same.
+    An answer without LaTeX delimiters is read as a single formula: `x^2+1` means `$x^2+1$`.
 
     Raises InputError if math-verify is not installed or an answer cannot be parsed.
     """
@@ -112,7 +112,7 @@ def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
         gold_text = str(expected)
         if not any(delimiter in gold_text for delimiter in _LATEX_DELIMITERS):
             gold_text = f"${gold_text}$"
-        # Its own time limits are alarms, which only a main thread may set; the runner has the limit.
+        # math-verify's time limits are alarms, which only the main thread may set; the runner enforces the limit.
         gold = parse(gold_text, parsing_timeout=None)
         if not gold:
             raise InputError(f"math_verify cannot parse the answer {str(expected)[:80]!r}: use exact_match for text")
@@ -127,10 +127,10 @@ def reasoning_gym(
     reasoning_gym_entry: Sequence[dict[str, Any]],
     **_: Any,
 ) -> list[float]:
-    """The score, 0 to 1, that reasoning-gym's own scorer of the task gives; some tasks give part of a point.
+    """The score, 0 to 1, of reasoning-gym's scorer for the task; some tasks give partial credit.
 
-    The answer is the text in the last `<answer>...</answer>`, or the whole completion without white space around it.
-    The columns are those of `load_prompts("reasoning-gym:TASK")`.
+    The answer is the text in the last `<answer>...</answer>`, else the whole completion, without surrounding white
+    space. The columns are those of `load_prompts("reasoning-gym:TASK")`.
 
     Raises InputError if reasoning-gym is not installed.
     """
@@ -142,7 +142,7 @@ def reasoning_gym(
     return scores
 
 
-@functools.cache  # building a task can mean reading its word lists
+@functools.cache  # building a task can be slow, e.g. if it reads word lists
 def _scorer(task: str) -> Callable[..., float]:
     try:
         from reasoning_gym import get_score_answer_fn
@@ -152,7 +152,7 @@ def _scorer(task: str) -> Callable[..., float]:
 
 
 def _last_number(text: str) -> Fraction | None:
-    """The last number in the text; None if there is none, or it is a division by zero or too long to be meant."""
+    """The last number in the text; None if there is none, or if it divides by zero or has over 1000 characters."""
     found = list(_NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")))
     if not found or len(found[-1].group()) > 1000:
         return None

@@ -1,1 +1,1 @@
-"""Rollouts: how groups of episodes come to be."""
+"""Rollouts: programs that sample groups of episodes, and the driver that runs them."""

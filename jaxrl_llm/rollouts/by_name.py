@@ -15,10 +15,10 @@ NAMED: dict[str, Callable[..., Rollout]] = {"group": group, "hinted": hinted, "f
 
 
 def rollout_by_name(spec: str) -> Rollout:
-    """NAME, NAME(ARGUMENT, ...), path/to/file.py:FUNCTION or package.module:FUNCTION.
+    """The rollout NAME, NAME(ARGUMENT, ...), path/to/file.py:FUNCTION or package.module:FUNCTION.
 
-    The function is a program, async (tools, task) -> episodes, or takes nothing and returns a `Rollout`.
-    Raises InputError for an unknown name, other arguments, and a file that cannot be loaded.
+    The function is a program, async (tools, task) -> episodes, or takes no arguments and returns a `Rollout`.
+    Raises InputError for an unknown name, wrong arguments, and a file or function that cannot be loaded.
 
     >>> rollout_by_name("forked(8, 16)").name
     'forked(8, 16)'
@@ -30,7 +30,7 @@ def rollout_by_name(spec: str) -> Rollout:
         try:
             return NAMED[name](*[int(part) if part.isdigit() else part for part in arguments])
         except TypeError:
-            raise InputError(f"the rollout {spec} has other arguments than {name} takes") from None
+            raise InputError(f"the rollout {spec} has arguments that {name} does not take") from None
     if ":" not in spec:
         raise unknown("rollout", spec, NAMED)
     function: Any = load_function(spec, "a rollout").function
@@ -39,7 +39,7 @@ def rollout_by_name(spec: str) -> Rollout:
     try:
         made = function()
     except TypeError as error:
-        raise InputError(f"the rollout {spec} cannot be made: {error}") from None
+        raise InputError(f"the rollout {spec} cannot be built: {error}") from None
     if not isinstance(made, Rollout):
-        raise InputError(f"the rollout {spec} gives {shown(made)}, but must be an async function or give a Rollout")
+        raise InputError(f"the rollout {spec} returns {shown(made)}, but must be an async function or return a Rollout")
     return made

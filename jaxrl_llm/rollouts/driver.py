@@ -1,7 +1,7 @@
-"""The driver: runs the programs of many groups over one engine, and decides when a step has enough.
+"""The driver: runs the programs of many groups over one engine, and decides when a step has enough groups.
 
-Programs are asyncio tasks. Between two looks at the engine they go on until each waits: for tokens, for a score, or for
-something outside. A pause, other weights or a restart are invisible to a program: its `await` takes longer.
+Programs are asyncio tasks. Between two calls of the engine they run until each of them waits for tokens, a score or an
+external call. Pauses, new weights and restarts are invisible to a program: its `await` takes longer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxrl_llm.sampling.requests import Request, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
-SETTLED = 3  # rounds of the event loop in which no program did anything: all of them wait
+SETTLED = 3  # iterations of the event loop without progress after which all programs are waiting
 
 MakeEngine = Callable[[Sequence[Request], bool, Stats], Engine]  # (first requests, greedy, stats)
 Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
@@ -39,27 +39,27 @@ class Rule:
     """Which groups a step waits for."""
 
     wanted: int | None = None
-    """Stop as soon as so many groups are complete; None: when all are."""
+    """Stop when this many groups are complete; None: when all are."""
     segment_tokens: int = 0
-    """Above 0: pause each completion after so many new tokens, and stop when all are done or paused."""
+    """Above 0: pause each completion after this many new tokens, and stop when all are done or paused."""
     train_unfinished: bool = False
-    """With segments: the step trains on all groups in flight after one. Else only on complete ones, and where there is
-    none, another segment follows."""
+    """With segments: train on all groups in flight after one segment. Otherwise train on complete groups only, and if
+    there are none, decode another segment."""
     in_order: bool = True
-    """Wait for answers from outside before decoding goes on: then which groups are complete first, and what is still in
-    the cache when a conversation comes back, is the same in every run."""
+    """Wait for external calls before decoding continues. Then the order in which groups complete, and what is still in
+    the cache when a conversation continues, are the same in every run."""
 
 
 class Collected(NamedTuple):
-    """What became of the groups in flight, each in one of the first two, in their order."""
+    """The groups that were in flight. `groups` and `left` keep their order."""
 
-    groups: list[Group]
-    left: Pool
-    stats: list[Stats]  # of each engine that sampled, one for each segment
+    groups: list[Group]  # to train on
+    left: Pool  # incomplete groups, to continue in the next step
+    stats: list[Stats]  # of each sampling engine, one per segment
 
 
 class Driver:
-    """Runs programs; see `run`. It holds nothing from one call to the next."""
+    """Runs programs; see `run`. It keeps no state between calls."""
 
     def __init__(
         self,
@@ -74,60 +74,60 @@ class Driver:
         time_limit: float = 60.0,
         on_group: Callable[[int, Group], None] | None = None,
     ) -> None:
-        """context: tokens of the model's context, 0 for unlimited. step: of the weights. chunk: steps of the engine
-        between two looks. time_limit: seconds that a program may wait for something other than the engine. on_group:
-        called with the place in the flight of each complete group, and the group, at once.
+        """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
+        between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
+        on_group: called with the index and value of each group as soon as it is complete.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
         self.on_group = on_group
 
     def run(self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> Collected:
-        """Run the programs of the groups in flight, from their logs on, until the rule has enough.
+        """Run the programs of the groups in flight, resuming from their logs, until the rule is satisfied.
 
-        The complete groups come back with their episodes, the others as logs to go on from. A program that raises, or
-        waits longer than the time limit, ends its group: it comes back `failed`, with the episodes that there are.
-        Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that does not follow its log.
+        Returns complete groups with their episodes, and the others as logs to resume from. If a program raises or
+        exceeds the time limit, its group ends as `failed`, with the episodes sampled so far.
+        Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that deviates from its log.
         """
         run = _Run(self, flight, rule)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(run.main())
-        with ThreadPoolExecutor(1) as thread:  # in a notebook, whose own loop runs in this one
+        with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
             return thread.submit(asyncio.run, run.main()).result()
 
 
 class _Run:
-    """One call of `Driver.run`; to its groups, their `Driving`."""
+    """One call of `Driver.run`. It is the `DriverRun` of its groups."""
 
     def __init__(self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> None:
         self.driver, self.rule, self.stats = driver, rule, list[Stats]()
         seen: Counter[int] = Counter()
         self.groups: list[GroupRun] = []
         for log, task in flight:
-            # Two groups of one prompt have other sample numbers, so other randomness, while both are in flight.
+            # Two groups of one prompt in flight at once have different sample numbers, hence different noise.
             self.groups.append(GroupRun(self, log, task, seen[task.prompt_id]))
             seen[task.prompt_id] += task.samples
-        self.complete: list[int] = []  # places of groups, in the order in which they were complete
-        self.waiting: list[Ticket] = []  # not yet given to an engine
+        self.complete: list[int] = []  # indices of groups, in the order in which they completed
+        self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
-        self.engines: dict[bool, tuple[Engine, dict[int, Ticket]]] = {}  # by whether it is greedy
-        self.moves = 0  # what programs did: asked for tokens, ended
+        self.engines: dict[bool, tuple[Engine, dict[int, Ticket]]] = {}  # keyed by greedy
+        self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
 
     def moved(self) -> None:
-        """A program did something."""
+        """Note that a program made progress."""
         self.moves += 1
-        self.news.set()
+        self.progressed.set()
 
     def take(self, ticket: Ticket) -> None:
-        """Take a program's wish for tokens."""
+        """Queue a program's request for tokens."""
         self.waiting.append(ticket)
         self.moved()
 
     async def main(self) -> Collected:
         """Run all programs."""
-        self.news = asyncio.Event()
+        self.progressed = asyncio.Event()
         count_compiles()
         before, began = compiles()[0], time.perf_counter()
         with interruptible() as interrupted:
@@ -146,21 +146,21 @@ class _Run:
             self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
             self.stats[0].compiles = compiles()[0] - before
         chosen = set(self.complete)
-        if self.rule.train_unfinished:  # a step trains on all that is in flight
+        if self.rule.train_unfinished:  # train on all groups in flight
             chosen = set(range(len(self.groups)))
         groups = [self.groups[place].group() for place in sorted(chosen)]
         left = [log for place, log in enumerate(logs) if place not in set(self.complete)]
         return Collected(groups, tuple(left), self.stats)
 
     async def _done(self) -> bool:
-        """Go a step further; True when the rule has enough or nothing is left to do."""
+        """Make progress. True when the rule is satisfied or all groups are over."""
         await self._settle()
         for group in self.groups:
             if isinstance(group.error, NotDeterministicError):
                 raise group.error
         if all(group.over for group in self.groups):
             return True
-        # A segment is for all that is in flight: it does not end early.
+        # A segment always covers all groups in flight.
         if self.rule.wanted is not None and not self.rule.segment_tokens and len(self.complete) >= self.rule.wanted:
             return True
         outside = any(group.outside for group in self.groups)
@@ -177,7 +177,7 @@ class _Run:
         return False
 
     async def _settle(self) -> None:
-        """Let programs go on until each waits."""
+        """Let programs run until all of them wait."""
         quiet = 0
         while quiet < SETTLED:
             before = self.moves
@@ -185,19 +185,19 @@ class _Run:
             quiet = quiet + 1 if self.moves == before else 0
 
     async def _wait(self) -> None:
-        """Until a program did something; those that do nothing for too long fail."""
-        self.news.clear()
+        """Wait until a program makes progress. At the time limit, programs that wait for nothing known fail."""
+        self.progressed.clear()
         try:
-            await asyncio.wait_for(self.news.wait(), self.driver.time_limit)
+            await asyncio.wait_for(self.progressed.wait(), self.driver.time_limit)
         except TimeoutError:
             for group in self.groups:
-                # Calls outside have time limits of their own, and no program is to blame for the engine's pace.
+                # External calls have time limits of their own, and waiting for the engine is not limited.
                 if not (group.over or group.outside or group.sampling):
                     group.fail(f"waited for more than {self.driver.time_limit:g} s")
 
     def _decode(self) -> bool:
-        """Give the engines what is asked of them and decode; False where there is nothing to decode."""
-        # In the order of the flight, whoever answered first outside.
+        """Submit the waiting requests and decode one chunk. False if there is nothing to decode."""
+        # In the order of the groups in flight, whichever external call answered first.
         place = {id(group): number for number, group in enumerate(self.groups)}
         tickets = sorted(
             (ticket for ticket in self.waiting if not ticket.group.over),
@@ -222,7 +222,7 @@ class _Run:
         return bool(busy)
 
     def _ended(self, place: int) -> None:
-        """A program ended, or failed."""
+        """Handle a program that ended or failed."""
         group = self.groups[place]
         self.moved()
         if isinstance(group.error, NotDeterministicError):

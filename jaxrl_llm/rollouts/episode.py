@@ -1,4 +1,4 @@
-"""`Episode`: one path of given and sampled tokens. Token ids are kept as they were sampled."""
+"""`Episode`: one sequence of given and sampled tokens. Sampled token ids are kept and never re-encoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 
 
 class Segment(NamedTuple):
-    """Tokens that were sampled together (actions), or given together (conditioned on, masked out of the loss)."""
+    """Consecutive tokens that were sampled (actions) or given (conditioned on, masked out of the loss)."""
 
     tokens: Tokens
     sampled: bool
@@ -22,7 +22,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Episode:
-    """A prompt and what followed it. Episodes are values: each method returns another one.
+    """A prompt and the tokens after it. Episodes are immutable: methods return new ones.
 
     >>> episode = Episode((5, 6), prompt_id=0, sample=1) + given([7, 8])
     >>> episode.tokens, episode.size
@@ -31,7 +31,7 @@ class Episode:
 
     prompt: tuple[int, ...]
     prompt_id: int = 0
-    """Row of the data set; names the randomness, with `sample`."""
+    """Row of the data set; keys the noise together with `sample`."""
     sample: int = 0
     """Number among the samples of the prompt."""
     segments: tuple[Segment, ...] = ()
@@ -39,26 +39,26 @@ class Episode:
     ended: bool = False
     """Whether the last sampled segment ended with a stop token or a stop string."""
     truncated: bool = False
-    """Whether it ran out of its budget before its end."""
+    """Whether it reached its token limit without ending."""
     reward: float | None = None
-    """The combined reward; None: not scored yet. NaN: no reward function scored it."""
+    """The combined reward; None: not scored yet; NaN: no reward function scored it."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Components of the reward by name."""
+    """Components of the reward, by name."""
     info: Mapping[str, float] = field(default_factory=dict)
-    """What the rollout knows of it and a method may need, by name."""
+    """Further values that the rollout provides to methods, by name."""
 
     def __add__(self, segment: Segment) -> Episode:
-        """The episode with another segment. Observations are given, actions are what `tools.sample` adds."""
+        """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
         if not isinstance(segment, Segment):
             raise InputError(
-                f"an episode is continued by a segment, but found {shown(segment)}: use given(token ids), or "
+                f"only a segment can be added to an episode, but found {shown(segment)}: use given(token ids), or "
                 "tools.sample(episode)"
             )
         return replace(self, segments=(*self.segments, segment), ended=False)
 
     @property
     def size(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return sum(segment.tokens.size for segment in self.segments)
 
     @property
@@ -71,7 +71,7 @@ class Episode:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All token ids."""
+        """All token ids, including the prompt."""
         return (*self.prompt, *self.own.token.tolist())
 
     @property
@@ -82,14 +82,14 @@ class Episode:
 
     @property
     def turns(self) -> np.ndarray:
-        """int32[size]: number of the turn of each sampled token, -1 of given ones. Given tokens separate turns."""
+        """int32[size]: turn of each sampled token, from 0; -1 for given tokens, which separate turns."""
         turn, after_given, out = 0, False, [np.zeros(0, np.int32)]
         for segment in self.segments:
             if segment.sampled:
                 turn, after_given = turn + after_given, False
                 out.append(np.full(segment.tokens.size, turn, np.int32))
             else:
-                # What is given before the first action does not make that another turn.
+                # Tokens given before the first action do not start a new turn.
                 after_given = after_given or any(s.sampled for s in self.segments[: len(out) - 1])
                 out.append(np.full(segment.tokens.size, -1, np.int32))
         return np.concatenate(out)
@@ -101,9 +101,9 @@ class Episode:
         return tuple(sampled[-1].tokens.token.tolist()) if sampled else ()
 
     def first(self, count: int) -> Episode:
-        """Its first `count` tokens after the prompt, to fork another sample from. InputError out of range."""
+        """The episode cut to `count` tokens after the prompt, e.g. to fork it. InputError unless 0 <= count <= size."""
         if not 0 <= count <= self.size:
-            raise InputError(f"an episode with {self.size} tokens after its prompt has no first {count}")
+            raise InputError(f"cannot take the first {count} of {self.size} tokens of an episode")
         kept, left = [], count
         for segment in self.segments:
             if left > 0:
@@ -118,24 +118,24 @@ class Episode:
         return replace(self, reward=float(reward), rewards=dict(rewards or {}))
 
     def with_info(self, **entries: float) -> Episode:
-        """The episode with more entries in `info`."""
+        """The episode with these entries added to `info`."""
         return replace(self, info={**self.info, **entries})
 
 
 def given(ids: Sequence[int], policy_step: int = 0) -> Segment:
-    """A segment of tokens that nobody sampled: an observation, a hint, the start of a known solution."""
+    """A segment of tokens that were not sampled: an observation, a hint, or the beginning of a known solution."""
     token = np.asarray(list(ids), np.int32)
     zeros = np.zeros(token.shape, np.float32)
     floor = np.full(token.shape, -np.inf, np.float32)
     return Segment(Tokens(token, zeros, zeros, floor, zeros, np.full(token.shape, policy_step, np.int32)), False)
 
 
-def digest(ids: Sequence[int] | np.ndarray) -> int:
+def checksum(ids: Sequence[int] | np.ndarray) -> int:
     """A checksum of token ids, the same in every process."""
     return zlib.crc32(np.asarray(ids, np.int32).tobytes())
 
 
 def info_columns(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """What rollouts said of their episodes, f32[N] by name; NaN where one has no such entry."""
+    """The episodes' `info` as arrays f32[N], by name; NaN where an episode has no such entry."""
     names = sorted({name for episode in episodes for name in episode.info})
     return {name: np.asarray([e.info.get(name, np.nan) for e in episodes], np.float32) for name in names}

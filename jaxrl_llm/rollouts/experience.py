@@ -1,4 +1,4 @@
-"""The standard source: prompts of a curriculum, rollouts over one engine, rewards, replay."""
+"""The standard source: select prompts, run rollouts on one engine, score them, mix in replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ import numpy as np
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
-from jaxrl_llm.rewards.scoring import Scored, StreamedScores, group_of, join, score_batch, with_defaults
+from jaxrl_llm.rewards.scoring import (
+    Scored,
+    StreamedScores,
+    concatenate_groups,
+    rows_of_group,
+    score_batch,
+    with_defaults,
+)
 from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
 from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
@@ -28,20 +35,20 @@ from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.config import SamplingConfig
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting
 from jaxrl_llm.sampling.size import size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
-LOOK = 16  # tokens between two looks whether enough groups are complete, and for stop strings
+LOOK = 16  # tokens between two checks for complete groups and for stop strings
 Clock = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Experience:
-    """What the standard source is made of."""
+    """The configuration of the standard source."""
 
     policy: Policy
     prompts: PromptSet
@@ -55,59 +62,61 @@ class Experience:
     dynamic_sampling: DynamicSampling | None = None
     """Sample more prompts until enough groups are informative."""
     partial: Partial | None = None
-    """When a step's rollout ends before its longest completions do."""
+    """Let a step's rollout stop before its longest completions end."""
     stream_rewards: bool = False
     """Score each group as soon as it is complete."""
     time_limit: float = 60.0
-    """Seconds that a program may wait for something other than the engine."""
+    """Seconds that a program may wait for anything but the engine."""
     mesh: jax.sharding.Mesh | None = None
     clock: Clock = lambda name: nullcontext()
-    """Times what is called "sample" and "score"."""
+    """Returns a context manager that times "sample" or "score"."""
 
 
-class State(NamedTuple):
-    """Of the source."""
+class ExperienceState(NamedTuple):
+    """State of the standard source."""
 
     curriculum: Any
     replay: Any
-    pool: Pool  # groups that were begun and go on in the next step
+    pool: Pool  # groups that continue in the next step
 
 
 def experience(setup: Experience) -> Source:
     """The source that samples and scores `prompts_per_step` groups a step.
 
-    With dynamic sampling, until so many are informative; where the rounds end before, uninformative groups of the last
-    round fill up. With partial rollouts, the groups of the pool come first, then those of new prompts; there can be
-    fewer groups, but at least one. Where a step trains on unfinished completions, the batch is all that is in flight:
-    info["window"] bool[N, L] are the actions of this step and info["unfinished"] bool[N] the rows that go on in the
-    next; reward functions see a completion once, in the step in which it is finished, and rows without a score have the
+    Dynamic sampling samples until that many groups are informative, or fills up with uninformative groups of the last
+    round. With partial rollouts, groups of the pool come before those of new prompts, and a step can have fewer groups,
+    but at least one. If a step trains on unfinished completions, the batch has all groups in flight, with
+    info["window"] bool[N, L], the actions of this step, and info["unfinished"] bool[N], the rows that continue in the
+    next; reward functions see each completion once, in the step in which it finishes, and rows without a score have the
     reward NaN. `next` raises KeyboardInterrupt after Ctrl-C.
     """
 
-    def init() -> State:
-        return State(setup.curriculum.init(), setup.replay.init(), ())
+    def init() -> ExperienceState:
+        return ExperienceState(setup.curriculum.init(), setup.replay.init(), ())
 
-    def following(state: State, params: Params, key: jax.Array, step: int) -> tuple[Step, State]:
+    def next_step(state: ExperienceState, params: Params, key: jax.Array, step: int) -> tuple[Step, ExperienceState]:
         if setup.partial is not None:
-            found, state = _partial(setup, setup.partial, state, params, key, step)
+            found, state = _partial_step(setup, setup.partial, state, params, key, step)
         else:
-            found, state = _whole(setup, state, params, key, step)
+            found, state = _complete_step(setup, state, params, key, step)
         scored, replay = setup.replay.mix(state.replay, found.scored)
         found = found._replace(scored=scored)
         return found, state._replace(replay=replay, curriculum=setup.curriculum.observe(state.curriculum, found))
 
-    def save(state: State) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def save(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {"curriculum": state.curriculum}, to_arrays(state.pool) if setup.partial is not None else {}
 
-    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> State:
-        setup.curriculum.select(saved["curriculum"], 0)  # for its own check
-        return State(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
+    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
+        setup.curriculum.select(saved["curriculum"], 0)  # so that the curriculum checks its state
+        return ExperienceState(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
 
-    return Source(init, following, save, load)
+    return Source(init, next_step, save, load)
 
 
-def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step: int) -> tuple[Step, State]:
-    """A step whose groups are all finished in it."""
+def _complete_step(
+    setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
+) -> tuple[Step, ExperienceState]:
+    """A step in which all groups finish."""
     dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
     kept: list[tuple[Scored, dict[str, Any]]] = []
     spare: list[tuple[Scored, dict[str, Any]]] = []
@@ -126,20 +135,20 @@ def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step
         if dynamic is None:
             return Step(scored, rows, rollout_metrics(stats) | _mean(runs)), state
         good = np.asarray(dynamic.informative(scored.batch))[:: setup.group_size]
-        groups = [(group_of(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
+        groups = [(rows_of_group(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
         spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
         if len(kept) >= wanted or rounds >= dynamic.rounds:
             break
     chosen = (kept + spare)[:wanted]
     metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": rounds}
-    return Step(join([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
+    return Step(concatenate_groups([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
 
 
-def _partial(
-    setup: Experience, strategy: Partial, state: State, params: Params, key: jax.Array, step: int
-) -> tuple[Step, State]:
-    """A step that leaves what is not finished to the next."""
+def _partial_step(
+    setup: Experience, strategy: Partial, state: ExperienceState, params: Params, key: jax.Array, step: int
+) -> tuple[Step, ExperienceState]:
+    """A step that leaves unfinished groups to the next."""
     wanted = setup.prompts_per_step
     ids, curriculum = setup.curriculum.select(state.curriculum, strategy.in_flight(wanted) - len(state.pool))
     flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, int(i), step) for i in ids]
@@ -147,7 +156,7 @@ def _partial(
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
     found, scored = _round(setup, flight, rule, params, key, step)
     batch = scored.batch
-    # Of the tokens that the policy is trained on.
+    # Age in steps of the tokens that are trained on.
     age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
     metrics = {
         **rollout_metrics(found.stats),
@@ -175,7 +184,7 @@ def _task(setup: Experience, log: GroupLog) -> Task:
 def _round(
     setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int
 ) -> tuple[Collected, Scored]:
-    """Run the programs of the groups in flight and score what they come back with."""
+    """Run the programs of the groups in flight and score the groups to train on."""
     policy, sampling, tokenizer = setup.policy, setup.sampling, setup.policy.tokenizer
     chunk = LOOK if sampling.stop or setup.partial is not None else CHUNK
     with ExitStack() as stack:
@@ -205,13 +214,13 @@ def _round(
 def _engines(
     setup: Experience, groups: int, params: Params, key: jax.Array, step: int
 ) -> Callable[[Sequence[Request], bool, Stats], Engine]:
-    """How the driver makes its engines, which share the weights."""
+    """The function with which the driver builds its engines, which share the weights."""
     policy, sampling, mesh = setup.policy, setup.sampling, setup.mesh
     weights = take_weights(policy, params, mesh)
     devices = 1 if mesh is None else mesh.shape.get("data", 1)
     shape = None
     if setup.partial is not None:
-        # The same for every step: the number of requests differs, and the loop is compiled for a shape.
+        # The number of requests differs between steps, but the loop is compiled for one shape.
         slots = sampling.slots or setup.prompts_per_step * setup.group_size
         shape = lasting(slots, groups, setup.group_size, devices)
 
@@ -232,11 +241,11 @@ def _engines(
 
 
 def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False) -> Trajectories:
-    """The episodes of groups as rows, numpy arrays. windows: with info "window" and "unfinished"."""
+    """A batch of the groups' episodes, as numpy arrays. windows: add info "window" and "unfinished"."""
     rows, episodes = [], [episode for one in groups for episode in one.episodes]
     for number, one in enumerate(groups):
         for episode in one.episodes:
-            rows.append(Row(
+            rows.append(BatchRow(
                 episode.prompt, episode.own, episode.truncated, one.task.prompt_id, number, episode.actions,
                 episode.turns,
             ))  # fmt: skip
@@ -251,7 +260,7 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
 
 
 def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:
-    """The batch with its rewards, of which some may have been found already."""
+    """The batch with its rewards, some of which may be known already."""
     rows = [dict(one.task.row) for one in found.groups]
     if setup.stream_rewards and streamed.any:
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, streamed.scores())
@@ -266,12 +275,12 @@ def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: S
 
 
 def _actions(episode: Episode) -> list[int]:
-    """The token ids that were sampled: what reward functions see."""
+    """The sampled token ids, which reward functions see."""
     return episode.own.token[episode.actions].tolist()
 
 
 def _program_metrics(setup: Experience, found: Collected) -> dict[str, float]:
-    """What programs did, where that is more than sampling one completion a sample."""
+    """Metrics of failed groups, hints and turns, if there are any."""
     failed = sum(one.failed for one in found.groups)
     out = {"rollout/failed_groups": float(failed)} if failed else {}
     guided = [episode.info["guided"] for one in found.groups for episode in one.episodes if "guided" in episode.info]

@@ -1,4 +1,4 @@
-"""A group's program while it runs: what it asked for, and what it was answered."""
+"""A running program of one group: its calls and their answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.rollouts.episode import Episode, Segment, digest
+from jaxrl_llm.rollouts.episode import Episode, Segment, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.requests import Completion, Request
@@ -20,20 +20,20 @@ class Group(NamedTuple):
 
     task: Task
     episodes: list[Episode]
-    unfinished: list[bool]  # of each episode, whether it goes on in a later step
-    failed: bool = False  # its program raised or hung
+    unfinished: list[bool]  # for each episode, whether it continues in a later step
+    failed: bool = False  # its program raised or exceeded a time limit
 
 
-class Driving(Protocol):
-    """What a group knows of the driver."""
+class DriverRun(Protocol):
+    """The driver's interface to a group."""
 
-    driver: Any  # its arguments: rollout, tokenizer, context, step, time_limit, score
+    driver: Any  # with rollout, tokenizer, context, step, time_limit and score
 
     def take(self, ticket: Ticket) -> None:
-        """Have a call's tokens sampled."""
+        """Queue a request for tokens."""
 
     def moved(self) -> None:
-        """A program did something."""
+        """Note that a program made progress."""
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Ticket:
     group: GroupRun
     call: Call
     context: Episode
-    until: int  # tokens after the prompt at most
-    stop: int | None  # tokens after the prompt at which the program wants it back
+    until: int  # most tokens after the prompt
+    stop: int | None  # tokens after the prompt at which to return to the program; None: at the end
     greedy: bool
     answered: asyncio.Future[Answer]
 
     def request(self, segment_tokens: int) -> Request:
-        """What the engine is asked for: to go on from the tokens that there are."""
+        """The engine's request, which continues the tokens drawn so far."""
         begun = (self.context + Segment(self.group.drawn[self.call].tokens, True)).own
         pauses = [] if self.stop is None else [self.stop]
         pauses += [begun.size + segment_tokens] if segment_tokens else []
@@ -59,7 +59,7 @@ class Ticket:
         )  # fmt: skip
 
     def note(self, completion: Completion) -> bool:
-        """Remember what was drawn, and answer the program where that is all it asked for."""
+        """Store the tokens drawn, and answer the program if the call is complete. Returns whether it is."""
         tokens = completion.tokens.after(self.call.place)
         answer = Answer(tokens, completion.ended)
         self.group.drawn[self.call] = answer
@@ -69,22 +69,22 @@ class Ticket:
         return whole
 
     def is_answered_by(self, answer: Answer) -> bool:
-        """Whether these tokens are all that it asked for."""
+        """Whether these tokens complete the call."""
         size = self.call.place + answer.tokens.size
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
 
 
 class GroupRun:
-    """The `tools.Host` of one group."""
+    """The `tools.ProgramHost` of one group: runs its program and records the answers."""
 
-    def __init__(self, run: Driving, log: GroupLog, task: Task, first_sample: int) -> None:
+    def __init__(self, run: DriverRun, log: GroupLog, task: Task, first_sample: int) -> None:
         self.run, self.task, self.first_sample, self.step = run, task, first_sample, run.driver.step
         self.before = log
         self.drawn: dict[Call, Answer] = dict(log.drawn)
-        self.said: dict[str, Any] = dict(log.said)
-        self.asked: dict[tuple[int, int], Ticket] = {}  # by number and place
-        self.named: set[str] = set()
-        self.outside = 0  # answers that it waits for, other than the engine's
+        self.recorded: dict[str, Any] = dict(log.recorded)
+        self.asked: dict[tuple[int, int], Ticket] = {}  # by sample number and place
+        self.named: set[str] = set()  # names of the calls made so far
+        self.outside = 0  # number of external calls that it waits for
         self.running: asyncio.Task[Any] | None = None
         self.episodes: list[Episode] | None = None
         self.error: BaseException | None = None
@@ -100,7 +100,7 @@ class GroupRun:
         return any(not ticket.answered.done() for ticket in self.asked.values())
 
     def begin(self, ended: Callable[[], None]) -> None:
-        """Start the program; `ended` is called when it is over."""
+        """Start the program. `ended` is called when it is over."""
         self.running, self._tell = asyncio.ensure_future(self._program()), ended
 
     async def _program(self) -> None:
@@ -109,11 +109,12 @@ class GroupRun:
             found = await driver.rollout.program(Tools(self, driver.tokenizer, driver.context), self.task)
             episodes = list(found)
             if len(episodes) != self.task.samples or not all(isinstance(one, Episode) for one in episodes):
-                raise InputError(f"a program returns {self.task.samples} episodes, but this one {len(episodes)}")
-            if unused := [name for name in self.before.said if name not in self.named]:
-                raise self._other(f"it did not ask for {unused[0]!r} again")
+                raise InputError(f"a program must return {self.task.samples} episodes, but returned {len(episodes)}")
+            if unused := [name for name in self.before.recorded if name not in self.named]:
+                raise self._not_deterministic(f"it did not ask for {unused[0]!r} again")
             if left := [call for call in self.before.drawn if (call.number, call.place) not in self.asked]:
-                raise self._other(f"it did not ask for sample {left[0].number} at token {left[0].place} again")
+                first = left[0]
+                raise self._not_deterministic(f"it did not ask for sample {first.number} at token {first.place} again")
             self.episodes = episodes
         except asyncio.CancelledError:
             raise
@@ -122,19 +123,20 @@ class GroupRun:
         self._tell()
 
     def fail(self, why: str) -> None:
-        """End the program."""
+        """End the program with a TimeoutError."""
         self.error = TimeoutError(f"it {why}")
         if self.running is not None:
             self.running.cancel()
         self._tell()
 
     def log(self) -> GroupLog:
-        """What it was answered by now."""
-        # Sorted: in which order things outside answer is not a matter of the log.
-        return self.before._replace(drawn=dict(sorted(self.drawn.items())), said=dict(sorted(self.said.items())))
+        """The answers so far."""
+        # Sorted, because the log must not depend on the order in which external calls answer.
+        drawn, recorded = dict(sorted(self.drawn.items())), dict(sorted(self.recorded.items()))
+        return self.before._replace(drawn=drawn, recorded=recorded)
 
     def group(self) -> Group:
-        """The group as it is: the program's episodes, or the newest of each sample where it is not over."""
+        """The group's current episodes: those that the program returned, else the longest of each sample."""
         if self.episodes is not None:
             return Group(self.task, self.episodes, [False] * len(self.episodes))
         newest: dict[int, Ticket] = {}
@@ -156,15 +158,15 @@ class GroupRun:
         )
 
     async def draw(self, call: Call, context: Episode, until: int, stop: int | None, greedy: bool) -> Answer:
-        """See `tools.Host`."""
+        """See `tools.ProgramHost`."""
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
-                f"the program asks twice for sample {context.sample} at token {call.place}: give each its own number"
+                f"the program asks twice for sample {context.sample} at token {call.place}: pass different numbers"
             )
         known = self.drawn.get(call)
         if known is None and any((old.number, old.place) == place for old in self.before.drawn):
-            raise self._other(f"sample {context.sample} follows other tokens at token {call.place}")
+            raise self._not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
         ticket = Ticket(self, call, context, until, stop, greedy, asyncio.get_running_loop().create_future())
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
@@ -175,8 +177,8 @@ class GroupRun:
         return await ticket.answered
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """See `tools.Host`."""
-        name = f"scores of {digest([token for episode in episodes for token in episode.tokens]):08x}"
+        """See `tools.ProgramHost`."""
+        name = f"scores of {checksum([token for episode in episodes for token in episode.tokens]):08x}"
         while name in self.named:  # the same episodes, scored again
             name += "'"
 
@@ -189,16 +191,16 @@ class GroupRun:
         return [episode.scored(reward, parts) for episode, (reward, parts) in zip(episodes, found, strict=True)]
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
-        """See `tools.Host`."""
+        """See `tools.ProgramHost`."""
         return await self._remember(name, call, again, self.run.driver.time_limit)
 
     async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
         if name in self.named:
-            raise InputError(f"the program calls {name!r} twice: give each call a name of its own")
+            raise InputError(f"the program calls {name!r} twice: give each call its own name")
         self.named.add(name)
-        known = name in self.said
+        known = name in self.recorded
         if known and not again:
-            return self.said[name]
+            return self.recorded[name]
         self.outside += 1
         try:
             found = await asyncio.wait_for(call(), limit)
@@ -208,16 +210,18 @@ class GroupRun:
             self.outside -= 1
             self.run.moved()
         try:
-            found = json.loads(json.dumps(found))  # as it comes back from a checkpoint
+            found = json.loads(json.dumps(found))  # as a checkpoint restores it
         except (TypeError, ValueError):
-            raise InputError(f"{name!r} answers {shown(found)}, which JSON cannot hold: give plain values") from None
-        if known and found != self.said[name]:
-            raise self._other(f"{name!r} answers otherwise than before")
-        self.said[name] = found
+            raise InputError(
+                f"{name!r} returns {shown(found)}, which JSON cannot represent: return numbers, strings, lists or dicts"
+            ) from None
+        if known and found != self.recorded[name]:
+            raise self._not_deterministic(f"{name!r} returns another answer than before")
+        self.recorded[name] = found
         return found
 
-    def _other(self, what: str) -> NotDeterministicError:
+    def _not_deterministic(self, what: str) -> NotDeterministicError:
         return NotDeterministicError(
-            f"the rollout {self.run.driver.rollout.name} is not deterministic: run again from its log, on prompt "
+            f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )

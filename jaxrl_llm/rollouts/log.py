@@ -1,4 +1,4 @@
-"""The state of a running program: what it was answered. A program that is run again from its log goes on from there."""
+"""Logs of running programs. A log holds the answers so far; a program that is rerun from its log resumes there."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 
 
 class Call(NamedTuple):
-    """What identifies a call of `tools.sample` within a group."""
+    """The identity of a call of `tools.sample` within a group."""
 
-    number: int  # of the sample
-    place: int  # tokens after the prompt before it
-    context: int  # checksum of all tokens before it
+    number: int  # sample number
+    place: int  # number of tokens between the prompt and the call
+    context: int  # checksum of all tokens before the call
 
 
 class Answer(NamedTuple):
-    """The tokens that a call of `tools.sample` has drawn by now."""
+    """The tokens that a call of `tools.sample` has drawn so far."""
 
     tokens: Tokens = NO_TOKENS
     ended: bool = False  # by a stop token or a stop string
 
 
 class GroupLog(NamedTuple):
-    """A group: its task, and the answers that its program has got. Logs are values."""
+    """A group's task and the answers that its program has received. Immutable."""
 
     prompt: tuple[int, ...]
-    prompt_id: int  # its row in the data set
+    prompt_id: int  # row of the data set
     samples: int
-    first_step: int  # in which it was begun
+    first_step: int  # training step in which it started
     drawn: Mapping[Call, Answer] = {}
-    said: Mapping[str, Any] = {}  # scores and other answers, as JSON holds them, by name
+    recorded: Mapping[str, Any] = {}  # scores and answers of external calls, JSON values by name
 
 
 Pool = tuple[GroupLog, ...]
 
 
 def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
-    """The pool as flat arrays, for a checkpoint; `from_arrays` makes it again, bit by bit."""
+    """The pool as flat arrays, for a checkpoint. `from_arrays` restores it bit for bit."""
     answers = [answer for log in pool for answer in log.drawn.values()]
     calls = [call for log in pool for call in log.drawn]
     tokens = [answer.tokens for answer in answers] or [NO_TOKENS]
-    said = json.dumps([dict(log.said) for log in pool]).encode()
+    recorded = json.dumps([dict(log.recorded) for log in pool]).encode()
     numbers: dict[str, Sequence[int]] = {
         "prompt_length": [len(log.prompt) for log in pool],
         "prompt_id": [log.prompt_id for log in pool],
@@ -61,13 +61,13 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     return {
         **{name: np.asarray(values, np.int64) for name, values in numbers.items()},
         "prompt": np.concatenate([np.asarray(log.prompt, np.int32) for log in pool] or [np.zeros(0, np.int32)]),
-        "said": np.frombuffer(said, np.uint8).copy(),
+        "recorded": np.frombuffer(recorded, np.uint8).copy(),
         **{name: np.concatenate([getattr(part, name) for part in tokens]) for name in Tokens._fields},
     }
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
-    """The pool that `to_arrays` was given; the empty one for no arrays."""
+    """The inverse of `to_arrays`; an empty pool for no arrays."""
     if not arrays:
         return ()
     ends = np.cumsum(arrays["length"])
@@ -78,12 +78,12 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
     ]
     names = zip(*(arrays[name].tolist() for name in Call._fields), strict=True)
     calls = [Call(*numbers) for numbers in names]
-    said = json.loads(bytes(arrays["said"]))
+    recorded = json.loads(bytes(arrays["recorded"]))
     pool, prompt, first = [], 0, 0
     for i, (length, count) in enumerate(zip(arrays["prompt_length"], arrays["calls"], strict=True)):
         ids = tuple(arrays["prompt"][prompt : prompt + length].tolist())
         drawn = dict(zip(calls[first : first + count], answers[first : first + count], strict=True))
         row, samples, step = (int(arrays[name][i]) for name in ("prompt_id", "samples", "first_step"))
-        pool.append(GroupLog(ids, row, samples, step, drawn, said[i]))
+        pool.append(GroupLog(ids, row, samples, step, drawn, recorded[i]))
         prompt, first = prompt + length, first + count
     return tuple(pool)

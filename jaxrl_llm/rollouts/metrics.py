@@ -13,11 +13,11 @@ from jaxrl_llm.sampling.requests import Stats
 
 
 def window_metrics(scored: Scored) -> dict[str, float]:
-    """Metrics of a batch of windows (info "window" and "unfinished"; see `collect`), whose rows may not be finished.
+    """Metrics of a batch of windows (info "window" and "unfinished"; see `experience`), some rows of which continue.
 
-    What is said of completions counts those that were finished in this step, so that each counts once in a run, and is
-    NaN where there are none; tokens are those of the windows. "groups/uniform": of the groups of which at least two
-    were finished in this step, those with equal rewards; 0 where there is no such group.
+    Metrics of completions cover those that finished in this step, so that each counts once in a run; NaN if there are
+    none. Token counts are of the windows. "groups/uniform" is the share of groups with equal rewards among those of
+    which at least two completions finished in this step; 0 if there is no such group.
     """
     batch = scored.batch
     window, unfinished = np.asarray(batch.need("window")), np.asarray(batch.need("unfinished"))
@@ -44,7 +44,7 @@ def window_metrics(scored: Scored) -> dict[str, float]:
 
 
 def rollout_metrics(runs: Sequence[Stats]) -> dict[str, float]:
-    """`Stats.metrics` of several rollouts of a step, taken together; all 0 where nothing was sampled."""
+    """`Stats.metrics` over the rollouts of a step; all 0 if nothing was sampled."""
     if len(runs) == 1:
         return runs[0].metrics()
     summed = (

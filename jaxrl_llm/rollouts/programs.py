@@ -1,4 +1,4 @@
-"""Rollout programs: how one group of episodes comes to be, as ordinary async functions of (tools, task)."""
+"""Rollout programs: async functions of (tools, task) that sample one group of episodes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.tools import Task, Tools
 
-OBSERVATION = 32  # tokens of an observation that the engine has room for at its start
+OBSERVATION = 32  # tokens per observation that the engine initially has room for
 Program = Callable[[Tools, Task], Awaitable[Sequence[Episode]]]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A program, and what a run must know of it before the first group."""
+    """A program, and its properties that a run needs before the first group."""
 
     program: Program
     name: str = "program"
     provides: frozenset[str] = field(default_factory=frozenset)
-    """What its episodes have beyond tokens, of the names in `algorithms.needs`."""
+    """Names of `algorithms.needs` that its episodes provide."""
     columns: tuple[str, ...] = ()
     """Columns of the data set that it reads."""
     turns: int = 1
-    """Completions that an episode has one after another at most: the engine starts with room for them."""
+    """Most completions of an episode, for which the engine initially has room."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")
 
     def room(self, limit: int) -> int:
-        """Tokens after the prompt for which the engine starts with room; it grows where an episode needs more."""
+        """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more."""
         return bucket(limit, least=4) if self.turns == 1 else bucket(self.turns * (limit + OBSERVATION))
 
 
@@ -43,14 +43,14 @@ async def _group(tools: Tools, task: Task) -> list[Episode]:
 
 
 def group() -> Rollout:
-    """`task.samples` independent samples of the prompt (GRPO and its kin)."""
+    """`task.samples` independent samples of the prompt, as in GRPO."""
     return Rollout(_group, "group")
 
 
 def with_greedy_baseline(rollout: Rollout) -> Rollout:
-    """Another rollout, and beside it the greedy completion of the prompt, whose reward is a baseline (ReMax).
+    """A rollout that also samples the greedy completion of the prompt, whose reward is a baseline (ReMax).
 
-    Provides info["greedy_reward"]; the greedy completion itself is not trained on.
+    Provides info["greedy_reward"]. The greedy completion itself is not trained on.
     """
 
     async def greedy_reward(tools: Tools, task: Task) -> float:
@@ -68,10 +68,10 @@ def with_greedy_baseline(rollout: Rollout) -> Rollout:
 
 
 def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
-    """Try a group again with a hint where no sample of it has a reward above `above`.
+    """Sample a group again with a hint if none of its rewards is above `above`.
 
-    column: of the data set; its text follows the prompt and is conditioned on. A row without a hint is not tried
-    again. The second attempt takes the place of the first. Provides info["guided"], 1 for episodes with the hint.
+    column: of the data set. Its text is appended to the prompt and conditioned on. Rows without a hint are not sampled
+    again. The second attempt replaces the first. Provides info["guided"], 1 for episodes with the hint.
     """
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
@@ -87,19 +87,19 @@ def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
 
 
 def forked(*places: int) -> Rollout:
-    """Samples that fork: at each of the places (tokens of the completion, ascending), every episode splits in two.
+    """Samples that fork: every episode splits in two at each of the places, ascending numbers of completion tokens.
 
-    A trunk has 2 ** len(places) leaves, and there are as many trunks as `task.samples` needs. A fork shares its
-    parent's tokens, which both rows hold as actions. A completion that ends before a fork takes the place of all leaves
-    that it would have had. Raises InputError for places that do not ascend from 1.
+    A trunk has 2 ** len(places) leaves, and there are as many trunks as `task.samples` needs. Both branches of a fork
+    contain the tokens before it as actions. A completion that ends before a fork replaces all leaves that it would have
+    had. Raises InputError unless places are ascending and at least 1.
     """
     if not places or list(places) != sorted(set(places)) or places[0] < 1:
-        raise InputError(f"forks are at {shown(places)}, but must be at ascending numbers of tokens, from 1")
+        raise InputError(f"forks are at {shown(places)}, but must be at ascending numbers of tokens, at least 1")
 
     async def grow(
         tools: Tools, task: Task, episode: Episode, number: int, left: Sequence[int], n: int
     ) -> list[Episode]:
-        """`n` leaves from an episode, fewer where a completion ends before it forks; numbers: from `number` on."""
+        """`n` leaves of an episode, with sample numbers from `number` on. They are equal if it ends before it forks."""
         limit = task.limit - episode.size
         if not left or n == 1:
             return [await tools.sample(episode, number=number, limit=limit)]
@@ -123,12 +123,11 @@ def forked(*places: int) -> Rollout:
 
 
 def conversation(environment: Callable[[dict[str, Any]], Any], turns: int = 2) -> Rollout:
-    """Episodes of several turns with an environment.
+    """Episodes of at most `turns` turns with an environment.
 
-    environment: makes one for a row of the data set. Its `step(text)` takes what the policy wrote and returns
-    (observation, done): the observation is given to the policy before its next turn; `turns` bounds them.
-    Provides turns.
-    The rewards are those of the run, on the whole conversation.
+    environment: builds the environment for a row of the data set. Its `step(text)` takes the policy's text and returns
+    (observation, done). The observation is given to the policy before its next turn. The run's reward functions score
+    the whole conversation. Provides turns.
     """
 
     async def one(tools: Tools, task: Task, number: int) -> Episode:

@@ -1,4 +1,4 @@
-"""Sources of batches that nobody has to sample: demonstrations for supervised steps, and trajectories in a file."""
+"""Sources that do not sample: demonstrations for supervised steps, and trajectories from a file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Source, Step, shuffled_epochs
 from jaxrl_llm.sampling.requests import Tokens
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 
 
 def demonstrations(
     tokenizer: Any, rows: Sequence[dict[str, Any]], batch_size: int, *, column: str = "answer", seed: int = 0
 ) -> Source:
-    """Supervised steps: `batch_size` rows a step, in random order, each prompt followed by the text of its column.
+    """Supervised steps on `batch_size` rows in random order, each a prompt followed by the text of a column.
 
-    The text's tokens and the end-of-sequence token are the actions, with the reward 1. Raises InputError where a row
-    has no such text.
+    The actions are the text's tokens and the end-of-sequence token; the reward is 1. Raises InputError for a row
+    without text in the column.
     """
     encoded = []
     for number, row in enumerate(rows):
@@ -37,7 +37,8 @@ def demonstrations(
     def following(state: Any, params: Any, key: Any, step: int) -> tuple[Step, Any]:
         ids, state = curriculum.select(state, batch_size)
         lines = [
-            Row(encoded[i][0], tokens_of(encoded[i][1]), False, int(i), group) for group, i in enumerate(ids.tolist())
+            BatchRow(encoded[i][0], tokens_of(encoded[i][1]), False, int(i), group)
+            for group, i in enumerate(ids.tolist())
         ]
         texts = [encoded[i][2] for i in ids]
         return Step(scored(lines, np.ones(len(ids), np.float32), texts), [dict(rows[i]) for i in ids], {}), state
@@ -50,22 +51,22 @@ def demonstrations(
 
 
 def trajectories(path: Path, tokenizer: Any, groups_per_step: int) -> Source:
-    """Scored trajectories from a file, `groups_per_step` groups a step in the order of the file, again and again.
+    """Scored trajectories from a file, `groups_per_step` groups a step in the file's order, repeating the file.
 
-    The file has a JSON object a line: "prompt" and "completion", lists of token ids; "logp", of each token of the
-    completion under the policy that wrote it; "reward"; "group", equal for the completions of a prompt, which stand
-    together. Raises InputError for another line, and for a file of fewer groups than a step takes.
+    Each line of the file is a JSON object: "prompt" and "completion", lists of token ids; "logp", log-probabilities of
+    the completion's tokens under the policy that sampled them; "reward"; "group", the same for all completions of a
+    group. Raises InputError for a malformed line, and for a file with fewer groups than a step takes.
     """
     groups: dict[Any, list[dict[str, Any]]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             entry = json.loads(line)
             if len(entry["logp"]) != len(entry["completion"]) or not entry["prompt"]:
-                raise ValueError("a logp for each token of the completion, and a prompt")
+                raise ValueError("it needs a prompt, and a logp for each token of the completion")
             groups.setdefault(entry["group"], []).append({**entry, "reward": float(entry["reward"])})
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"line {number} of {path} is no trajectory (prompt, completion, logp, reward, group): {error}"
+                f"line {number} of {path} is not a trajectory (prompt, completion, logp, reward, group): {error}"
             ) from None
     whole = list(groups.values())
     if len(whole) < groups_per_step:
@@ -77,7 +78,7 @@ def trajectories(path: Path, tokenizer: Any, groups_per_step: int) -> Source:
         for place, number in enumerate(chosen):
             for entry in whole[number]:
                 ids, logp = np.asarray(entry["completion"], np.int32), np.asarray(entry["logp"], np.float32)
-                lines.append(Row(entry["prompt"], tokens_of(ids, logp), False, number, place))
+                lines.append(BatchRow(entry["prompt"], tokens_of(ids, logp), False, number, place))
         texts = [tokenizer.decode(entry["completion"], skip_special_tokens=True) for entry in entries]
         rewards = np.asarray([entry["reward"] for entry in entries], np.float32)
         rows = [{"prompt": tokenizer.decode(whole[number][0]["prompt"])} for number in chosen]
@@ -90,13 +91,13 @@ def trajectories(path: Path, tokenizer: Any, groups_per_step: int) -> Source:
 
 
 def tokens_of(ids: np.ndarray, logp: np.ndarray | None = None) -> Tokens:
-    """Tokens of which nothing more is known than, maybe, their log-probabilities."""
+    """`Tokens` from token ids and, if known, their log-probabilities; everything else is 0."""
     zeros = np.zeros(ids.shape, np.float32)
     floor, logp = np.full(ids.shape, -np.inf, np.float32), zeros if logp is None else logp
     return Tokens(ids, logp, zeros, floor, logp, np.zeros(ids.shape, np.int32))
 
 
-def scored(rows: Sequence[Row], reward: np.ndarray, texts: list[str]) -> Scored:
-    """The rows as a batch with their rewards."""
+def scored(rows: Sequence[BatchRow], reward: np.ndarray, texts: list[str]) -> Scored:
+    """The rows as a batch with their rewards f32[N]."""
     batch = assemble(rows, 1.0, False)
     return Scored(batch.replace(reward=reward, rewards={}), texts, {})

@@ -1,4 +1,4 @@
-"""Which groups a step waits for: values that methods and runs choose, and the driver follows."""
+"""Strategies for the groups that a step trains on: partial rollouts and dynamic sampling."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from jaxrl_llm.trajectory import Trajectories, in_words
 
 @dataclass(frozen=True)
 class Partial:
-    """When a step's rollout stops, and what becomes of completions that are not done by then.
+    """When a step's rollout stops, and what happens to unfinished completions.
 
-    oversample: groups in flight, as a multiple (1 or more) of those that a step trains on. The step stops when that
-    many groups are complete: the longest completions do not hold up the others (APRIL).
-    segment_tokens: where not 0, the step stops instead when each completion in flight has so many new tokens, or is
-    done, and trains on the groups that are complete by then, which may be fewer than wanted (UloRL).
-    train_unfinished: the step trains on every completion in flight, also on those that are not done, whose newest
-    tokens are a window of a longer completion (T-PPO). As many groups are in flight as a step trains on; those with a
-    completion that is not done stay, the others make room for new prompts.
+    oversample: groups in flight as a multiple (at least 1) of those that a step trains on. The rollout stops when a
+    step's groups are complete, so that the longest completions do not delay the others (APRIL).
+    segment_tokens: if not 0, the rollout stops instead when each completion in flight is done or has this many new
+    tokens, and the step trains on the complete groups, which can be fewer than wanted (UloRL).
+    train_unfinished: train on every completion in flight. The new tokens of an unfinished one are a window of a longer
+    completion (T-PPO). There are as many groups in flight as a step trains on; those with an unfinished completion
+    stay, the others are replaced by new prompts.
 
-    The number in flight, ceil(oversample * wanted), bounds the pool: what it holds comes first, and only the rest is
-    new prompts. With segments a group is complete after at most S = ceil(limit / segment_tokens) steps, so that an
-    `oversample` of S gives every step from the S-th on all the groups that are wanted.
+    ceil(oversample * wanted) groups are in flight: first those of the pool, then new prompts. With segments a group is
+    complete after at most S = ceil(limit / segment_tokens) steps, so with `oversample` S every step from the S-th on
+    has as many groups as are wanted.
 
-    Raises InputError for a number out of its range, and for more groups in flight than are trained on where all are.
+    Raises InputError for a number out of range, and for `oversample` above 1 with `train_unfinished`.
     """
 
     oversample: float = 1.0
@@ -41,8 +41,8 @@ class Partial:
         check_number("segment_tokens", self.segment_tokens, least=0, most=2**31 - 1, whole=True)
         if self.train_unfinished and self.oversample > 1:
             raise InputError(
-                f"oversample is {self.oversample}, but each step trains on all that is in flight, finished or not: "
-                "leave it at 1"
+                f"oversample is {self.oversample}, but must be 1 with train_unfinished, because each step trains on "
+                "all groups in flight"
             )
 
     def in_flight(self, wanted: int) -> int:
@@ -52,10 +52,10 @@ class Partial:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Sample more prompts until enough groups are informative, e.g. neither all right nor all wrong (DAPO).
+    """Sample more prompts until enough groups are informative, e.g. neither all correct nor all wrong (DAPO).
 
-    informative: batch -> bool[N], the same for all rows of a group. After `rounds` batches of prompts, what there is
-    is trained on: informative groups first.
+    informative: batch -> bool[N], the same for all rows of a group. After at most `rounds` batches of prompts, missing
+    groups are filled up with uninformative ones.
     """
 
     informative: Callable[[Trajectories], jax.Array]

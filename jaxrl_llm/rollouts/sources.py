@@ -1,4 +1,4 @@
-"""Where a step's batch comes from: a `Source` is a pair of pure functions, like a `Transform`."""
+"""Sources of batches, curricula and replay: state machines of pure functions, like a `Transform`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = Any
 
 
 class Step(NamedTuple):
-    """What a step trains on, and how it came to be."""
+    """The batch that a step trains on, its prompts, and metrics."""
 
     scored: Scored
     rows: list[dict[str, Any]]  # the data set row of each group
@@ -24,11 +24,11 @@ class Step(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What the loop calls for a batch.
+    """Supplies the loop with batches.
 
     init: () -> state.
     next: (state, params, key, step) -> (Step, state). params: of the policy; key: of this step.
-    save: state -> (a JSON object, arrays), for a checkpoint. load: the other way; InputError where they are of other
+    save: state -> (JSON object, arrays), for a checkpoint. load: the inverse; InputError if they were saved with other
     inputs.
     """
 
@@ -39,11 +39,11 @@ class Source(NamedTuple):
 
 
 class Curriculum(NamedTuple):
-    """Which prompts are tried.
+    """Selects prompts.
 
-    init: () -> state, which JSON can hold.
-    select: (state, count) -> (ids int32[count], state).
-    observe: (state, Step) -> state: what came of them.
+    init: () -> state, a JSON value.
+    select: (state, count) -> (prompt ids int32[count], state).
+    observe: (state, Step) -> state, updated with the results of a step.
     """
 
     init: Callable[[], State]
@@ -52,7 +52,7 @@ class Curriculum(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What of the past joins a batch.
+    """Mixes past trajectories into a batch.
 
     init: () -> state. mix: (state, Scored) -> (Scored, state).
     """
@@ -62,7 +62,7 @@ class Replay(NamedTuple):
 
 
 def shuffled_epochs(rows: list[dict[str, Any]], seed: int) -> Curriculum:
-    """All prompts in random order, then all in another: every epoch has each prompt once."""
+    """Epochs over all prompts, each in a new random order."""
     stream = PromptStream(rows, batch_size=1, seed=seed)
     start = stream.state()
 
@@ -76,5 +76,5 @@ def shuffled_epochs(rows: list[dict[str, Any]], seed: int) -> Curriculum:
 
 
 def no_replay() -> Replay:
-    """Nothing of the past."""
+    """No replay: batches stay as they are."""
     return Replay(lambda: (), lambda state, scored: (scored, state))

@@ -1,4 +1,4 @@
-"""What a rollout program may do: sample from the engine, have episodes scored, call what is outside."""
+"""The tools of a rollout program: sampling from the engine, scoring, and external calls."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.rollouts.episode import Episode, Segment, digest, given
+from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a program is given: a prompt of the data set, and how to sample."""
+    """The input of a program: a prompt of the data set, and limits."""
 
     row: Mapping[str, Any]
-    """Its row of the data set: columns may hold hints, answers, tools."""
+    """Row of the data set, whose columns may contain hints, answers or tools."""
     prompt: tuple[int, ...]
     """Token ids of the prompt."""
     prompt_id: int
-    """Number of the row."""
+    """Index of the row."""
     samples: int
-    """Episodes that the group shall have."""
+    """Number of episodes that the program must return."""
     limit: int
-    """Tokens of a completion at most."""
+    """Most tokens of a completion."""
 
 
-class Host(Protocol):
-    """What the driver does for the programs of a group."""
+class ProgramHost(Protocol):
+    """What the driver provides to the program of a group."""
 
     task: Task
     step: int
 
     async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, greedy: bool) -> Answer:
-        """Tokens of a completion; `until`: own tokens of the episode at most."""
+        """Tokens of a completion. until: most tokens of the episode after its prompt."""
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The episodes with their rewards."""
+        """Return the episodes with their rewards."""
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
-        """What a call outside of the engine answers, remembered by its name."""
+        """The result of an external call, recorded under its name."""
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function gives, run in a thread of its own, which nobody waits for when it hangs."""
+    """Call a function in its own daemon thread, which is abandoned if it hangs."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[Any] = loop.create_future()
 
@@ -62,7 +62,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
             outcome = answered.set_result, function(*arguments)
         except BaseException as error:
             outcome = answered.set_exception, RuntimeError(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(RuntimeError):  # nobody waits any more, the loop is closed
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: the result is no longer needed
             loop.call_soon_threadsafe(tell, *outcome)
 
     threading.Thread(target=work, daemon=True, name="rollout call").start()
@@ -70,13 +70,13 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class NotDeterministicError(InputError):
-    """A program that was run again from its log asked for something else than before."""
+    """A program that was rerun from its log made different calls than before."""
 
 
 class Tools:
-    """The tools of one group's program. Every answer is remembered, so that the program can be run again."""
+    """The tools of one group's program. All answers are recorded, so that the program can be rerun from its log."""
 
-    def __init__(self, host: Host, tokenizer: Any, context: int = 0) -> None:
+    def __init__(self, host: ProgramHost, tokenizer: Any, context: int = 0) -> None:
         self._host, self.tokenizer, self._context = host, tokenizer, context
 
     async def sample(
@@ -88,16 +88,16 @@ class Tools:
         pause_at: int | None = None,
         greedy: bool = False,
     ) -> Episode:
-        """Continue an episode, or a prompt's token ids, by a sampled completion, and return the longer episode.
+        """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
 
-        number: of the sample within the group, from 0. With the prompt and the place in the episode it names the
-        randomness: two samples of one context need different numbers. An episode keeps its own by default.
-        limit: new tokens at most; the task's by default. An episode that reaches it, or the end of the model's context,
-        is `truncated`. pause_at: new tokens after which the call returns an episode that is not finished, to be forked
-        or continued. greedy: take the likeliest tokens.
+        number: sample number within the group, from 0; by default the episode's own. The noise is keyed on it, the
+        prompt id and the position, so two samples of one context need different numbers.
+        limit: most new tokens; by default the task's. An episode that reaches it, or the end of the model's context, is
+        `truncated`. pause_at: new tokens after which to return an unfinished episode, to fork or continue it. greedy:
+        take the most probable tokens.
 
-        Raises InputError for another context, a number or limit out of its range, and where a program asks twice for
-        the same sample.
+        Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
+        for the same sample.
         """
         episode = self._episode(context, number)
         limit = self._host.task.limit if limit is None else limit
@@ -112,7 +112,7 @@ class Tools:
         if until <= place:  # the context is full
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
-        call = Call(episode.sample if not greedy else -1 - episode.sample, place, digest(episode.tokens))
+        call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
         answer = await self._host.draw(call, episode, until, stop, greedy)
         longer = episode + Segment(answer.tokens, True)
         cut_short = stop is None and not answer.ended
@@ -128,18 +128,18 @@ class Tools:
         return Episode(tuple(map(int, context)), self._host.task.prompt_id, 0 if number is None else number)
 
     async def score(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The episodes with their rewards, by the run's reward functions, which see all of them in one call."""
+        """Score episodes with the run's reward functions, all in one call, and return them with their rewards."""
         if isinstance(episodes, Episode) or not all(isinstance(episode, Episode) for episode in episodes):
             raise InputError(f"tools.score takes a list of episodes, but found {shown(episodes)}")
         return await self._host.scores(list(episodes))
 
     async def call(self, function: Callable[..., Any], *arguments: Any, name: str, again: bool = False) -> Any:
-        """What a function outside of the engine answers: a tool, a judge, a step of an environment.
+        """Call an external function, such as a tool, a judge or a step of an environment.
 
-        A plain function runs in a thread, an async one where it is. The answer, which JSON must be able to hold, is
-        remembered under the name, unlike all others of the group, and given back when the program is run again.
-        again: call the function even then, because it has a state of its own, such as an environment's; an answer that
-        is not the remembered one raises NotDeterministicError.
+        A plain function runs in a thread, an async one in the event loop. The result must be a JSON value. It is
+        recorded under `name`, which must be unique in the group, and returned without a call when the program is rerun
+        from its log. again: call the function even then, because it has state, such as an environment's; a result that
+        differs from the recorded one raises NotDeterministicError.
         """
 
         async def run() -> Any:
@@ -150,7 +150,7 @@ class Tools:
         return await self._host.answer(name, run, again)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens at its ends."""
+        """Token ids of a text, without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -158,5 +158,5 @@ class Tools:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def given(self, text: str) -> Segment:
-        """A segment of a text that is given: conditioned on, masked out of the loss."""
+        """A segment of given text: conditioned on, masked out of the loss."""
         return given(self.encode(text), self._host.step)

@@ -15,7 +15,7 @@ from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.data.prompts import conflicting, load_prompts, without
 from jaxrl_llm.errors import InputError, InputErrors, gather, shown, unknown
 from jaxrl_llm.reporting.writers import check_writers
-from jaxrl_llm.rewards import Reward, close_rewards, digest, get_rewards, require_columns
+from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns, reward_digest
 from jaxrl_llm.runs.config import GENERATED, TrainConfig
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
     @property
     def digests(self) -> dict[str, str]:
         """What the data and the rewards' files hold, in a few letters each: another digest, another content."""
-        rewards = {f"the reward {reward.name}": digest(reward) for reward in self.rewards}
+        rewards = {f"the reward {reward.name}": reward_digest(reward) for reward in self.rewards}
         prompts = {"the prompts": self.prompts.training, "the held-out prompts": self.prompts.held_out}
         return {**{name: rows_digest(rows) for name, rows in prompts.items()}, **rewards}
 

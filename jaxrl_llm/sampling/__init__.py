@@ -1,10 +1,10 @@
-"""Rollouts: prompts in, Trajectories with their behaviour log-probabilities out.
+"""The sampler: prompts in, Trajectories with behaviour log-probabilities out.
 
-`sample` is for people and the loop; the engine below it is `stream`, which completes `Request`s over slots and yields
-`Completion`s as they end.
+`sample` is the high-level entry point. `stream` below it decodes `Request`s in slots and yields `Completion`s as they
+end.
 """
 
-from jaxrl_llm.sampling.draw import Settings
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.sampler import completion_ids, completion_texts, requests_of, sample
 from jaxrl_llm.sampling.stream import stream
@@ -12,8 +12,8 @@ from jaxrl_llm.sampling.weights import take_weights
 
 __all__ = [
     "Completion",
+    "DrawSettings",
     "Request",
-    "Settings",
     "Stats",
     "Tokens",
     "completion_ids",

@@ -1,4 +1,4 @@
-"""Checks of what `sample` is asked for: one line that names the argument, before anything is compiled."""
+"""Checks of the arguments of `sample`: errors of one line that name the argument, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.trajectory import in_words
 
-COUNT = 2**31 - 1  # the greatest whole number that a device counts with
-SMALLEST = 1e-30  # of top_p: many devices take numbers below 1.2e-38 for zero
-COLDEST, HOTTEST = 1e-9, 1e6  # temperatures at which logits keep within float32
+INT32_MAX = 2**31 - 1
+LEAST_TOP_P = 1e-30  # many devices flush numbers below 1.2e-38 to zero
+LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-9, 1e6  # temperatures at which logits stay within float32
 
 
 def check_numbers(
     group_size: int, max_new_tokens: int, temperature: float, top_p: float, top_k: int, min_p: float
 ) -> None:
-    """InputError for a number of another type, or out of its range."""
+    """InputError for a number of the wrong type or out of range."""
     check_number("group_size", group_size, least=1, most=2**20, whole=True)
     check_number("max_new_tokens", max_new_tokens, least=1, most=2**24, whole=True)
-    check_number("top_k", top_k, least=0, most=COUNT, whole=True)
+    check_number("top_k", top_k, least=0, most=INT32_MAX, whole=True)
     check_number("top_p", top_p, above=0, most=1)
-    check_number("top_p", top_p, least=SMALLEST, most=1)
+    check_number("top_p", top_p, least=LEAST_TOP_P, most=1)
     check_number("min_p", min_p, least=0, most=1)
     check_number("temperature", temperature)
-    if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
-        limits = f"0 (greedy) or more, from {COLDEST:g} to {HOTTEST:g}"
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature <= GREATEST_TEMPERATURE:
+        limits = f"0 (greedy) or more, from {LEAST_TEMPERATURE:g} to {GREATEST_TEMPERATURE:g}"
         raise InputError(f"temperature is {shown(temperature)}, but must be {limits}")
 
 
 def check_running(slots: int, policy_step: int, cache_dtype: Any, mesh: Any, stats: Any, on_completion: Any) -> None:
-    """InputError for what says how to sample, not what."""
+    """InputError for arguments that do not change what is sampled: slots, mesh, dtype of the cache and the like."""
     if not isinstance(slots, Integral) or isinstance(slots, bool) or slots < 0:
         raise InputError(f"slots is {shown(slots)}, but must be a whole number, 0 (all) or more")
-    check_number("policy_step", policy_step, least=0, most=COUNT, whole=True)
+    check_number("policy_step", policy_step, least=0, most=INT32_MAX, whole=True)
     if cache_dtype is not None:
         known = _dtype(cache_dtype)
         if known is None or not (jnp.issubdtype(known, jnp.floating) or known == jnp.int8):
@@ -64,30 +64,30 @@ def _dtype(value: Any) -> Any:
 
 
 def check_prompts(policy: Policy, prompts: Any, stop: Any) -> None:
-    """InputError unless prompts and stop strings are lists that the policy's tokenizer, if it has one, can take."""
+    """InputError unless prompts and stop strings are lists, and the policy has a tokenizer if they contain text."""
     if not isinstance(prompts, Sequence) or isinstance(prompts, str) or not len(prompts):
-        found = "an empty one" if prompts == [] else in_words(prompts)
+        found = "empty" if prompts == [] else in_words(prompts)
         raise InputError(f"prompts must be a list with at least one prompt, but is {found}")
     if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
         raise InputError(f"stop must be a list of strings, none of them empty, but is {shown(stop)}")
     if policy.tokenizer is None and not all(is_ids(prompt) for prompt in prompts):
-        raise InputError("prompts of text need a tokenizer: take the policy from load_policy, or give token ids")
+        raise InputError("text prompts need a tokenizer: use a policy from load_policy, or pass token ids")
     if stop and policy.tokenizer is None:
-        raise InputError("stop strings need a tokenizer: take the policy from load_policy")
+        raise InputError("stop strings need a tokenizer: use a policy from load_policy")
 
 
 def is_ids(prompt: Any) -> bool:
-    """Whether a prompt may be token ids."""
+    """Whether a prompt is a list without text or messages, so that it can only be token ids."""
     return isinstance(prompt, list | tuple) and not any(isinstance(entry, str | dict) for entry in prompt)
 
 
 def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    """InputError for prompts with tokens that the model does not have, or no room for completions."""
+    """InputError for token ids outside the vocabulary, and for prompts that leave no room for a completion."""
     vocabulary = policy.config.vocab_size
     for number, prompt in enumerate(ids):
         if max(prompt) >= vocabulary:
             raise InputError(
-                f"prompt {number} holds token id {shown(max(prompt))}, but the model's vocabulary has {vocabulary}: "
+                f"prompt {number} contains token id {shown(max(prompt))}, but the model's vocabulary has {vocabulary}: "
                 "was it encoded with another tokenizer?"
             )
     room = policy.config.max_positions
@@ -99,61 +99,61 @@ def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int)
         )
 
 
-def names_of(prompt_ids: Any, count: int) -> list[int]:
-    """A number for each prompt, 0 to 2^31 - 1; by default 0, 1, 2 ..."""
+def checked_prompt_ids(prompt_ids: Any, count: int) -> list[int]:
+    """The id of each prompt, 0 to 2^31 - 1; by default 0, 1, 2 ..."""
     if prompt_ids is None:
         return list(range(count))
-    names = _whole_numbers("prompt_ids", prompt_ids, COUNT + 1)
+    names = _whole_numbers("prompt_ids", prompt_ids, INT32_MAX + 1)
     if len(names) != count:
-        raise InputError(f"{len(names)} prompt_ids for {count} prompts: give one for each")
+        raise InputError(f"{len(names)} prompt_ids for {count} prompts: pass one for each")
     return names
 
 
-def ends_of(stop_token_ids: Any, policy: Policy) -> list[int]:
-    """The tokens that end a completion; by default the model's. -1 stands for none."""
+def checked_stop_tokens(stop_token_ids: Any, policy: Policy) -> list[int]:
+    """The tokens that end a completion; by default the model's. -1 is allowed and matches no token."""
     if stop_token_ids is None:
         return list(policy.config.eos_token_ids)
     return _whole_numbers("stop_token_ids", stop_token_ids, policy.config.vocab_size, -1)
 
 
 def allowed_tokens(allowed: Any, vocabulary: int) -> jax.Array:
-    """bool[V] from token ids, or from such a mask."""
+    """bool[V] from token ids or from a mask."""
     mask = np.asarray(allowed) if _is_mask(allowed) else None
     if mask is not None and mask.shape != (vocabulary,):
         raise InputError(f"allowed must be token ids or bool[{vocabulary}], found bool{list(mask.shape)}")
     if mask is None:
         mask = np.isin(np.arange(vocabulary), _whole_numbers("allowed", allowed, vocabulary))
     if not mask.any():
-        raise InputError("allowed allows no token: name at least one")
+        raise InputError("allowed allows no token: give at least one")
     return jnp.asarray(mask)
 
 
 def _is_mask(allowed: Any) -> bool:
-    """Whether it is truth values, in an array or a list."""
+    """Whether it is a boolean array or a list of booleans."""
     if isinstance(allowed, list | tuple):
         return len(allowed) > 0 and all(isinstance(x, bool | np.bool_) for x in allowed)
     return getattr(getattr(allowed, "dtype", None), "kind", "") == "b"
 
 
 def _whole_numbers(name: str, values: Any, limit: int, least: int = 0) -> list[int]:
-    """The values as a list of Python's numbers; InputError unless they are whole, least to limit - 1."""
+    """The values as a list of Python ints; InputError unless they are whole numbers from least to limit - 1."""
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise InputError(f"{name} is {shown(values)}, but must be a list of whole numbers")
     found = np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
     for value in found if isinstance(found, list) else [found]:
         if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) < limit:
-            raise InputError(f"{name} holds {shown(value)}, but must be whole numbers from {least} to {limit - 1}")
+            raise InputError(f"{name} contains {shown(value)}, but must be whole numbers from {least} to {limit - 1}")
     return [int(value) for value in found]
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """InputError for what cannot turn token ids into text."""
+    """InputError for a value without a `decode` method."""
     if not callable(getattr(tokenizer, "decode", None)):
-        raise InputError(f"the tokenizer is {in_words(tokenizer)}, but must be the third that load_policy gives")
+        raise InputError(f"the tokenizer is {in_words(tokenizer)}, but must be the third result of load_policy")
 
 
 def check_not_negative(tokens: np.ndarray, mask: np.ndarray) -> None:
-    """InputError where a token id [N, L] that the mask has is below 0, which no vocabulary has."""
+    """InputError for a negative token id among the tokens [N, L] that the mask selects."""
     if (wrong := (tokens < 0) & mask).any():
         row, place = np.argwhere(wrong)[0]
-        raise InputError(f"row {row} of the batch holds the token id {tokens[row, place]}: ids are 0 or more")
+        raise InputError(f"row {row} of the batch contains the token id {tokens[row, place]}: ids are 0 or more")

@@ -1,11 +1,14 @@
-"""What sampling remembers: prompts stored once, and each row's own tokens in a ring.
+"""The sampler's KV caches: a prefix cache that stores each prompt once, and a ring KV cache of each row's own tokens.
 
-P prompt slots, W lanes of a prompt slot (rows that may continue it at a time), B rows, K key-value heads, R = H / K
-query heads of each, h head size, S columns. Cascade attention: attention to the prompt, which rows share, and to
-the row's own tokens are computed apart and merged by their log-sum-exps.
+Shapes: P prompt slots of the prefix cache; W prefix slots for each of them, one for every row that can continue the
+prompt at a time; B rows; K key-value heads; R = H / K query heads for each; h head size; S columns.
 
-The ring: at step s of the decode loop every row writes the keys and values of its newest token to column s mod S, so a
-step writes one column whenever its rows began, and a layer with a sliding window needs a ring of its window only.
+Cascade attention computes attention to the shared prompt and to the row's own tokens separately and merges the two by
+their log-sum-exps.
+
+At step s of the decode loop, every row writes the key and value of its newest token to column s mod S of the ring KV
+cache. A step thus writes a single column, no matter when the rows started, and a layer with a sliding window needs only
+as many columns as its window.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxrl_kernels.decode_attention import Part, decode_attention, own_attention
+from jaxrl_kernels.decode_attention import PartialAttention, decode_attention, own_attention
 
 from jaxrl_llm.models.config import ModelConfig
 
@@ -23,55 +26,55 @@ Array = jax.Array
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer; 8-bit ones have a scale for each token and head."""
+    """Keys and values of one layer. int8 caches have a scale for each token and head."""
 
-    keys: Array  # [N, K, h, S]: the product with a query then runs along S
+    keys: Array  # [N, K, h, S], so that the product with a query runs along S
     values: Array  # [N, K, S, h]
     key_scale: Array | None = None  # f32[N, K, S]
     value_scale: Array | None = None  # f32[N, K, S]
 
 
-class Prefixes(NamedTuple):
-    """Prompts, each once, for all rows that continue it. Layers with a window keep the end of a prompt only."""
+class PrefixCache(NamedTuple):
+    """Keys and values of each prompt, stored once. Layers with a sliding window store only the end of a prompt."""
 
     layers: tuple[LayerCache, ...]
-    length: Array  # int32[P], of the prompt
-    hidden: Array  # [P, D], the last hidden state of the prompt: first tokens are drawn from it
+    length: Array  # int32[P], tokens of the prompt
+    hidden: Array  # [P, D], last hidden state of the prompt, from which first tokens are drawn
 
 
-class Lanes(NamedTuple):
-    """Which row stands in which lane. Lane p * W + w continues prompt slot p."""
+class PrefixSlots(NamedTuple):
+    """Which row is in which prefix slot. Prefix slots p * W to p * W + W - 1 continue the prompt in prompt slot p."""
 
-    of_row: Array  # int32[B]
-    row: Array  # int32[P * W]: the row in a lane; any row where it is empty
+    of_row: Array  # int32[B], the prefix slot of each row
+    row: Array  # int32[P * W], the row in each prefix slot; any row where the slot is empty
 
 
 def each(f: Callable[..., Array], *caches: LayerCache) -> LayerCache:
-    """f(arrays of all caches, axis that counts columns) for keys, values and, if there are, scales."""
+    """Map f(*arrays of all caches, column axis) over keys, values and, if present, scales."""
     arrays = zip(*caches, (3, 2, 2, 2), strict=True)
     return LayerCache(*(None if xs[0] is None else f(*xs) for xs in arrays))  # type: ignore[arg-type]
 
 
 def scales(cache: LayerCache) -> tuple[Array, Array] | None:
-    """Of keys and values, if there are."""
+    """Scales of keys and values; None for a floating cache."""
     return None if cache.key_scale is None or cache.value_scale is None else (cache.key_scale, cache.value_scale)
 
 
 def columns(config: ModelConfig, layer: int, most: int) -> int:
-    """How many columns a layer needs for `most` tokens."""
+    """Number of columns that a layer needs for `most` tokens."""
     window = config.window_of_layer[layer]
     return min(most, window) if window else most
 
 
 def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerCache, ...]:
-    """Room for `most` tokens of each row in every layer. dtype: a floating one, or int8."""
+    """Empty caches for `most` tokens of each row in every layer. dtype: a floating dtype, or int8."""
 
     def layer(number: int) -> LayerCache:
         S = columns(config, number, most)
         shape = (rows, config.num_kv_heads, config.head_dim, S)
         scales = jnp.zeros((rows, config.num_kv_heads, S), jnp.float32)
         eight_bit = jnp.dtype(dtype) == jnp.int8
-        # Two buffers each, for both are donated.
+        # Separate buffers, because both are donated.
         return LayerCache(
             jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], S, shape[2]), dtype),
             *((scales, jnp.zeros_like(scales)) if eight_bit else (None, None)),
@@ -81,7 +84,7 @@ def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerC
 
 
 def pack(k: Array, v: Array, dtype: Any) -> LayerCache:
-    """Keys and values [N, S, K, h] as a cache stores them. int8: each vector divided by its greatest entry / 127."""
+    """Keys and values [N, S, K, h] in the cache's layout. int8: each vector is divided by its largest |entry| / 127."""
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     if jnp.dtype(dtype) != jnp.int8:
         return LayerCache(k.swapaxes(2, 3).astype(dtype), v.astype(dtype))
@@ -96,7 +99,7 @@ def pack(k: Array, v: Array, dtype: Any) -> LayerCache:
 
 
 def rearranged(x: Array, order: Array | None, shape: tuple[int, ...]) -> Array:
-    """x[order] along the first axis, or x as it is for None, its first axes in another shape."""
+    """x[order] (x itself for None) with its first axis reshaped to `shape`."""
     x = x if order is None else x[order]
     return x.reshape(*shape, *x.shape[1:])
 
@@ -107,7 +110,7 @@ def cascade_attention(
     v: Array,
     own: LayerCache,
     prefix: LayerCache,
-    lanes: Lanes | None,
+    prefix_slots: PrefixSlots | None,
     count: Array,
     length: Array,
     position: Array,
@@ -115,17 +118,19 @@ def cascade_attention(
     window: int,
     config: ModelConfig,
 ) -> tuple[Array, LayerCache]:
-    """Each row's newest token, q [B, 1, H, h], at its prompt and at its own tokens; and the ring with its k, v.
+    """Attention of each row's newest token, q [B, 1, H, h], to its prompt and its own tokens.
 
-    k, v: [B, 1, K, h]; they are written to column step mod S of the ring. lanes: None where row b stands in lane b;
-    count, position: int32[B]; length: int32[P], of the prompts. The result is [B, 1, H, h].
+    k, v: [B, 1, K, h], written to column step mod S of the ring KV cache `own`. prefix_slots: None if row b is in
+    prefix slot b. count: int32[B], own tokens before the newest. position: int32[B]. length: int32[P], of the prompts.
+
+    Returns the result [B, 1, H, h] and the updated ring KV cache.
     """
     B, _, H, h = q.shape
     P, K = prefix.keys.shape[:2]
-    W = (B if lanes is None else lanes.row.shape[0]) // P
+    W = (B if prefix_slots is None else prefix_slots.row.shape[0]) // P
     q = q.reshape(B, K, H // K, h)
-    order, back = (None, None) if lanes is None else (lanes.row, lanes.of_row)
-    of_lanes = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]
+    order, back = (None, None) if prefix_slots is None else (prefix_slots.row, prefix_slots.of_row)
+    q_of_slots = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]
     numbers: Any = {"query_scale": config.query_scale, "softcap": config.attention_softcap, "window": window}
 
     def rows(x: Array) -> Array:
@@ -133,12 +138,12 @@ def cascade_attention(
         return rearranged(x.swapaxes(1, 2).reshape(P * W, *x.shape[1:2], *x.shape[3:]), back, (B,))
 
     prompt = decode_attention(
-        of_lanes, prefix.keys, prefix.values, length, rearranged(position, order, (P, W)),
+        q_of_slots, prefix.keys, prefix.values, length, rearranged(position, order, (P, W)),
         key_scale=prefix.key_scale, value_scale=prefix.value_scale, **numbers,
     )  # fmt: skip
     new = each(lambda x, axis: jnp.squeeze(x, axis), pack(k, v, own.keys.dtype))
-    y, keys, values, of_ring = own_attention(
-        q, new.keys, new.values, own.keys, own.values, count, step, Part(*map(rows, prompt)),
+    y, keys, values, own_scales = own_attention(
+        q, new.keys, new.values, own.keys, own.values, count, step, PartialAttention(*map(rows, prompt)),
         new_scales=scales(new), scales=scales(own), **numbers,
     )  # fmt: skip
-    return y.reshape(B, 1, H, h), LayerCache(keys, values, *(of_ring or (None, None)))
+    return y.reshape(B, 1, H, h), LayerCache(keys, values, *(own_scales or (None, None)))

@@ -1,7 +1,8 @@
-"""The compiled loop of the sampler: every row takes a token a step, until enough rows are done.
+"""The compiled decode loop: each step draws one token for every row, until enough rows are done.
 
-B rows, T columns of the ring (tokens that a row may have), V vocabulary. The large arrays stay on the device from call
-to call (`Ring`, donated); what the host decides by, a few numbers a row, comes and goes (`Rows`).
+B rows, T columns of the ring KV cache (the most tokens that a row can have), V vocabulary. The large arrays stay on the
+device between calls (`RingCache`, donated); the few numbers a row that the host needs are copied both ways
+(`RowState`).
 """
 
 from __future__ import annotations
@@ -14,44 +15,44 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.rope import rotation
-from jaxrl_llm.sampling.cache import Lanes, LayerCache, Prefixes, cascade_attention, empty
-from jaxrl_llm.sampling.draw import Drawn, Settings, draw
+from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, PrefixSlots, cascade_attention, empty
+from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 
 Array = jax.Array
 
 
-class Ring(NamedTuple):
-    """What rows have drawn, and their keys and values. A token drawn at step s stands in column s mod T."""
+class RingCache(NamedTuple):
+    """The ring KV cache and the tokens drawn. A token drawn at step s is in column s mod T."""
 
-    step: Array  # int32[], of the steps so far
+    step: Array  # int32[], number of steps so far
     layers: tuple[LayerCache, ...]
     drawn: Drawn  # each [B, T]
 
 
-class Rows(NamedTuple):
-    """Where each row is."""
+class RowState(NamedTuple):
+    """Decoding state of each row. A row's own tokens are those after its prompt."""
 
-    prompt: Array  # int32[B]: tokens of its prompt
-    newest: Array  # int32[B]: its last token, which the model has not seen yet
-    own: Array  # int32[B]: own tokens before the newest one
-    fresh: Array  # bool[B]: has no token yet
-    done: Array  # bool[B]: ended, or empty
-    last: Array  # int32[B]: column of the newest token
-    limit: Array  # int32[B]: own tokens at which it ends
-    prompt_id: Array  # int32[B]: names the randomness, with `sample`
+    prompt: Array  # int32[B], tokens of its prompt
+    newest: Array  # int32[B], its last token, which the model has not seen yet
+    own: Array  # int32[B], own tokens before the newest
+    fresh: Array  # bool[B], has no own token yet
+    done: Array  # bool[B], ended, or empty
+    last: Array  # int32[B], column of the newest token
+    limit: Array  # int32[B], number of own tokens at which it ends
+    prompt_id: Array  # int32[B], keys the noise together with `sample`
     sample: Array  # int32[B]
 
 
-class Work(NamedTuple):
-    """What a call of the loop did, first tokens of fresh rows apart."""
+class LoopCounts(NamedTuple):
+    """Counts of one call of the loop, without the first tokens of fresh rows."""
 
     steps: Array  # int32[]
-    live: Array  # int32[]: row-steps that gave a token
+    live: Array  # int32[], row-steps that drew a token
 
 
 @dataclass(frozen=True)
-class Narrowed:
-    """An embedding with padded rows, to be indexed by tokens as the decoder does, and for nothing else."""
+class NarrowedEmbedding:
+    """An embedding table with padded rows. It supports only the decoder's lookup of tokens."""
 
     table: Array  # [V, D or more]
     width: int  # D
@@ -61,29 +62,29 @@ class Narrowed:
 
 
 def narrowed(policy: Policy, params: Params) -> Params:
-    """The loop's parameters, with the padded unembedding as the embedding where both are one: no copy of either."""
+    """The loop's parameters with a tied embedding read from the padded unembedding, so that neither is copied."""
     D, head = policy.config.hidden_size, params.get("head")
     if policy.config.tie_embeddings and head is not None and head.shape[1] > D:
-        return params | {"embed": Narrowed(head, D)}
+        return params | {"embed": NarrowedEmbedding(head, D)}
     return params
 
 
-def empty_ring(policy: Policy, rows: int, tokens: int, dtype: Any) -> Ring:
-    """Room for `tokens` own tokens of each row."""
-    nothing = Drawn(
-        *(jnp.zeros((rows, tokens), jnp.int32 if name == "token" else jnp.float32) for name in Drawn._fields)
-    )
-    return Ring(jnp.int32(0), empty(policy.config, rows, tokens, dtype), nothing)
+def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any) -> RingCache:
+    """An empty ring KV cache for `tokens` own tokens of each row."""
+    drawn = Drawn(*(jnp.zeros((rows, tokens), jnp.int32 if name == "token" else jnp.float32) for name in Drawn._fields))
+    return RingCache(jnp.int32(0), empty(policy.config, rows, tokens, dtype), drawn)
 
 
-def no_rows(rows: int) -> Rows:
-    """All empty."""
+def no_rows(rows: int) -> RowState:
+    """The state of empty rows."""
     zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
-    return Rows(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros)
+    return RowState(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros)
 
 
-def _take(drawn: Drawn, rows: Rows, new: Drawn, which: Array, column: Array, stop_tokens: Array) -> tuple[Drawn, Rows]:
-    """Record a new token of the rows `which`, bool[B]; rows.own counts the tokens before it."""
+def _append(
+    drawn: Drawn, rows: RowState, new: Drawn, which: Array, column: Array, stop_tokens: Array
+) -> tuple[Drawn, RowState]:
+    """Append a token to the rows `which`, bool[B]; rows.own counts the tokens before it."""
 
     def put(old: Array, x: Array) -> Array:
         before = jax.lax.dynamic_slice_in_dim(old, column, 1, axis=1)
@@ -98,7 +99,7 @@ def _take(drawn: Drawn, rows: Rows, new: Drawn, which: Array, column: Array, sto
     )
 
 
-def _draw(policy: Policy, params: Params, hidden: Array, rows: Rows, settings: Settings) -> Drawn:
+def _draw(policy: Policy, params: Params, hidden: Array, rows: RowState, settings: DrawSettings) -> Drawn:
     """The next token of each row, from hidden states [B, D]."""
     seeds = jnp.broadcast_to(settings.seed, rows.own.shape)
     counters = jnp.stack([seeds, rows.prompt_id, rows.sample, rows.own], axis=1)
@@ -109,76 +110,94 @@ def _draw(policy: Policy, params: Params, hidden: Array, rows: Rows, settings: S
 def begin(
     policy: Policy,
     params: Params,
-    prefixes: Prefixes,
-    lanes: Lanes | None,
+    prefix_cache: PrefixCache,
+    prefix_slots: PrefixSlots | None,
     drawn: Drawn,
     step: Array,
-    rows: Rows,
-    settings: Settings,
-) -> tuple[Drawn, Rows]:
-    """First tokens of fresh rows, from the ends of their prompts. `drawn`, of the ring, is donated; step: the ring's.
+    rows: RowState,
+    settings: DrawSettings,
+) -> tuple[Drawn, RowState]:
+    """Draw the first tokens of fresh rows from the last hidden states of their prompts.
 
-    A program of its own, as the host knows when there are any: in a branch of the loop's program, what devices exchange
-    would have no order with what they exchange beside it, which XLA on CPU does not survive with few threads.
+    drawn (donated), step: of the ring KV cache.
+
+    This is a separate program, because the host knows when there are fresh rows. As a branch of the loop's program, its
+    collectives would not be ordered with the loop's, which deadlocks XLA on CPU with few threads.
     """
-    B, P = rows.own.shape[0], prefixes.length.shape[0]
-    slot = jnp.arange(B) // (B // P) if lanes is None else lanes.of_row // (lanes.row.shape[0] // P)
-    new = _draw(policy, params, prefixes.hidden[slot], rows, settings)
-    return _take(drawn, rows, new, rows.fresh & ~rows.done, (step - 1) % drawn.token.shape[1], settings.stop_tokens)
+    B, P = rows.own.shape[0], prefix_cache.length.shape[0]
+    slot = (
+        jnp.arange(B) // (B // P) if prefix_slots is None else prefix_slots.of_row // (prefix_slots.row.shape[0] // P)
+    )
+    new = _draw(policy, params, prefix_cache.hidden[slot], rows, settings)
+    return _append(drawn, rows, new, rows.fresh & ~rows.done, (step - 1) % drawn.token.shape[1], settings.stop_tokens)
 
 
-@jax.jit(static_argnames=("policy",), donate_argnames=("ring",))
+@jax.jit(static_argnames=("policy",), donate_argnames=("ring_cache",))
 def decode(
     policy: Policy,
     params: Params,
-    prefixes: Prefixes,
-    lanes: Lanes | None,
-    ring: Ring,
-    rows: Rows,
-    settings: Settings,
+    prefix_cache: PrefixCache,
+    prefix_slots: PrefixSlots | None,
+    ring_cache: RingCache,
+    rows: RowState,
+    settings: DrawSettings,
     leave_at: Array,
     most: Array,
-) -> tuple[Ring, Rows, Work]:
-    """Decode until `leave_at` (int32[]) rows are done, or for `most` (int32[]) steps. The ring is donated.
+) -> tuple[RingCache, RowState, LoopCounts]:
+    """Decode until `leave_at` (int32[]) rows are done, at most `most` (int32[]) steps. The ring KV cache is donated.
 
-    No row is fresh: `begin` went before.
+    No row may be fresh: call `begin` first.
     """
-    T = ring.drawn.token.shape[1]
+    T = ring_cache.drawn.token.shape[1]
     params = narrowed(policy, params)
 
-    def rotations(rows: Rows) -> tuple[Array, Array]:
-        """Of each row's next position. Known a step ahead, as in the step XLA on CPU works them out for every head."""
+    def rotations(rows: RowState) -> tuple[Array, Array]:
+        """Rotary embeddings of each row's next position.
+
+        They are carried from the step before, because within the step XLA on CPU recomputes them for every head.
+        """
         return rotation(policy.config.ropes, policy.config.head_dim, (rows.prompt + rows.own)[:, None])
 
-    def unfinished(carry: tuple[Ring, Rows, Work, Any]) -> Array:
+    def unfinished(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> Array:
         return (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)
 
-    def advance(carry: tuple[Ring, Rows, Work, Any]) -> tuple[Ring, Rows, Work, Any]:
-        ring, rows, work, turned = carry
+    def advance(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> tuple[RingCache, RowState, LoopCounts, Any]:
+        ring_cache, rows, counts, rotated = carry
         position = rows.prompt + rows.own
 
         def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
             own, prefix = memory
             return cascade_attention(
-                q, k, v, own, prefix, lanes, rows.own, prefixes.length, position, ring.step, window, policy.config
+                q,
+                k,
+                v,
+                own,
+                prefix,
+                prefix_slots,
+                rows.own,
+                prefix_cache.length,
+                position,
+                ring_cache.step,
+                window,
+                policy.config,
             )
 
-        memory = tuple(zip(ring.layers, prefixes.layers, strict=True))
-        hidden, layers = policy.run(params, rows.newest[:, None], position[:, None], attend, memory, rotations=turned)
+        memory = tuple(zip(ring_cache.layers, prefix_cache.layers, strict=True))
+        hidden, layers = policy.run(params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)
         new = _draw(policy, params, hidden[:, 0], rows, settings)
-        drawn, rows = _take(ring.drawn, rows, new, which, ring.step % T, settings.stop_tokens)
-        work = Work(work.steps + 1, work.live + jnp.sum(which, dtype=jnp.int32))
-        return Ring(ring.step + 1, layers, drawn), rows, work, rotations(rows)
+        drawn, rows = _append(ring_cache.drawn, rows, new, which, ring_cache.step % T, settings.stop_tokens)
+        counts = LoopCounts(counts.steps + 1, counts.live + jnp.sum(which, dtype=jnp.int32))
+        return RingCache(ring_cache.step + 1, layers, drawn), rows, counts, rotations(rows)
 
-    nothing = Work(jnp.int32(0), jnp.int32(0))
-    return jax.lax.while_loop(unfinished, advance, (ring, rows, nothing, rotations(rows)))[:3]
+    zero = LoopCounts(jnp.int32(0), jnp.int32(0))
+    return jax.lax.while_loop(unfinished, advance, (ring_cache, rows, zero, rotations(rows)))[:3]
 
 
 @jax.jit
 def finished(drawn: Drawn, rows: Array, last: Array) -> Drawn:
-    """What some rows have drawn, each [k, T], their newest token last. rows, last: int32[k]."""
+    """The tokens of some rows, each array [k, T] with the newest token last. rows, last: int32[k]."""
     T = drawn.token.shape[1]
     at = (last[:, None] + 1 + jnp.arange(T)) % T
     return Drawn(*(jnp.take_along_axis(x[rows], at, axis=1) for x in drawn))

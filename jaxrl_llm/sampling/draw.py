@@ -1,4 +1,4 @@
-"""One token from a hidden state: the noise that chooses it, its log-probability, the entropy of its distribution."""
+"""Draw one token from a hidden state, with its log-probability and the entropy of its distribution."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from jaxrl_llm.sampling.filters import Filters, keep, support_floor
 Array = jax.Array
 
 
-class Settings(NamedTuple):
-    """How to sample; numbers that may change without a new compilation."""
+class DrawSettings(NamedTuple):
+    """How to draw tokens: arrays, so that their values can change without recompilation."""
 
     seed: Array  # uint32[]
     temperature: Array  # f32[]; 0 is greedy
     filters: Filters | None
-    allowed: Array | None  # bool[V]: no other token is sampled
-    stop_tokens: Array  # int32[E]; sampling one ends the row
+    allowed: Array | None  # bool[V], the tokens that may be drawn; None: all
+    stop_tokens: Array  # int32[E]; drawing one ends the row
 
 
 class Drawn(NamedTuple):
-    """What is remembered of one token of each row."""
+    """One drawn token of each row."""
 
     token: Array  # int32[N]
-    logp: Array  # f32[N] under the distribution that it was drawn from
-    entropy: Array  # f32[N] of that distribution, nats
-    floor: Array  # f32[N] least log-probability that the filters kept, -inf without filters
-    whole_logp: Array  # f32[N] under the distribution before filters and forbidden tokens
+    logp: Array  # f32[N], under the distribution that it was drawn from
+    entropy: Array  # f32[N], of that distribution, in nats
+    floor: Array  # f32[N], log-probability at or above which the filters kept tokens; -inf without filters
+    whole_logp: Array  # f32[N], under the distribution before filters and `allowed`
 
 
 def seed_of(key: Array) -> Array:
-    """uint32[]: the word of a random key that, with prompt id, sample number and position, names a token's noise."""
+    """uint32[]: the seed of a random key. With prompt id, sample number and position it keys a token's noise."""
     return jax.random.bits(key, dtype=jnp.uint32)
 
 
-def draw(policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings) -> Drawn:
+def draw(policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings) -> Drawn:
     """Draw a token for each row from hidden states [N, D].
 
-    counters: uint32[N, 4], seed, prompt id, sample number and position: the noise depends on nothing else. Temperature
-    0 takes the most probable token; its log-probability is then that of the untempered distribution. Without filters
-    no array of size V is made on an accelerator; with them the logits are, one row of V numbers for each row.
+    counters: uint32[N, 4], seed, prompt id, sample number and position; the noise is keyed on nothing else. Temperature
+    0 takes the most probable token, with its log-probability under the untempered distribution. Without filters and
+    `allowed`, accelerators allocate no [N, V] array; with them, the logits are one.
     """
     N = hidden.shape[0]
     if settings.filters is None and settings.allowed is None:
@@ -67,7 +67,7 @@ def draw(policy: Policy, params: Params, hidden: Array, counters: Array, setting
 
 
 def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:
-    """The unembedding [V, D] and hidden states [N, D]; or the padded one of `weights.take_weights`, and they too."""
+    """The unembedding [V, D], padded if `weights.take_weights` padded it, and hidden states [N, D] padded to match."""
     head = params["head"] if "head" in params else policy.unembedding(params)
     missing = head.shape[1] - hidden.shape[1]
     return head, jnp.pad(hidden, ((0, 0), (0, missing))) if missing else hidden
@@ -82,7 +82,7 @@ def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
 
 
 def _fused(
-    policy: Policy, params: Params, hidden: Array, counters: Array, settings: Settings
+    policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings
 ) -> tuple[Array, Array, Array]:
     unembedding, hidden = _unembedding(policy, params, hidden)
     padded = unembedding.shape[0] > policy.config.vocab_size

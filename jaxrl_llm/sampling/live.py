@@ -1,4 +1,4 @@
-"""Completions for people and scripts: written while they are decoded, or as they end."""
+"""Write completions to a terminal or file, while they are decoded or as they end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.requests import Completion, Stats
-from jaxrl_llm.sampling.sampler import Asked
+from jaxrl_llm.sampling.sampler import StreamArguments
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
-CHUNK = 4  # tokens between two pieces of a text that is watched
-LONG_CHUNK = 16  # of what is not: so many may be decoded after Ctrl-C, or after a stop string
+CHUNK = 4  # tokens between two pieces of text that is shown live
+LONG_CHUNK = 16  # otherwise; this many may still be decoded after Ctrl-C or a stop string
 
-# What a model writes may move the cursor or worse: on a terminal, control characters are shown as signs.
+# Text of a model can contain control characters, which a terminal would execute: show them as symbols.
 _SIGNS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
 _SIGNS |= {127: "\u2421", **{code: "\ufffd" for code in range(128, 160)}}
 
@@ -26,19 +26,20 @@ def write_completions(
     policy: Policy,
     params: Params,
     prompts: Sequence[str],
-    asked: Asked,
+    asked: StreamArguments,
     out: TextIO,
     *,
     as_json: bool = False,
     stats: Stats | None = None,
 ) -> Stats:
-    """Decode what is asked and write it to `out`; a first Ctrl-C writes what is there and ends (`Stats.interrupted`).
+    """Decode requests and write the completions to `out`. Ctrl-C writes what there is and stops (`Stats.interrupted`).
 
-    prompts: as they are to be named; each has the same number of requests in `asked`, next to each other.
-    out: a terminal gets a lone completion piece by piece, several marked by prompt and number as they end. Anything
-    else gets "[prompt] text" in the order of the requests.
-    as_json: an object a line instead, in that order: prompt, sample (from 0), text, ended (by a stop token or a stop
-    string), tokens (how many), mean_logp (nats a token under the sampling distribution; null without tokens).
+    prompts: their labels; each has the same number of requests in `asked`, next to each other.
+    out: a terminal shows a single completion piece by piece, and several as they end, labelled with prompt and number.
+    Any other file gets "[prompt] text" in the order of the requests.
+    as_json: write one object per line instead, in that order: prompt, sample (from 0), text, ended (by a stop token
+    or stop string), tokens (their number) and mean_logp (nats per token under the sampling distribution; null without
+    tokens).
     """
     stats = Stats() if stats is None else stats
     tokenizer, each = policy.tokenizer, len(asked.requests) // len(prompts)
@@ -51,7 +52,7 @@ def write_completions(
 
     def watch(request: int, tokens: np.ndarray) -> None:
         nonlocal shown
-        end = asked.cut(tokens) if asked.cut is not None else None  # the engine looks for stop strings after this
+        end = asked.cut(tokens) if asked.cut is not None else None  # the engine checks for stop strings later
         shown = _show(out, shown, whole_characters(text_of(tokens[:end])))
 
     completions: Iterable[Completion] = stream(
@@ -75,7 +76,7 @@ def write_completions(
 
 
 def in_order(completions: Iterable[Completion]) -> Iterator[Completion]:
-    """Completions in the order of their requests, each as soon as it and all before it have ended."""
+    """Yield completions in the order of their requests, each as soon as it and all before it have ended."""
     held: dict[int, Completion] = {}
     following = 0
     for completion in completions:
@@ -86,9 +87,9 @@ def in_order(completions: Iterable[Completion]) -> Iterator[Completion]:
 
 
 def whole_characters(text: str) -> str:
-    """The text of tokens so far without its last characters that the next token may still complete.
+    """The text without trailing characters that the next token may complete.
 
-    Tokenizers decode the bytes of an incomplete UTF-8 character to U+FFFD, to one or to one a byte.
+    Tokenizers decode the bytes of an incomplete UTF-8 character to one U+FFFD, or to one per byte.
 
     >>> whole_characters("caf\\ufffd")
     'caf'
@@ -97,9 +98,10 @@ def whole_characters(text: str) -> str:
 
 
 def unseen(shown: str, text: str) -> str:
-    """What to write after `shown` so that `text` can be read: nothing while it ends within what was shown.
+    """What to write after `shown` so that `text` can be read; "" if `shown` starts with `text`.
 
-    Next tokens may change how earlier ones decode: what cannot be taken back is followed by the text from there on.
+    The next tokens can change how earlier ones decode. Text that was already written stays, followed by the new text
+    from the first difference on.
 
     >>> unseen("The ans", "The answer")
     'wer'
@@ -110,8 +112,8 @@ def unseen(shown: str, text: str) -> str:
     return text[alike:]
 
 
-def describe(stats: Stats) -> str:
-    """One line of figures: tokens a second with all waiting, seconds to the first token, share of busy slots."""
+def throughput_line(stats: Stats) -> str:
+    """One line: tokens per second including waiting, seconds to the first token, share of busy slots."""
     compiling = f", {stats.compiles} programs compiled or fetched" if stats.compiles else ""
     return (
         f"{stats.tokens} tokens in {stats.seconds:.2f} s ({stats.tokens / max(stats.seconds, 1e-9):.1f} tokens/s), "
@@ -120,7 +122,7 @@ def describe(stats: Stats) -> str:
 
 
 def _show(out: TextIO, shown: str, text: str) -> str:
-    """Write what is new of the text to a terminal; returns what is shown then."""
+    """Write the new part of the text to a terminal. Returns the text that is shown now."""
     if piece := unseen(shown, text):
         out.write(piece.translate(_SIGNS))
         out.flush()

@@ -1,4 +1,4 @@
-"""What the engine is asked for, and what it gives back."""
+"""Requests to the engine, and the completions that it returns."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxrl_llm.errors import InputError, shown
 
 
 class Tokens(NamedTuple):
-    """A completion's tokens and what is known of each, arrays [n]."""
+    """A completion's tokens and their log-probabilities, entropies and so on; arrays [n]."""
 
     token: np.ndarray  # int32
-    logp: np.ndarray  # f32, as of `draw.Drawn`, like the next three
+    logp: np.ndarray  # f32; this and the next three are as in `draw.Drawn`
     entropy: np.ndarray
     floor: np.ndarray
     whole_logp: np.ndarray
-    policy_step: np.ndarray  # int32, the training step of the weights that drew it
+    policy_step: np.ndarray  # int32, training step of the weights that drew the token
 
     @property
     def size(self) -> int:
-        """How many tokens."""
+        """Number of tokens."""
         return self.token.shape[0]
 
     def first(self, count: int) -> Tokens:
@@ -36,7 +36,7 @@ class Tokens(NamedTuple):
         return Tokens(*(x[count:] for x in self)) if count else self
 
     def followed_by(self, others: Tokens) -> Tokens:
-        """These tokens and then the others."""
+        """These tokens followed by the others."""
         return Tokens(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
 
 
@@ -46,58 +46,58 @@ NO_TOKENS = Tokens(_NO_IDS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, 
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample. Requests with the same prompt share its pass through the model and its cache."""
+    """One completion to sample. Requests with the same prompt share its prefill and its cache."""
 
     prompt: tuple[int, ...]
-    limit: int  # tokens of the completion at most, those begun included
-    prompt_id: int = 0  # names the randomness, with `sample`
+    limit: int  # most tokens of the completion, including `begun`
+    prompt_id: int = 0  # keys the noise together with `sample`
     sample: int = 0
-    begun: Tokens = NO_TOKENS  # tokens of an earlier, unfinished rollout to go on from
-    pause_at: int | None = None  # own tokens at which this call leaves the completion unfinished; None: at no number
-    given: int = 0  # of the begun tokens, how many are of earlier turns: stop strings are looked for after them
+    begun: Tokens = NO_TOKENS  # tokens of an unfinished completion to continue
+    pause_at: int | None = None  # number of tokens at which to return the completion unfinished; None: never
+    given: int = 0  # leading tokens of `begun` from earlier turns, which are not searched for stop strings
 
     @property
     def until(self) -> int:
-        """Own tokens at which this call leaves it."""
+        """Number of tokens at which the engine stops decoding this request."""
         return self.limit if self.pause_at is None else min(self.limit, self.pause_at)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A request's completion, its begun tokens included."""
+    """A request's completion, including the tokens that it began with."""
 
-    index: int  # of the request in the list
+    index: int  # of the request
     tokens: Tokens
     ended: bool  # by a stop token or a stop string
     limit: int
 
     @property
     def truncated(self) -> bool:
-        """Whether it ran into its limit."""
+        """Whether it reached its limit without ending."""
         return not self.ended and self.tokens.size >= self.limit
 
     @property
     def unfinished(self) -> bool:
-        """Whether it was left before its end: it can be begun again from its tokens."""
+        """Whether it neither ended nor reached its limit, so that another request can continue it."""
         return not self.ended and self.tokens.size < self.limit
 
 
 @dataclass
 class Stats:
-    """What a rollout did: fill one in by passing it to `stream` or `sample`."""
+    """Counts and times of a rollout. Pass one to `stream` or `sample` to have it filled in."""
 
     rows: int = 0  # slots
     prompt_slots: int = 0
     steps: int = 0  # of the decode loop
-    live: int = 0  # row-steps that gave a token; a first token, out of the prompt, counts as none
-    busy_steps: int = 0  # steps while requests waited
-    busy_live: int = 0
+    live: int = 0  # row-steps that drew a token; first tokens, drawn from prompts, do not count
+    busy_steps: int = 0  # steps while requests were waiting
+    busy_live: int = 0  # row-steps of those that drew a token
     tokens: int = 0  # drawn
-    prompts: int = 0  # put through the model
+    prompts: int = 0  # prefilled
     prompt_tokens: int = 0
-    padded_tokens: int = 0  # of those passes, padding included
-    reused_tokens: int = 0  # after prompts, whose keys and values were still in the cache
-    first_token: float = 0.0  # seconds until the first rows had their first tokens
+    padded_tokens: int = 0  # of all prefills, including padding
+    reused_tokens: int = 0  # after prompts, whose keys and values were copied within the cache
+    first_token: float = 0.0  # seconds until the first token
     seconds: float = 0.0
     compiles: int = 0
     moved_bytes: int = 0  # of weights, from the training layout to the sampler's
@@ -107,16 +107,16 @@ class Stats:
 
     @property
     def occupancy(self) -> float:
-        """Share of row-steps that gave a token."""
+        """Share of row-steps that drew a token."""
         return self.live / max(self.rows * self.steps, 1)
 
     @property
     def busy_occupancy(self) -> float:
-        """The same while requests waited."""
+        """Share of row-steps that drew a token while requests were waiting."""
         return self.busy_live / max(self.rows * self.busy_steps, 1)
 
     def metrics(self) -> dict[str, float]:
-        """Figures for a log."""
+        """Metrics for the log."""
         return {
             "rollout/tokens_per_second": self.tokens / max(self.seconds, 1e-9),
             "rollout/occupancy": self.occupancy,
@@ -130,23 +130,23 @@ class Stats:
 
 
 def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
-    """The newest `count` tokens of one row of `decode.finished`."""
+    """The last `count` tokens of one row of the result of `decode.finished`."""
     token, logp, entropy, floor, whole_logp = (np.array(x[row, x.shape[1] - count :]) for x in drawn)
     return Tokens(token, logp, entropy, floor, whole_logp, np.full(count, policy_step, np.int32))
 
 
 def first_not_finite(tokens: Tokens) -> int | None:
-    """The place of the first token that was drawn from logits which were not finite, or None.
+    """Index of the first token that was drawn from logits that are not finite, or None.
 
-    The sampler then gives no token (-1) or a log-probability that is none. A drawn token's are finite, however small;
-    `floor` is -inf where nothing was dropped.
+    For such logits the sampler returns the token -1 or a log-probability or entropy that is not finite. `floor` is -inf
+    where no token was dropped, so it is not checked.
     """
     good = (tokens.token >= 0) & np.isfinite(tokens.logp) & np.isfinite(tokens.entropy) & np.isfinite(tokens.whole_logp)
     return None if good.all() else int(np.argmin(good))
 
 
 def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
-    """InputError for a request that cannot be completed, by its place in the list."""
+    """InputError for a request that cannot be completed, naming it by its index."""
     if isinstance(requests, Request) or not isinstance(requests, Sequence):
         raise InputError(f"requests is a {type(requests).__name__}, but must be a list of Request")
     seen: set[tuple[int, ...]] = set()
@@ -174,10 +174,12 @@ def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
 
 def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
     if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        raise InputError(f"{name}: its tokens are {shown(ids.tolist())}, but must be whole numbers, ids of tokens")
+        raise InputError(
+            f"{name}: its tokens are {shown(ids.tolist())}, but must be token ids, which are whole numbers"
+        )
     wrong = ids[(ids < 0) | (ids >= vocabulary)]
     if wrong.size:
         raise InputError(
-            f"{name} holds the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded with "
-            "another tokenizer?"
+            f"{name} contains the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded "
+            "with another tokenizer?"
         )

@@ -1,7 +1,7 @@
-"""Which keys and values of rows that ended are still in the ring KV cache, for requests that go on from them.
+"""Reuse of keys and values that are still in the ring KV cache.
 
-A fork, or a conversation that comes back, begins with tokens that a row has drawn before. While no other request took
-the row, and before the ring wraps around, their keys and values need not be computed again.
+A fork, or a conversation that continues, begins with tokens that a row has drawn before. Until another request takes
+the row or the ring KV cache wraps around, their keys and values need not be recomputed.
 """
 
 from __future__ import annotations
@@ -10,35 +10,37 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEAST = 4  # tokens that are worth a copy
+LEAST = 4  # fewer tokens are not worth a copy
 
 
 class Kept(NamedTuple):
-    """A row that ended, as its cache holds it."""
+    """A row that ended and whose keys and values are still in the ring KV cache."""
 
     prompt: tuple[int, ...]
-    tokens: np.ndarray  # int32[n] after the prompt; the cache has keys and values of all but the last
-    last: int  # step at which the last one was drawn
+    tokens: np.ndarray  # int32[n], after the prompt; the cache has keys and values of all but the last
+    last: int  # step at which the last token was drawn
 
 
 class Reused(NamedTuple):
-    """What a row takes over from a kept one."""
+    """What a new row copies from a row that ended."""
 
-    source: int  # row
-    usable: int  # tokens whose keys and values are taken over
-    shift: int  # columns by which they move in the ring
+    source: int  # row to copy from
+    usable: int  # number of tokens whose keys and values are copied
+    shift: int  # columns by which they move
 
 
 def absolute_step(steps: int, column: int, columns: int) -> int:
-    """The newest step before `steps` that wrote to a column of a ring of `columns`."""
+    """The last step before `steps` that wrote to `column` of a ring KV cache with `columns` columns."""
     return steps - 1 - (steps - 1 - column) % columns
 
 
-def best(kept: dict[int, Kept], prompt: tuple[int, ...], begun: np.ndarray, steps: int, columns: int) -> Reused | None:
-    """From which row a request that was begun with these tokens can take over the most; None for no row.
+def best_reuse(
+    kept: dict[int, Kept], prompt: tuple[int, ...], begun: np.ndarray, steps: int, columns: int
+) -> Reused | None:
+    """The row from which a request that continues `begun` can copy the most tokens; None if there is none.
 
-    steps: taken so far. columns: of the shortest ring among the layers. The token with index j of a kept row stands in
-    column last - n + 2 + j; of the row that goes on in steps - own + j, where own is one less than it has tokens.
+    steps: decode steps so far. columns: smallest number of columns among the layers. Token j of a kept row is in column
+    last - n + 2 + j (mod columns), and moves to column steps - own + j, where own is len(begun) - 1.
     """
     found, own = None, len(begun) - 1
     for row, (of, tokens, last) in kept.items():

@@ -1,4 +1,4 @@
-"""Sequences put together into the right-padded rows of a batch."""
+"""Assemble token sequences into a right-padded batch."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.trajectory import Trajectories
 
 
-class Row(NamedTuple):
-    """A prompt and what followed it."""
+class BatchRow(NamedTuple):
+    """A prompt and the tokens after it: one row of a batch."""
 
     prompt: Sequence[int]
     tokens: Tokens
     truncated: bool
     prompt_id: int
     group: int
-    actions: np.ndarray | None = None  # bool[n]: which of the tokens were sampled; None: all
-    turns: np.ndarray | None = None  # int32[n]: their turns, -1 where not sampled; None: all of the first
+    actions: np.ndarray | None = None  # bool[n], which of the tokens were sampled; None: all
+    turns: np.ndarray | None = None  # int32[n], turn of each token, -1 where not sampled; None: all are turn 0
 
 
-def assemble(rows: Sequence[Row], temperature: float, truncating: bool, policy_step: int = 0) -> Trajectories:
-    """Rows side by side, as numpy arrays.
+def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, policy_step: int = 0) -> Trajectories:
+    """A batch of these rows, as numpy arrays.
 
-    temperature, truncating: of the sampling (truncating: top-k, top-p or min-p were on); policy_step: of this step's
-    weights, where there is no token.
+    temperature: of the sampling. truncating: whether top-k, top-p or min-p was on. policy_step: of the current weights,
+    written where there is no token.
     """
     N, L = len(rows), bucket(max(len(row.prompt) + row.tokens.size for row in rows))
     tokens, real = pad_rows([list(row.prompt) for row in rows], L)

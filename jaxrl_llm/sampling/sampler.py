@@ -24,30 +24,30 @@ from jaxrl_llm.sampling.arguments import (
     check_prompts,
     check_running,
     check_tokenizer,
-    ends_of,
-    names_of,
+    checked_prompt_ids,
+    checked_stop_tokens,
 )
-from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Completion, Request, Stats
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories, check_batch
 
 logger = logging.getLogger("jaxrl_llm.sampling")
 
-CHUNK = 16  # tokens between two looks for stop strings
+CHUNK = 16  # tokens between two checks for stop strings
 
 
-class Asked(NamedTuple):
+class StreamArguments(NamedTuple):
     """Arguments of `stream`."""
 
-    requests: list[Request]  # those of a prompt next to each other
-    settings: Settings
-    cut: Cut | None  # where a stop string ends a completion; None without stop strings
+    requests: list[Request]  # those of one prompt are next to each other
+    settings: DrawSettings
+    cut: Cut | None  # finds where a stop string ends a completion; None without stop strings
 
 
 def sample(
@@ -76,26 +76,26 @@ def sample(
 ) -> Trajectories:
     """Sample `group_size` completions of each prompt.
 
-    prompts: strings (through the chat template where the model has one), lists of chat messages, or lists of token
-    ids, which are taken as they are. Prompts of one group share one prefill.
-    key: a JAX random key. A token depends on (key, prompt id, sample number, position) and on nothing else: not on
-    the batch, its order, or how it is split. Use another key for each step, e.g. fold the step number into it.
-    temperature: 0 is greedy; then `behaviour_logp` is of the untempered distribution.
-    top_k, top_p, min_p: applied in this order. `behaviour_logp` is of the truncated distribution, and
-    `support_floor` lets the trainer compute the same one.
+    prompts: strings (formatted with the chat template if the model has one), lists of chat messages, or lists of token
+    ids, which are used as they are. The samples of a prompt share one prefill.
+    key: a JAX random key. A token depends only on (key, prompt id, sample number, position), not on the batch, its
+    order, or how it is split. Use another key for each step, e.g. fold the step number into it.
+    temperature: 0 is greedy, with `behaviour_logp` under the untempered distribution.
+    top_k, top_p, min_p: applied in this order. `behaviour_logp` is under the truncated distribution, which the trainer
+    reconstructs from `support_floor`.
     stop: strings that end a completion at the token which completes them. stop_token_ids: by default the model's
-    end-of-sequence tokens; [] for none. The ending token is part of the completion, and an action.
-    prompt_ids: int per prompt, naming its randomness and its place in the data set; by default 0, 1, 2 ...
-    slots: decode at most this many samples at a time (0: all); one that ends makes room for the next. Only memory and
-    speed depend on it.
-    allowed: token ids, or bool[V]: no other token is sampled. `behaviour_logp` is of the distribution over them;
-    `whole_logp`, there with filters too, is of the model's own.
-    cache_dtype: of keys and values, e.g. jnp.bfloat16 or jnp.int8; the policy's by default.
-    mesh: spread rows over its axis "data", heads and vocabulary over "tensor"; the parameters must be on it.
-    stats: filled in with what the rollout did. on_completion: called with each completion as it ends.
+    end-of-sequence tokens; [] for none. The last token is part of the completion, and an action.
+    prompt_ids: an int for each prompt, its index in the data set, on which the noise is keyed; by default 0, 1, 2 ...
+    slots: decode at most this many samples at a time (0: all); when one ends, the next takes its slot. This changes
+    memory and speed only.
+    allowed: token ids, or bool[V], that may be sampled; None: all. `behaviour_logp` is under the distribution over
+    them. With `allowed` or filters, `whole_logp` is under the model's own distribution.
+    cache_dtype: dtype of keys and values, e.g. jnp.bfloat16 or jnp.int8; by default the policy's.
+    mesh: shards rows over its axis "data", and heads and vocabulary over "tensor"; the parameters must be on it.
+    stats: filled in with counts and times. on_completion: called with each completion as it ends.
 
-    Returns Trajectories of len(prompts) * group_size rows, those of a prompt next to each other. After Ctrl-C, of the
-    rows that are finished; with none, KeyboardInterrupt.
+    Returns Trajectories of len(prompts) * group_size rows, those of a prompt next to each other; after Ctrl-C, of the
+    finished rows only, or KeyboardInterrupt if there is none.
     Raises InputError for settings out of range, empty prompts, and prompts that leave no room in the context.
     """
     check_params(policy, params)
@@ -108,7 +108,7 @@ def sample(
     requests, settings, cut = asked
     truncating = settings.filters is not None
     found: dict[int, Completion] = {}
-    told, stats = stats is not None, Stats() if stats is None else stats
+    has_stats, stats = stats is not None, Stats() if stats is None else stats
     completions = stream(
         policy, take_weights(policy, params, mesh), requests, settings, slots=slots, cache_dtype=cache_dtype,
         cut=cut, chunk=CHUNK if stop else LONG_CHUNK, policy_step=policy_step, stats=stats,
@@ -122,10 +122,10 @@ def sample(
     if stats.interrupted:
         if not found:
             raise KeyboardInterrupt
-        if not told:  # who gave `stats` finds it there
+        if not has_stats:  # else the caller reads it from `stats`
             logger.warning("interrupted: %d of %d completions are finished", len(found), len(requests))
     rows = [
-        Row(requests[i].prompt, found[i].tokens, found[i].truncated, requests[i].prompt_id, i // group_size)
+        BatchRow(requests[i].prompt, found[i].tokens, found[i].truncated, requests[i].prompt_id, i // group_size)
         for i in sorted(found)
     ]
     return jax.tree.map(jnp.asarray, assemble(rows, temperature or 1.0, truncating, policy_step))
@@ -147,24 +147,24 @@ def requests_of(
     system_prompt: str | None = None,
     prompt_ids: Sequence[int] | None = None,
     allowed: Sequence[int] | np.ndarray | None = None,
-) -> Asked:
-    """What `sample` asks of the engine for these arguments, which are its own, and raises InputError for."""
+) -> StreamArguments:
+    """The arguments of `stream` for these arguments of `sample`. Raises InputError as `sample` does."""
     check_policy(policy)
     check_key(key)
     check_numbers(group_size, max_new_tokens, temperature, top_p, top_k, min_p)
     check_prompts(policy, prompts, stop)
     ids = [encode_prompt(policy.tokenizer, prompt, system_prompt=system_prompt) for prompt in prompts]
     check_ids(policy, ids, max_new_tokens)
-    names = names_of(prompt_ids, len(ids))
+    names = checked_prompt_ids(prompt_ids, len(ids))
     settings = settings_of(policy, key, temperature, top_p, top_k, min_p, stop_token_ids, allowed)
-    # A prompt that comes twice is sampled anew, not repeated.
+    # A prompt id that occurs twice gets new sample numbers, hence new noise.
     seen: Counter[int] = Counter()
     requests = []
     for prompt, name in zip(ids, names, strict=True):
         for number in range(group_size):
             requests.append(Request(tuple(prompt), max_new_tokens, name, seen[name] * group_size + number))
         seen[name] += 1
-    return Asked(requests, settings, cut_at(policy.tokenizer, stop) if stop else None)
+    return StreamArguments(requests, settings, cut_at(policy.tokenizer, stop) if stop else None)
 
 
 def settings_of(
@@ -176,21 +176,21 @@ def settings_of(
     min_p: float = 0.0,
     stop_token_ids: Sequence[int] | None = None,
     allowed: Sequence[int] | np.ndarray | None = None,
-) -> Settings:
-    """How to draw tokens, for the engine; the arguments are those of `sample`."""
+) -> DrawSettings:
+    """The engine's `DrawSettings`; the arguments are those of `sample`."""
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
     mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
-    return Settings(
+    return DrawSettings(
         seed=seed_of(key),
         temperature=jnp.float32(temperature),
         filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
         allowed=mask,
-        stop_tokens=jnp.asarray(ends_of(stop_token_ids, policy), jnp.int32),
+        stop_tokens=jnp.asarray(checked_stop_tokens(stop_token_ids, policy), jnp.int32),
     )
 
 
 def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:
-    """Where a completion's text first holds a stop string: after the token that completes it."""
+    """A `Cut` that ends a completion after the token that completes the first stop string."""
 
     def cut(tokens: np.ndarray) -> int | None:
         ids = tokens.tolist()
@@ -207,7 +207,7 @@ def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:
 
 
 def completion_ids(trajectories: Trajectories) -> list[list[int]]:
-    """The sampled token ids of each row, the ending token included. InputError for what is no batch of token ids."""
+    """The sampled token ids of each row, including a stop token. InputError for another value than a batch."""
     check_batch(trajectories)
     tokens, action = np.asarray(trajectories.tokens), np.asarray(trajectories.action_mask)
     check_not_negative(tokens, action)

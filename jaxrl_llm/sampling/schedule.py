@@ -1,4 +1,4 @@
-"""Which request goes into which slot: host bookkeeping of the engine, without any array."""
+"""Assignment of requests to rows and slots: the engine's bookkeeping on the host, without arrays."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-SPARE = 4  # prompt slots for each that would do, if groups ended as one: stragglers hold theirs
+SPARE = 4  # prompt slots per prompt slot needed if groups ended together: unfinished rows keep theirs occupied
 
 
 class Shape(NamedTuple):
-    """Sizes of the engine. Lane p * lanes + w may hold a row that continues prompt slot p."""
+    """Sizes of the engine. Prefix slot p * slots_per_prompt + w is for a row that continues prompt slot p."""
 
     rows: int
     prompts: int  # prompt slots
-    lanes: int  # of each prompt slot
-    fixed: bool  # row b always stands in lane b
+    slots_per_prompt: int  # prefix slots of each prompt slot
+    fixed: bool  # row b is always in prefix slot b
 
 
-class Placed(NamedTuple):
-    """A request that was given a row."""
+class Assignment(NamedTuple):
+    """A request's row and prefix slot."""
 
     request: int
     row: int
-    lane: int
+    prefix_slot: int
 
 
 def plan(prompts: Sequence[Hashable], slots: int, multiple: int = 1) -> Shape:
     """Sizes for requests that continue these prompts, at most `slots` at a time (0: all at once).
 
-    multiple: of what numbers of rows and prompt slots must be, i.e. the devices that they are spread over. Where all
-    groups run at once side by side, or no two requests share a prompt, a row's lane is fixed; else rows find theirs by
-    an index, and there are up to SPARE times the prompt slots that groups in step would need.
+    multiple: the numbers of rows and prompt slots are multiples of it, e.g. of the number of devices. If all groups run
+    at once, or no two requests share a prompt, row b is always in prefix slot b; else rows find their prefix slots by
+    an index, and there are up to SPARE times as many prompt slots as groups that end together would need.
     """
     total, sizes = len(prompts), Counter(prompts)
     group = max(sizes.values())
@@ -45,9 +45,9 @@ def plan(prompts: Sequence[Hashable], slots: int, multiple: int = 1) -> Shape:
 
 
 def lasting(rows: int, prompts: int, group: int, multiple: int = 1) -> Shape:
-    """Sizes for any requests in groups of at most `group`: rows find their lanes by an index.
+    """Sizes for any requests in groups of at most `group`, in which rows find their prefix slots by an index.
 
-    rows, prompts: slots for completions and for prompts, rounded up to what `plan` calls `multiple`.
+    rows, prompts: slots for completions and for prompts, rounded up to a multiple of `multiple`.
     """
     return Shape(_up(rows, multiple), _up(prompts, multiple), min(group, rows), False)
 
@@ -57,7 +57,7 @@ def _up(number: int, multiple: int) -> int:
 
 
 class Schedule:
-    """Requests wait in order, group by group; a row that is freed takes the first that has a prompt slot to go to."""
+    """A queue of requests, group by group. A free row takes the first request whose prompt has or gets a slot."""
 
     def __init__(self, prompts: Sequence[Hashable], shape: Shape) -> None:
         self.shape = shape
@@ -66,25 +66,25 @@ class Schedule:
         for request, prompt in enumerate(prompts):
             self.add(request, prompt)
         self.slot_of: dict[Hashable, int] = {}
-        self.holds: dict[int, Hashable] = {}  # which prompt is in a slot, even where no row continues it any more
-        self.left: dict[int, int] = {}  # when a slot was left last, by a count
+        self.holds: dict[int, Hashable] = {}  # prompt in each slot, even if no row continues it any more
+        self.left: dict[int, int] = {}  # order in which slots became free
         self.free_slots = list(range(shape.prompts))
-        self.free_lanes = {slot: list(range(shape.lanes)) for slot in range(shape.prompts)}
+        self.free_prefix_slots = {slot: list(range(shape.slots_per_prompt)) for slot in range(shape.prompts)}
         self.free_rows = list(range(shape.rows))
-        self.placed: dict[int, Placed] = {}  # by row
+        self.placed: dict[int, Assignment] = {}  # by row
 
     def add(self, request: int, prompt: Hashable) -> None:
-        """A request that continues a prompt waits from now on."""
+        """Queue a request that continues a prompt."""
         self.prompt_of[request] = prompt
         self.waiting.setdefault(prompt, deque()).append(request)
 
     @property
     def queue(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return sum(map(len, self.waiting.values()))
 
-    def admit(self) -> tuple[list[Placed], list[tuple[int, Hashable]]]:
-        """Give free rows to waiting requests: who was placed, and which prompt slots hold which new prompts."""
+    def admit(self) -> tuple[list[Assignment], list[tuple[int, Hashable]]]:
+        """Give free rows to waiting requests. Returns the assignments, and new prompts with their prompt slots."""
         placed, new = [], []
         for prompt in list(self.waiting):
             queue = self.waiting[prompt]
@@ -98,12 +98,12 @@ class Schedule:
                         new.append((slot, prompt))
                         self.holds[slot] = prompt
                 slot = self.slot_of[prompt]
-                if not self.free_lanes[slot]:
+                if not self.free_prefix_slots[slot]:
                     break
-                lane = slot * self.shape.lanes + self.free_lanes[slot].pop(0)
-                row = lane if self.shape.fixed else self.free_rows[0]
+                prefix_slot = slot * self.shape.slots_per_prompt + self.free_prefix_slots[slot].pop(0)
+                row = prefix_slot if self.shape.fixed else self.free_rows[0]
                 self.free_rows.remove(row)
-                self.placed[row] = Placed(queue.popleft(), row, lane)
+                self.placed[row] = Assignment(queue.popleft(), row, prefix_slot)
                 placed.append(self.placed[row])
             if not queue:
                 del self.waiting[prompt]
@@ -112,20 +112,22 @@ class Schedule:
         return placed, new
 
     def _slot_for(self, prompt: Hashable) -> int:
-        """The free slot that still holds the prompt, or the one that was left first."""
+        """The free slot that still holds the prompt, else the least recently used one."""
         for slot in self.free_slots:
             if self.holds.get(slot) == prompt:
                 return slot
         return min(self.free_slots, key=lambda slot: self.left.get(slot, -1))
 
     def release(self, row: int) -> None:
-        """The row's request is done. Its prompt slot is free once no row is in it and none waits for it."""
-        request, _, lane = self.placed.pop(row)
+        """Free a row. Its prompt slot becomes free when no row is in it and no request waits for it."""
+        request, _, prefix_slot = self.placed.pop(row)
         prompt = self.prompt_of.pop(request)
         slot = self.slot_of[prompt]
         self.free_rows = sorted([*self.free_rows, row])
-        self.free_lanes[slot] = sorted([*self.free_lanes[slot], lane % self.shape.lanes])
-        if len(self.free_lanes[slot]) == self.shape.lanes and prompt not in self.waiting:
+        self.free_prefix_slots[slot] = sorted(
+            [*self.free_prefix_slots[slot], prefix_slot % self.shape.slots_per_prompt]
+        )
+        if len(self.free_prefix_slots[slot]) == self.shape.slots_per_prompt and prompt not in self.waiting:
             del self.slot_of[prompt]
             self.left[slot] = max(self.left.values(), default=0) + 1
             self.free_slots = sorted([*self.free_slots, slot])

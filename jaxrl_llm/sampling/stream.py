@@ -1,4 +1,4 @@
-"""`stream`: a list of requests in, completions out as they end."""
+"""`stream`: decode a list of requests and yield completions as they end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.interrupts import interruptible
 from jaxrl_llm.models.check import check_policy
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.draw import Settings
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
 from jaxrl_llm.sampling.schedule import Shape
@@ -25,7 +25,7 @@ def stream(
     policy: Policy,
     weights: Weights,
     requests: Sequence[Request],
-    settings: Settings,
+    settings: DrawSettings,
     *,
     slots: int = 0,
     shape: Shape | None = None,
@@ -37,29 +37,30 @@ def stream(
     policy_step: int = 0,
     stats: Stats | None = None,
 ) -> Generator[Completion, None, None]:
-    """Complete requests; yields each completion as it ends, in the order of ending.
+    """Complete requests, yielding each completion as it ends.
 
-    slots: rows that decode at a time, 0 for one a request. A row whose completion ends takes the next waiting request.
-    shape: rows, prompt slots and lanes in place of those that `schedule.plan` makes of `slots` and these requests, so
-    that rollouts of other numbers of requests share one compiled loop.
-    cut: looked at every `chunk` steps, ends a completion by what it says (stop strings).
-    enough: called with each completion; from when it gives True nothing more is decoded, and all other requests come
-    as they are, unfinished (those that were not begun, without new tokens). Ctrl-C does the same.
+    slots: rows decoded at a time; 0: one for each request. A row whose completion ends takes the next waiting request.
+    shape: sizes to use instead of those that `schedule.plan` derives from `slots` and these requests, so that rollouts
+    with different numbers of requests share one compiled loop.
+    cut: called every `chunk` steps, says where a completion ends (stop strings).
+    enough: called with each completion. After it returns True decoding stops, and all other requests are yielded as
+    unfinished completions (those that were not started without new tokens). Ctrl-C does the same.
     watch: called every `chunk` steps with the index of each running request and its tokens so far.
-    cache_dtype: of keys and values, floating or int8; the policy's by default.
-    policy_step: written beside every token drawn. stats: filled in.
+    cache_dtype: dtype of keys and values, floating or int8; by default the policy's.
+    policy_step: recorded with every token drawn. stats: filled in.
 
-    The tokens of a request depend on the seed, its prompt, prompt id and sample number only.
-    Raises InputError at once for requests that are empty, without room or of tokens beyond the vocabulary, and for
-    weights or settings of another kind; and from the iterator where logits are not finite.
+    The tokens of a request depend only on the seed and its prompt, prompt id and sample number.
+
+    Raises InputError immediately for an empty prompt, a limit below 1, token ids outside the vocabulary, and weights or
+    settings of another type; and from the iterator where logits are not finite.
     """
     check_policy(policy)
     for name, value, kind, made in (
         ("weights", weights, Weights, "take_weights(policy, params)"),
-        ("settings", settings, Settings, "sampling.draw.Settings(...)"),
+        ("settings", settings, DrawSettings, "sampling.draw.DrawSettings(...)"),
     ):
         if not isinstance(value, kind):
-            raise InputError(f"{name} is a {type(value).__name__}, but must be what {made} gives")
+            raise InputError(f"{name} is a {type(value).__name__}, but must be the result of {made}")
     for name, number, least in (("slots", slots, 0), ("chunk", chunk, 1)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
@@ -73,7 +74,7 @@ def _stream(
     policy: Policy,
     weights: Weights,
     requests: Sequence[Request],
-    settings: Settings,
+    settings: DrawSettings,
     slots: int,
     shape: Shape | None,
     cut: Cut | None,
@@ -87,7 +88,7 @@ def _stream(
     stats = Stats() if stats is None else stats
     count_compiles()
     before, stats.began = compiles()[0], time.perf_counter()
-    # Those that are complete already need no engine.
+    # Requests that are already complete need no engine.
     open_ones = [request for request in requests if request.begun.size < request.until]
     with interruptible() as interrupted:
         if not open_ones:

@@ -1,4 +1,4 @@
-"""The sampler's own view of the weights, taken from the training layout once a rollout."""
+"""The sampler's layout of the weights, converted from the training layout once a rollout."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_spec
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import LayerCache, Prefixes
-from jaxrl_llm.sampling.decode import Ring
+from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
+from jaxrl_llm.sampling.decode import RingCache
 
-LANE = 128  # devices split the vocabulary at multiples of it; numbers in a line of a TPU's memory
+LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
 
 
 class Weights(NamedTuple):
-    """Parameters for prompts, and for the loop: one dict a layer, so that no step copies a layer's weights."""
+    """Parameters for prefill and for the decode loop, which has a dict per layer so that no step copies weights."""
 
     prompts: Params
     loop: Params
     mesh: Mesh | None = None
-    moved_bytes: int = 0  # that devices did not hold before
-    moved_seconds: float = 0.0  # until all are there
-    device: jax.Device | None = None  # that the parameters are bound to, without a mesh
+    moved_bytes: int = 0  # bytes that devices did not hold before
+    moved_seconds: float = 0.0  # time of the transfer
+    device: jax.Device | None = None  # to which the parameters are committed, without a mesh
 
     def spread(self, tree: Any) -> Any:
-        """Put what has rows or prompt slots along its first axis on the mesh, or where the parameters are bound to.
+        """Place arrays, whose first axis is rows or prompt slots, on the mesh or the device of the parameters.
 
-        All arguments of the loop are bound or none is, from the first call on: else the second would compile it again.
+        Either all arguments of the loop are committed or none is, from the first call on: otherwise the second call
+        would compile again.
         """
         if self.mesh is not None:
             return jax.device_put(tree, shardings(tree, self.mesh))
@@ -44,8 +45,9 @@ class Weights(NamedTuple):
 def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> Weights:
     """Weights for the engine, in the dtype that the policy computes in.
 
-    mesh: the devices to decode on, with axes "data" and, to split heads, inner units and vocabulary, "tensor". Without
-    one the parameters are used where they are. What is moved is counted and timed. Raises InputError in float64.
+    mesh: the devices to decode on, with the axis "data" and, to split heads, hidden units of the MLP and vocabulary,
+    "tensor". Without a mesh the parameters are used where they are. Transfers are counted and timed. Raises InputError
+    for a policy in float64.
     """
     if policy.dtype == jnp.float64:
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
@@ -58,32 +60,32 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
         if device is not None:
             meshes = [jax.typeof(x).sharding.mesh for x in bound]
             spread = any(not mesh.empty and mesh.size > 1 for mesh in meshes)
-            params = jax.device_put(params, _alone(device) if spread else device)
+            params = jax.device_put(params, _on_one_device(device) if spread else device)
         return Weights(params, loop_params(policy, params, 1, _is_tpu(device)), device=device)
-    whole = _is_tpu(mesh.devices.flat[0])
-    target = named_shardings(loop_specs(policy, mesh, params, whole), mesh)
+    pad_lanes = _is_tpu(mesh.devices.flat[0])
+    target = named_shardings(loop_specs(policy, mesh, params, pad_lanes), mesh)
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh))
     start = time.perf_counter()
     if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     convert = jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target)
-    loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1), whole))
+    loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1), pad_lanes))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
-def _alone(device: jax.Device) -> NamedSharding:
-    """A place on one device, as a mesh of it: arrays that come from a larger mesh would still be typed as on that."""
+def _on_one_device(device: jax.Device) -> NamedSharding:
+    """A sharding on a mesh of one device. With the device alone, arrays from a larger mesh would keep its type."""
     return NamedSharding(Mesh(np.array([device]), ("data",)), PartitionSpec())
 
 
 def _is_array(x: Any) -> bool:
-    """Whether there is memory behind it: inside a transformation there is none."""
+    """Whether x is a concrete array, not a tracer."""
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 def _is_ready(policy: Policy, params: Params) -> bool:
-    """Whether layers are stacked in the memory of the one CPU that computes, as the loop needs them."""
+    """Whether the parameters are stacked, in float32 and on the one CPU, so that views of them suffice."""
     here = {jax.devices()[0]}
     return (
         jax.default_backend() == "cpu"
@@ -96,9 +98,9 @@ def _is_ready(policy: Policy, params: Params) -> bool:
 
 
 def _views(params: Params) -> tuple[Params, Params]:
-    """The parameters, and with layers apart, without a copy: arrays over their memory, which they keep alive.
+    """The parameters, and the same with a dict per layer, as views of their memory.
 
-    While they are there, a donation of the parameters copies them instead of overwriting what the views show.
+    The views keep the memory alive. While they exist, donating the parameters copies them instead of overwriting them.
     """
     memory = jax.tree.map(np.from_dlpack, params)
     place = partial(jax.device_put, may_alias=True)
@@ -109,13 +111,16 @@ def _views(params: Params) -> tuple[Params, Params]:
 
 
 def abstract_weights(policy: Policy, params: Any, mesh: Mesh | None = None) -> Params:
-    """Shapes, and on a mesh places, of the loop's weights, to compile for them: params may be ShapeDtypeStructs."""
-    shares = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    whole = _is_tpu(None if mesh is None else mesh.devices.flat[0])
-    shapes = jax.eval_shape(lambda p: loop_params(policy, p, shares, whole), params)
+    """ShapeDtypeStructs of the loop's weights, with shardings on a mesh, for compiling ahead of time.
+
+    params: arrays or ShapeDtypeStructs.
+    """
+    vocab_shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    pad_lanes = _is_tpu(None if mesh is None else mesh.devices.flat[0])
+    shapes = jax.eval_shape(lambda p: loop_params(policy, p, vocab_shards, pad_lanes), params)
     if mesh is None:
         return shapes
-    places = named_shardings(loop_specs(policy, mesh, params, whole), mesh)
+    places = named_shardings(loop_specs(policy, mesh, params, pad_lanes), mesh)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
 
@@ -124,46 +129,46 @@ def _is_on(x: Any, mesh: Mesh) -> bool:
 
 
 def _is_tpu(device: jax.Device | None) -> bool:
-    """Of the default device for None."""
+    """Whether a device, or for None the default device, is a TPU."""
     return (jax.default_backend() if device is None else device.platform) == "tpu"
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
-def loop_params(policy: Policy, params: Params, shares: int, whole_lanes: bool = False) -> Params:
-    """Layers apart, in the dtype of the computation; "head" is the unembedding, padded where devices need it.
+def loop_params(policy: Policy, params: Params, vocab_shards: int, pad_lanes: bool = False) -> Params:
+    """The parameters with a dict per layer, in the policy's dtype; "head" is the unembedding if it had to be padded.
 
-    shares: of the vocabulary, each a multiple of LANE tokens if there are several. whole_lanes: rows of the unembedding
-    are padded to a multiple of LANE numbers. For a TPU, which keeps a matrix with other rows turned round, so that the
-    loop, which looks tokens up and draws them, would begin with copies of all of it.
+    vocab_shards: slices of the vocabulary; if there are several, each is a multiple of LANE tokens. pad_lanes: pad the
+    rows of the unembedding to a multiple of LANE numbers. XLA for TPUs stores a matrix with other rows transposed, so
+    that the loop, which both embeds and draws tokens, would begin with copies of it.
     """
     out = decoder.unstack(params)
     cast = lambda x: x.astype(policy.dtype)  # noqa: E731
-    # The decoder casts the norms of layers, but takes the last norm as it is.
+    # The decoder casts the norms of layers, but not the final norm.
     out = {name: x if name == "final_norm" else jax.tree.map(cast, x) for name, x in out.items()}
-    if any(padding := _padding(policy, shares, whole_lanes)):
+    if any(padding := _padding(policy, vocab_shards, pad_lanes)):
         out["head"] = jnp.pad(policy.unembedding(out), [(0, n) for n in padding])
         out.pop("unembed", None)
     return out
 
 
-def _padding(policy: Policy, shares: int, whole_lanes: bool) -> tuple[int, int]:
-    """Rows that the unembedding lacks to be cut into so many slices at multiples of LANE, and numbers of each row."""
-    rows = -policy.config.vocab_size % (shares * LANE) if shares > 1 else 0
-    return rows, -policy.config.hidden_size % LANE if whole_lanes else 0
+def _padding(policy: Policy, vocab_shards: int, pad_lanes: bool) -> tuple[int, int]:
+    """How many rows, and how many numbers in each row, the unembedding is padded by; see `loop_params`."""
+    rows = -policy.config.vocab_size % (vocab_shards * LANE) if vocab_shards > 1 else 0
+    return rows, -policy.config.hidden_size % LANE if pad_lanes else 0
 
 
-def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh, adapted: Any = None, whole_lanes: bool = False) -> Any:
-    """A PartitionSpec for each of `loop_params`, with the adapters of `adapted` where it has some."""
+def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh, adapted: Any = None, pad_lanes: bool = False) -> Any:
+    """A PartitionSpec for each array of `loop_params`. adapted: parameters whose LoRA adapters are included."""
     specs = parameter_specs(policy.config, mesh, False, adapted)
-    shares = mesh.shape.get("tensor", 1)
-    if any(_padding(policy, shares, whole_lanes)):
+    vocab_shards = mesh.shape.get("tensor", 1)
+    if any(_padding(policy, vocab_shards, pad_lanes)):
         specs.pop("unembed", None)
-        specs["head"] = PartitionSpec("tensor") if shares > 1 else PartitionSpec()
+        specs["head"] = PartitionSpec("tensor") if vocab_shards > 1 else PartitionSpec()
     return specs
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
-    """Where the engine's arrays go: rows and prompt slots over "data"; heads of caches over "tensor" if they divide."""
+    """Shardings of the engine's arrays: rows and prompt slots over "data", heads of caches over "tensor" if even."""
     size = mesh.shape.get("tensor", 1)
 
     def place(x: Any, heads: int = 0) -> NamedSharding:
@@ -174,7 +179,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     def cache(layer: LayerCache) -> LayerCache:
         return LayerCache(*(None if x is None else place(x, x.shape[1]) for x in layer))  # type: ignore[arg-type]
 
-    if isinstance(tree, Prefixes | Ring):
+    if isinstance(tree, PrefixCache | RingCache):
         rest = jax.tree.map(place, tree._replace(layers=()))
         return rest._replace(layers=tuple(cache(layer) for layer in tree.layers))
     return jax.tree.map(place, tree)

@@ -1,8 +1,8 @@
-"""Kernels for reinforcement learning of language models. They need jax and nothing else.
+"""Kernels for reinforcement learning of language models. They depend only on jax.
 
-Each operation is a folder: a plain reference that anyone can check, fast implementations tested against it, and one
-public function that picks among them (`implementations`). That function works on any mesh of devices, by itself and
-under `jax.jit`: see `partition`.
+Each operation is a folder with a plain reference, fast implementations tested against it, and one public function that
+chooses between them (see `implementations`). That function works on any mesh of devices, also under `jax.jit` (see
+`partition`).
 """
 
 from jaxrl_kernels.decode_attention import decode_attention, own_attention

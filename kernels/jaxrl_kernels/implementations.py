@@ -1,10 +1,10 @@
-"""Which implementation of a kernel runs; every kernel takes the same names as `implementation=`.
+"""Choice of a kernel's implementation. Every kernel accepts the same values of `implementation=`.
 
 - "pallas": the Mosaic kernel on TPU; on other platforms the same kernel in interpret mode, for tests.
 - "xla": plain JAX, for any platform.
-- "reference": the formula, for tests. It may build arrays that the other two avoid.
-- None: "pallas" on TPU, "xla" elsewhere. The platform is the one that the program is lowered for, so that a program
-  compiled ahead of time gets its kernel.
+- "reference": the formula, for tests. It may allocate arrays that the other two avoid.
+- None: "pallas" on TPU, "xla" elsewhere, depending on the platform that the program is lowered for, so that a program
+  compiled ahead of time gets the right kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IMPLEMENTATIONS = ("pallas", "xla", "reference")
 
 
 def check_implementation(implementation: str | None) -> None:
-    """Raise a ValueError for a name that is not known."""
+    """Raise a ValueError for an unknown name."""
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
 

@@ -1,13 +1,13 @@
-"""Kernels on a mesh: `jax.shard_map` around each, so that every device runs it on its block of the arrays.
+"""Kernels on a mesh: each runs in a `jax.shard_map`, on every device's shard of the arrays.
 
-XLA does not partition a Pallas kernel, so a bare one fails to compile where its arrays lie on several devices.
+XLA cannot partition a Pallas kernel, so without this a kernel fails to compile if its arrays are sharded.
 `jax.experimental.custom_partitioning` would see how XLA partitions the arrays, but (JAX 0.10) it has no batching rule,
-its callbacks are unknown to libtpu when a program is compiled ahead of time, and their addresses are part of the key of
-the compilation cache. A `shard_map` has none of these problems, but must be told which axes of the mesh to use: every
-kernel therefore takes names of mesh axes, and cuts its arrays over those that the mesh has and whose size divides the
-arrays evenly. Arrays that lie in another way are moved by XLA; the results are the same.
+libtpu does not know its callbacks when a program is compiled ahead of time, and their addresses are part of the key of
+the compilation cache. `shard_map` has none of these problems, but needs to know which axes of the mesh to use. Every
+kernel therefore takes names of mesh axes, and shards its arrays over those that the mesh has and whose size divides the
+arrays evenly. XLA reshards arrays with another sharding; the results are the same.
 
-The mesh need not be passed: the type of an array that lies on a mesh names it, under `jax.jit` too (`mesh_of`).
+The mesh need not be passed: the type of an array on a mesh contains it, also under `jax.jit` (see `mesh_of`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 AnyMesh = Mesh | AbstractMesh
-Axis = str | tuple[str, ...]  # of a mesh: a name, or several
+Axis = str | tuple[str, ...]  # one or several names of mesh axes
 
 
 def mesh_of(mesh: AnyMesh | None, *arrays: Any) -> AnyMesh | None:
-    """The mesh to cut arrays (pytrees) over, or None to leave them as they are: on one device, or in a `shard_map`.
+    """The mesh to shard arrays (pytrees) over, or None on a single device and inside a `shard_map`.
 
-    It is `mesh`, else that of the first array on one, else that of `jax.set_mesh`. The types of arrays do not name one
-    if `jax.jit` is given in_shardings for arguments without any: pass `mesh` there.
+    This is `mesh`, else the mesh of the first array that has one, else that of `jax.set_mesh`. The types of arrays have
+    no mesh if `jax.jit` gets in_shardings for arguments without a sharding: pass `mesh` then.
     """
     if mesh is None:
         of_arrays = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arrays))
@@ -37,9 +37,9 @@ def mesh_of(mesh: AnyMesh | None, *arrays: Any) -> AnyMesh | None:
 
 
 def dividing(mesh: AnyMesh, axis: Axis, *sizes: int) -> Axis | None:
-    """Those of the axes that the mesh has with more than one device, if together they divide all sizes; else None.
+    """The axes of the mesh, among `axis`, with more than one device, if together they divide all sizes; else None.
 
-    For a `jax.P`, in which None means that every device holds all.
+    For use in a `jax.P`, where None means replicated.
     """
     names = tuple(name for name in ((axis,) if isinstance(axis, str) else axis) if mesh.shape.get(name, 1) > 1)
     devices = math.prod(mesh.shape[name] for name in names)
@@ -49,19 +49,19 @@ def dividing(mesh: AnyMesh, axis: Axis, *sizes: int) -> Axis | None:
 
 
 def check_apart(row_axis: Axis, other_axis: Axis) -> None:
-    """Raise a ValueError if two dimensions would be cut over one mesh axis."""
+    """Raise a ValueError if two dimensions would be sharded over the same mesh axis."""
     rows, others = ({x} if isinstance(x, str) else set(x) for x in (row_axis, other_axis))
     if rows & others:
-        raise ValueError(f"mesh axis {min(rows & others)!r} cannot cut rows and another dimension too: name two axes")
+        raise ValueError(f"mesh axis {min(rows & others)!r} cannot shard both rows and another dimension: use two axes")
 
 
 def varying(array: Any) -> frozenset[str]:
-    """Mesh axes that an array varies over inside `jax.shard_map`; none outside."""
+    """Mesh axes that an array varies over inside `jax.shard_map`; empty outside."""
     return jax.typeof(array).manual_axis_type.varying
 
 
 def zeros(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
-    """Zeros that vary as `like` does inside `jax.shard_map`, so that a scan may carry them."""
+    """Zeros with the varying axes of `like` inside `jax.shard_map`, so that a scan can carry them."""
     axes = tuple(sorted(varying(like)))
     return jax.lax.pcast(jnp.zeros(shape, dtype), axes, to="varying") if axes else jnp.zeros(shape, dtype)
 
@@ -69,7 +69,7 @@ def zeros(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
 def vary_together(*arrays: Any) -> tuple[Any, ...]:
     """Inside `jax.shard_map`, make all inputs (pytrees) vary over the axes that any of them varies over.
 
-    A custom VJP must return a cotangent that varies as its input does. The transpose of this cast then sums the
+    A custom VJP must return a cotangent with the varying axes of its input. The transpose of this cast then sums the
     gradient of an unembedding over data-parallel devices, and that of hidden states over slices of the vocabulary.
     Outside of `shard_map` it does nothing.
     """

@@ -100,9 +100,9 @@ def test_a_prompt_of_no_tokens_is_refused() -> None:
         ({"role": "user", "content": []}, "message 2: its content is an empty list"),
         ({"role": "user", "content": ["hello"]}, "message 2: its content is list"),
         ({"role": "user", "content": [{"type": "image", "image": "x"}]}, "message 2: its content is list"),
-        ({"role": "user", "content": "hello \ud800"}, "half of a surrogate pair"),
-        ({"role": "\udfff", "content": "hello"}, "half of a surrogate pair"),
-        ({"role": "user", "content": [{"type": "text", "text": "\ud800"}]}, "half of a surrogate pair"),
+        ({"role": "user", "content": "hello \ud800"}, "an unpaired surrogate"),
+        ({"role": "\udfff", "content": "hello"}, "an unpaired surrogate"),
+        ({"role": "user", "content": [{"type": "text", "text": "\ud800"}]}, "an unpaired surrogate"),
     ],
 )
 def test_messages_of_other_types_are_refused(message: dict, reason: str) -> None:
@@ -122,7 +122,7 @@ def test_messages_that_chat_templates_know() -> None:
 
 def test_text_that_no_tokenizer_takes_is_refused() -> None:
     for encode in (CHAT, PLAIN):
-        with pytest.raises(InputError, match="half of a surrogate pair"):
+        with pytest.raises(InputError, match="an unpaired surrogate"):
             encode_prompt(encode, "hello \ud800")
     for system in (3, ["be brief"], "\ud800"):
         with pytest.raises(InputError, match=r"the system prompt is .*, but must be text"):
@@ -132,7 +132,7 @@ def test_text_that_no_tokenizer_takes_is_refused() -> None:
 def test_a_prompt_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "MOST_CHARACTERS", 11)
     assert encode_prompt(PLAIN, "hello there") == [1, 5, 6]
-    with pytest.raises(InputError, match="it has 12 characters, more than the 11"):
+    with pytest.raises(InputError, match="it has 12 characters, but at most 11"):
         encode_prompt(PLAIN, "hello there ")
     with pytest.raises(InputError, match="it has 12 characters"):
         encode_prompt(CHAT, [{"role": "user", "content": "be"}, {"role": "user", "content": "be"}])
@@ -141,7 +141,7 @@ def test_a_prompt_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_tokenizer_only_token_ids_work() -> None:
     assert encode_prompt(None, [1, 2]) == [1, 2]  # type: ignore[arg-type]
     for prompt in ("hello", [{"role": "user", "content": "hello"}]):
-        with pytest.raises(InputError, match="the tokenizer is None: pass that of load_policy"):
+        with pytest.raises(InputError, match="the tokenizer is None: pass the one of load_policy"):
             encode_prompt(None, prompt)  # type: ignore[arg-type]
 
 

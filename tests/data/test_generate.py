@@ -39,8 +39,8 @@ def test_generated_tasks_are_deterministic_and_score_full_marks_for_their_answer
         ("basic_arithmetics", {}, "unknown reasoning-gym task 'basic_arithmetics': did you mean 'basic_arithmetic'"),
         ("", {}, "unknown reasoning-gym task ''"),
         ("basic_arithmetic", {"max_digit": 3}, "'max_digit': did you mean 'max_digits'"),
-        ("basic_arithmetic", {"size": 3}, "give it as limit"),
-        ("basic_arithmetic", {"seed": 3}, "give it as seed"),
+        ("basic_arithmetic", {"size": 3}, "pass it as limit"),
+        ("basic_arithmetic", {"seed": 3}, "pass it as seed"),
         ("basic_arithmetic", {"min_terms": -1}, "min_terms must be positive"),
         ("chain_sum", {"max_digits": "3 or 4"}, "option max_digits .* is '3 or 4', but must be a whole number"),
         ("chain_sum", {"max_digits": 2.5}, r"option max_digits .* is 2\.5, but must be a whole number"),
@@ -57,7 +57,7 @@ def test_bad_tasks(task: str, options: dict, message: str) -> None:
 
 
 def test_more_items_than_memory_can_hold_are_refused() -> None:
-    with pytest.raises(InputError, match="limit is 1000000000: of a generated task, at most 1,000,000"):
+    with pytest.raises(InputError, match="limit is 1000000000, but at most 1,000,000 items"):
         load_prompts("reasoning-gym:chain_sum", limit=10**9)
 
 
@@ -101,7 +101,7 @@ def test_a_task_that_never_ends_is_given_up_and_its_process_ended(monkeypatch: p
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
-    monkeypatch.setattr(generate, "_PATIENCE", 0.2)
+    monkeypatch.setattr(generate, "_TIMEOUT", 0.2)
     with pytest.raises(InputError, match=r"with \{'max_digits': 1000000000\}: no item in 0\.2 s; give smaller options"):
         load_prompts("reasoning-gym:chain_sum", limit=2, task_options={"max_digits": 10**9})
     assert started[0].returncode is not None

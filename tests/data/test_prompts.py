@@ -67,8 +67,8 @@ def test_prompt_column_and_template(tmp_path: Path) -> None:
     [
         ({"prompt_column": "promt"}, "unknown column 'promt': did you mean 'prompt'"),
         ({"prompt_template": "{promp}"}, "unknown column 'promp': did you mean 'prompt'"),
-        ({"prompt_template": "\\boxed{}{prompt}"}, "write {{ and }} for braces"),
-        ({"prompt_template": "{prompt"}, "prompt_template '{prompt' does not work"),
+        ({"prompt_template": "\\boxed{}{prompt}"}, "write {{ and }} for literal braces"),
+        ({"prompt_template": "{prompt"}, "prompt_template '{prompt' is not valid"),
         ({"prompt_column": "level"}, "row 1: 'level' must be a string or a list of messages, found int"),
         ({"prompt_template": "Q: {prompt}"}, "row 2: the prompt is a list of messages"),
         ({"limit": 0}, "limit must be at least 1"),
@@ -83,7 +83,7 @@ def test_prompt_column_and_template(tmp_path: Path) -> None:
         ({"task_options": {"size": 3}}, "task options are for reasoning-gym"),
         ({"source": None}, "source is None, but must be text"),
         ({"source": 3}, "source is 3"),
-        ({"source": ""}, "source is '', but must be text that is not empty"),
+        ({"source": ""}, "source is '', but must be non-empty text"),
         ({"source": b"data.jsonl"}, r"source is b'data\.jsonl'"),
         ({"source": "x" * 5000}, "no data at .*: .*File name too long"),
         ({"source": "~nobody-of-that-name/x.jsonl"}, "no data at"),
@@ -129,7 +129,7 @@ def test_bad_options(tmp_path: Path, options: dict, message: str) -> None:
         (
             "a.jsonl",
             b'{"prompt": [{"role": null, "content": "a"}]}',
-            "row 1: 'prompt' is no prompt: message 1: its role",
+            "row 1: 'prompt' is not a valid prompt: message 1: its role",
         ),
         (
             "a.jsonl",
@@ -137,8 +137,8 @@ def test_bad_options(tmp_path: Path, options: dict, message: str) -> None:
             "message 1: its content is int 3, but must be",
         ),
         ("a.csv", b"prompt\na\n", "must end in .jsonl, .json or .parquet"),
-        ("a.parquet", b"PAR0 nothing", "not a whole Parquet file"),
-        ("a.parquet", b"", "not a whole Parquet file"),
+        ("a.parquet", b"PAR0 nothing", "not a valid Parquet file"),
+        ("a.parquet", b"", "not a valid Parquet file"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
@@ -169,7 +169,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"pipe\.jsonl: it is a pipe or a device"):
         load_prompts(tmp_path / "pipe.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"folder\.jsonl is not a folder that .* wrote: it has no dataset_info"):
+    with pytest.raises(InputError, match=r"folder\.jsonl is not a folder written by .*: it has no dataset_info"):
         load_prompts(tmp_path / "folder.jsonl")
 
 
@@ -199,7 +199,7 @@ def test_a_line_that_never_ends_does_not_fill_the_memory(tmp_path: Path, monkeyp
 def test_a_prompt_without_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "MOST_CHARACTERS", 100)
     source = write_lines(tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": "a" * 101}])
-    with pytest.raises(InputError, match="row 2: 'prompt' is no prompt: it has 101 characters, more than the 100"):
+    with pytest.raises(InputError, match="row 2: 'prompt' is not a valid prompt: it has 101 characters"):
         load_prompts(source)
 
 
@@ -249,7 +249,7 @@ def test_parquet_that_is_damaged(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:4] + bytes(len(whole) // 2) + whole[4 + len(whole) // 2 :]):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"data\.parquet is not a whole Parquet file: ") as caught:
+        with pytest.raises(InputError, match=r"data\.parquet is not a valid Parquet file: ") as caught:
             load_prompts(path)
         assert "\n" not in str(caught.value)
 
@@ -262,9 +262,9 @@ def test_data_set_folder_that_is_damaged(tmp_path: Path) -> None:
     for text, message in (
         ("{", r"state\.json.* is not a JSON object"),
         ("[]", r"state\.json.* is not a JSON object"),
-        (json.dumps(json.loads(state) | {"_data_files": 3}), "is not a whole folder that datasets"),
-        (json.dumps(json.loads(state) | {"_data_files": [{"filename": "none.arrow"}]}), "is not a whole folder that"),
-        ("{}", "is not a whole folder that"),
+        (json.dumps(json.loads(state) | {"_data_files": 3}), "is not a valid folder of datasets"),
+        (json.dumps(json.loads(state) | {"_data_files": [{"filename": "none.arrow"}]}), "is not a valid folder of"),
+        ("{}", "is not a valid folder of"),
     ):
         (folder / "state.json").write_text(text)
         with pytest.raises(InputError, match=message) as caught:
@@ -272,7 +272,7 @@ def test_data_set_folder_that_is_damaged(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     (folder / "state.json").write_text(state)
     arrow.write_bytes(arrow.read_bytes()[:100])
-    with pytest.raises(InputError, match="is not a whole folder that"):
+    with pytest.raises(InputError, match="is not a valid folder of"):
         load_prompts(folder)
 
 
@@ -288,7 +288,7 @@ def test_data_set_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"several splits: give one of .*two/train"):
         load_prompts(tmp_path / "two")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="is not a folder that"):
+    with pytest.raises(InputError, match="is not a folder written by"):
         load_prompts(tmp_path / "empty")
 
 

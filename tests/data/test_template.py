@@ -34,19 +34,19 @@ def test_what_a_template_makes(text: str, prompt: str) -> None:
         ("", "names no column, so every prompt"),
         (None, "prompt_template is None, but must be text"),
         (3, "prompt_template is 3"),
-        ("{prompt:>9999999999}", "the format '>9999999999' of {prompt} is not one of at most 10000 characters"),
-        ("{prompt:>10001}", "at most 10000"),
-        ("{share:.99999f}", "at most 10000"),
-        ("{prompt:" + "9" * 5000 + "}", "at most 10000"),
-        ("{prompt:{answer}}", "the format '{answer}' of {prompt} is not one"),
+        ("{prompt:>9999999999}", "the format '>9999999999' of {prompt} is nested or wider than 10000 characters"),
+        ("{prompt:>10001}", "wider than 10000 characters"),
+        ("{share:.99999f}", "wider than 10000 characters"),
+        ("{prompt:" + "9" * 5000 + "}", "wider than 10000 characters"),
+        ("{prompt:{answer}}", "the format '{answer}' of {prompt} is nested"),
         ("{prompt.__class__}", "{prompt.__class__} is neither a column nor an entry of one"),
         ("{prompt.upper}", "neither a column nor"),
         ("{notes[unit].upper}", "neither a column nor"),
-        ("{prompt!x}", "there is no conversion !x; known are !s, !r and !a"),
-        ("{prompt!}", "does not work"),
-        ("{prompt", "does not work"),
-        ("prompt}", "does not work: Single '}'"),
-        ("\\boxed{}{prompt}", "{} names no column; write {{ and }} for braces that are text"),
+        ("{prompt!x}", "there is no conversion !x; use !s, !r or !a"),
+        ("{prompt!}", "is not valid"),
+        ("{prompt", "is not valid"),
+        ("prompt}", "is not valid: Single '}'"),
+        ("\\boxed{}{prompt}", "{} names no column; write {{ and }} for literal braces"),
         ("{0}", "{0} names no column"),
         ("{[a]}", "{[a]} names no column"),
     ],
@@ -62,11 +62,11 @@ def test_templates_that_are_refused(text: str, message: str) -> None:
     "text, message",
     [
         ("{promt}", "unknown column 'promt': did you mean 'prompt'"),
-        ("{hint} {prompt}", "row 7: {hint} of prompt_template is None there"),
-        ("{notes[none]}", "row 7: prompt_template cannot put {notes[none]} in: KeyError: 'none'"),
+        ("{hint} {prompt}", "row 7: {hint} of prompt_template is None: remove"),
+        ("{notes[none]}", "row 7: prompt_template cannot format {notes[none]}: KeyError: 'none'"),
         ("{notes[of][9]}", "IndexError"),
         ("{answer[0]}", "TypeError"),
-        ("{prompt:d}", "row 7: prompt_template cannot put {prompt} in: ValueError: Unknown format code 'd'"),
+        ("{prompt:d}", "row 7: prompt_template cannot format {prompt}: ValueError: Unknown format code 'd'"),
     ],
 )
 def test_rows_that_do_not_fit(text: str, message: str) -> None:
@@ -81,6 +81,6 @@ def test_a_prompt_without_bounds_is_never_made(monkeypatch: pytest.MonkeyPatch) 
     assert len(fill(read_template("{prompt:>100}"), ROW, "row 1")) == 100
     made = []
     monkeypatch.setattr(template, "_value", lambda *_: made.append(1) or "x" * 60)
-    with pytest.raises(InputError, match="row 1: prompt_template makes a prompt of more than 100 characters"):
+    with pytest.raises(InputError, match="row 1: prompt_template gives a prompt of more than 100 characters"):
         fill(read_template("{prompt}" * 1000), ROW, "row 1")
     assert len(made) == 2

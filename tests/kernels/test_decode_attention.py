@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from heavy import few
 from jaxrl_kernels import decode_attention
-from jaxrl_kernels.decode_attention import MASKED, Part, merge
+from jaxrl_kernels.decode_attention import MASKED, PartialAttention, merge
 from tpu_environment import tpu_environment
 
 FAST = ("pallas", "xla")  # "reference" is "xla" here
@@ -75,7 +75,7 @@ def expected(given: dict[str, Any], softcap: float = 0.0, window: int = 0) -> tu
     return out, log_sum
 
 
-def result(part: Part) -> tuple[np.ndarray, np.ndarray]:
+def result(part: PartialAttention) -> tuple[np.ndarray, np.ndarray]:
     """As `expected`."""
     acc, m, l = (np.asarray(x, np.float64) for x in part)
     assert all(np.isfinite(x).all() for x in (acc, m, l))
@@ -191,7 +191,7 @@ def test_of_many_models_at_once() -> None:
         run = jax.vmap(lambda x: decode_attention(**x, query_scale=SCALE, implementation=implementation))  # noqa: B023
         found = jax.jit(run)(stacked)
         for number, given in enumerate(givens):
-            for x, y in zip(result(Part(*(x[number] for x in found))), expected(given), strict=True):
+            for x, y in zip(result(PartialAttention(*(x[number] for x in found))), expected(given), strict=True):
                 np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
@@ -281,7 +281,7 @@ GOOD: dict[str, Any] = drawn(2, 3, 4, 1, 5, 6)
     ({"length": jnp.ones(3, jnp.int32)}, r"length must be int32\[2\], found int32\[3\]"),
     ({"length": jnp.ones(2)}, "length must be int32.*found float32"),
     ({"position": jnp.ones((2, 3), jnp.int32)}, r"position must be int32\[2, 4\], found int32\[2, 3\]"),
-    ({"key_scale": jnp.ones((2, 3, 6))}, "give key_scale and value_scale, or neither"),
+    ({"key_scale": jnp.ones((2, 3, 6))}, "pass both key_scale and value_scale, or neither"),
     ({"key_scale": jnp.ones((2, 3, 6)), "value_scale": jnp.ones((2, 6))}, r"value_scale must be float32\[2, 3, 6\]"),
     ({"softcap": -1.0}, "softcap must be 0 .* found -1.0"),
     ({"window": -1}, "window must be 0 .* found -1"),

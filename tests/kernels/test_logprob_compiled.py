@@ -101,7 +101,7 @@ def compiled(rows: int, width: int, vocabulary: int, **settings: Any) -> Any:
 @optimised
 def test_on_cpu_memory_and_operations_for_smollm2() -> None:
     rows, width, vocabulary, block = 1024, 576, 49152, 2048
-    fused, plain = (compiled(rows, width, vocabulary, **way) for way in ({}, {"implementation": "reference"}))
+    fused, plain = (compiled(rows, width, vocabulary, **options) for options in ({}, {"implementation": "reference"}))
     logits = 4 * rows * vocabulary
     assert plain.memory_analysis().temp_size_in_bytes > 2 * logits
     assert fused.memory_analysis().temp_size_in_bytes < logits / 4

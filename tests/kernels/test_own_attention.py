@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from heavy import few
-from jaxrl_kernels.decode_attention import MASKED, Part, own_attention
+from jaxrl_kernels.decode_attention import MASKED, PartialAttention, own_attention
 from tpu_environment import tpu_environment
 
 FAST = ("pallas", "xla")  # "reference" is "xla" here
@@ -53,7 +53,7 @@ def drawn(B: int, K: int, R: int, h: int, S: int, step: int, dtype: Any = jnp.fl
         "q": q, "k": jnp.asarray(newest[0], dtype), "v": jnp.asarray(newest[1], dtype),
         "keys": jnp.asarray(k.swapaxes(2, 3), dtype), "values": jnp.asarray(v, dtype),
         "count": jnp.asarray(count, jnp.int32), "step": jnp.int32(step),
-        "prompt": Part(*(jnp.asarray(x, jnp.float32) for x in part)),
+        "prompt": PartialAttention(*(jnp.asarray(x, jnp.float32) for x in part)),
     }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ TPU_PROGRAM = r"""
 import json, math, re, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
-from jaxrl_kernels.decode_attention import Part, own_attention
+from jaxrl_kernels.decode_attention import PartialAttention, own_attention
 
 def report(chip, shape, dtype):
     B, K, R, h, S = shape
@@ -189,7 +189,7 @@ def report(chip, shape, dtype):
     scales = (of("float32", B, K, S),) * 2 if dtype == "int8" else None
     rest = [
         of("bfloat16", B, K, R, h), of(dtype, B, K, h), of(dtype, B, K, h), of("int32", B),
-        Part(of("float32", B, K, R, h), of("float32", B, K, R), of("float32", B, K, R)),
+        PartialAttention(of("float32", B, K, R, h), of("float32", B, K, R), of("float32", B, K, R)),
         (of("float32", B, K),) * 2 if dtype == "int8" else None,
     ]
 

@@ -22,7 +22,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax import P
 from jax.sharding import Mesh, NamedSharding
 from jaxrl_kernels import decode_attention, own_attention, ratio_clip
-from jaxrl_kernels.decode_attention import Part
+from jaxrl_kernels.decode_attention import PartialAttention
 from jaxrl_kernels.partition import mesh_of
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "tensor"))
@@ -73,7 +73,7 @@ for K in (4, 3):  # heads that two devices share, and that they cannot
     scales = jnp.abs(normal(2, P_, K, S))
     of_ring = jnp.abs(normal(2, B, K, S)), jnp.abs(normal(2, B, K))
     eight_bit = lambda *shape: jnp.asarray(random.integers(-127, 128, shape), jnp.int8)
-    part = Part(normal(B, K, R, h), normal(B, K, R), jnp.abs(normal(B, K, R)))
+    part = PartialAttention(normal(B, K, R, h), normal(B, K, R), jnp.abs(normal(B, K, R)))
     own = normal(B, K, R, h), eight_bit(B, K, h), eight_bit(B, K, h), eight_bit(B, K, h, S), eight_bit(B, K, S, h)
 
     def at_prompts(q, keys, values, length, position, scales):
@@ -116,7 +116,7 @@ from jax import P
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jaxrl_kernels import decode_attention, own_attention
-from jaxrl_kernels.decode_attention import Part
+from jaxrl_kernels.decode_attention import PartialAttention
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
 mesh = Mesh(np.array(devices).reshape(2, 2), ("data", "tensor"))
@@ -132,7 +132,7 @@ def report(program, *arrays):
     return [text.count('"tpu_custom_call"'), len(moves)]
 
 i32, f32 = jnp.int32, jnp.float32
-part = Part(of(B, K, R, h, dtype=f32), of(B, K, R, dtype=f32), of(B, K, R, dtype=f32))
+part = PartialAttention(of(B, K, R, h, dtype=f32), of(B, K, R, dtype=f32), of(B, K, R, dtype=f32))
 print("RESULT" + json.dumps([
     report(
         decode_attention, of(P_, K, W, R, h), of(P_, K, h, S), of(P_, K, S, h), of(P_, dtype=i32), of(P_, W, dtype=i32),
@@ -176,5 +176,5 @@ def test_on_one_device_there_is_no_mesh() -> None:
 
 def test_one_mesh_axis_cuts_one_dimension() -> None:
     check_apart("data", ("tensor", "pipe"))
-    with pytest.raises(ValueError, match="mesh axis 'data' cannot cut rows and another dimension too: name two axes"):
+    with pytest.raises(ValueError, match="mesh axis 'data' cannot shard both rows and another dimension: use two axes"):
         check_apart("data", ("tensor", "data"))

@@ -555,7 +555,7 @@ GOOD = {"hidden": jnp.ones((3, 2)), "unembedding": jnp.ones((5, 2)), "counters":
         ({"row_block": 0}, "row_block must be at least 1, found 0"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, found 0"),
         ({"vocab_size": 6}, "vocab_size is 6, but the unembedding has 5 rows"),
-        ({"row_axis": "x", "vocab_axis": ("y", "x")}, "mesh axis 'x' cannot cut rows and another dimension too"),
+        ({"row_axis": "x", "vocab_axis": ("y", "x")}, "mesh axis 'x' cannot shard both rows and another dimension"),
         (
             {"implementation": "triton"},
             "unknown implementation 'triton': use None or one of pallas, xla, reference",

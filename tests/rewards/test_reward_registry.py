@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.errors import InputError, InputErrors
-from jaxrl_llm.rewards import Reward, digest, get_reward, get_rewards, names, registry, score
+from jaxrl_llm.rewards import Reward, get_reward, get_rewards, names, registry, reward_digest, score
 from jaxrl_llm.rewards.process import ProcessFunction
 
 SOURCE = """
@@ -95,7 +95,7 @@ def test_functions_from_files_and_modules(tmp_path: Path, monkeypatch: pytest.Mo
         ("number_match*inf", "is not a weight"),
         ("number_match(3)", "unknown reward"),
         ("format_match", r"needs a pattern: format_match\(REGEX\)"),
-        ("format_match(a", "never closed"),
+        ("format_match(a", "is not closed"),
         ("format_match([)", "not a regular expression"),
         ("format_match(a{99999999999})", "not a regular expression"),
         (f"format_match({'(' * 5000}{')' * 5000})", "not a regular expression"),
@@ -142,9 +142,9 @@ def test_the_digest_is_of_the_file_that_runs(tmp_path: Path) -> None:
     path.write_text("def f(completions): return [2.0]")  # as long, and in the same second
     second = get_reward(f"{path}:f")
     assert score([second], ["a"], {}).total.tolist() == [2.0]
-    assert digest(second) == hashlib.sha256(path.read_bytes()).hexdigest() != digest(first)
-    assert digest(get_reward("number_match")) == digest(get_reward("format_match(a)")) != ""
-    assert digest(Reward(len)) == digest(get_reward("sys:exit")) == ""
+    assert reward_digest(second) == hashlib.sha256(path.read_bytes()).hexdigest() != reward_digest(first)
+    assert reward_digest(get_reward("number_match")) == reward_digest(get_reward("format_match(a)")) != ""
+    assert reward_digest(Reward(len)) == reward_digest(get_reward("sys:exit")) == ""
     assert list(tmp_path.iterdir()) == [path]  # no compiled file beside it
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.driver import Rule
-from jaxrl_llm.rollouts.episode import Episode, digest
+from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout
@@ -149,7 +149,7 @@ def test_a_step_goes_on_until_a_group_is_complete() -> None:
 
 
 def test_complete_groups_beyond_what_is_wanted_come_first_next() -> None:
-    call = Call(0, 0, digest((1,)))
+    call = Call(0, 0, checksum((1,)))
     flight = tuple(GroupLog((1,), i, 1, 0, {call: Answer(tokens_of(i, 0, 0, 3, 0), True)}) for i in range(3))
     told: list[int] = []
     ran = Ran(flight, Rule(2), on_group=lambda place, one: told.append(place))
@@ -204,7 +204,7 @@ def test_windows_of_all_that_is_in_flight(segment: int) -> None:
 
 def test_requests_go_on_where_samples_are() -> None:
     """A prompt that is in flight twice has other randomness; a sample that is begun keeps its tokens."""
-    begun = {Call(0, 0, digest((8, 9))): Answer(tokens_of(5, 0, 0, 1, 2), False)}
+    begun = {Call(0, 0, checksum((8, 9))): Answer(tokens_of(5, 0, 0, 1, 2), False)}
     flight = (GroupLog((8, 9), 5, 3, 2, begun), GroupLog((8, 9), 5, 2, 2))
     requests = Ran(flight, Rule(2, 10)).engines[0].requests[:5]
     assert [(r.prompt, r.prompt_id, r.limit) for r in requests] == [((8, 9), 5, LIMIT)] * 5
@@ -214,7 +214,7 @@ def test_requests_go_on_where_samples_are() -> None:
 
 @pytest.mark.parametrize("pool", [(), job(Partial(2.0), 3, slots=5)[-1].pool, begin([1], 2)])
 def test_a_pool_comes_back_from_arrays(pool: Pool) -> None:
-    pool = tuple(log._replace(said={"scores": [[0.5, {"even": 0.25}]], "1/1": "text"}) for log in pool)
+    pool = tuple(log._replace(recorded={"scores": [[0.5, {"even": 0.25}]], "1/1": "text"}) for log in pool)
     arrays = to_arrays(pool)
     back = from_arrays(arrays)
     assert [log._replace(drawn={}) for log in back] == [log._replace(drawn={}) for log in pool]
@@ -264,7 +264,7 @@ async def _twice(tools: Tools, task: Task) -> list[Episode]:
         (_raises, "a broken tool"),
         (_sleeps, "waited for more than 0.2 s"),
         (_hangs, "'a tool' did not answer within 0.2 s"),
-        (_too_few, "returns 2 episodes, but this one 1"),
+        (_too_few, "must return 2 episodes, but returned 1"),
         (_twice, "asks twice for sample 0 at token 0"),
     ],
 )
@@ -324,7 +324,7 @@ def test_a_call_that_is_made_again_must_answer_alike() -> None:
     ran = Ran(begin(long, 1), rule, rollout)
     ran = Ran(ran.pool, rule, rollout)
     assert ran.found.groups[0].episodes[0].size == 16
-    with pytest.raises(NotDeterministicError, match=r"a changing world.*'step' answers otherwise"):
+    with pytest.raises(NotDeterministicError, match=r"a changing world.*'step' returns another answer"):
         Ran(ran.pool, rule, rollout)
 
 

@@ -58,7 +58,7 @@ CASES = {
     "a hyper-parameter out of range": (["--algorithm.scale", "sdt"], "is 'sdt', but must be one of std, none"),
     "minibatches of broken groups": (["--minibatches", "3"], "prompts_per_step is 4, but must be a multiple of"),
     "an unknown column": (["--prompt-template", "{qestion}"], "unknown column 'qestion'"),
-    "a template that is none": (["--prompt-template", "{prompt"], "prompt_template '{prompt' does not work"),
+    "a template that is none": (["--prompt-template", "{prompt"], "prompt_template '{prompt' is not valid"),
     "an unknown prompt column": (["--prompt-column", "promt"], "unknown column 'promt': did you mean 'prompt'?"),
     "an unknown reward": (["--rewards", "exact_mach"], "unknown reward 'exact_mach': did you mean 'exact_match'?"),
     "a reward file that is not there": (["--rewards", "nowhere.py:f"], "no reward file 'nowhere.py'"),

@@ -109,5 +109,5 @@ def test_trajectories_of_a_file_are_trained_on(tmp_path: Path) -> None:
     assert found[0]["reward/mean"] == 0.5
     assert found[1]["mismatch"] > 1e-4, "the file stays what it was, and the policy does not"
     path.write_text('{"prompt": [1], "completion": [2, 3], "logp": [-1.0], "reward": 1, "group": 0}\n')
-    with pytest.raises(InputError, match=r"line 1 of .* is no trajectory .*: a logp for each token"):
+    with pytest.raises(InputError, match=r"line 1 of .* is not a trajectory .*: it needs a prompt, and a logp"):
         source(type("Parts", (), {"tokenizer": policy.tokenizer}))  # type: ignore[arg-type]

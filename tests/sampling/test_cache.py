@@ -11,20 +11,20 @@ import pytest
 from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxrl_kernels.decode_attention import Part, attention_part, merge, visible_own, visible_prompt
+from jaxrl_kernels.decode_attention import PartialAttention, merge, partial_attention, visible_own, visible_prompt
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import (
-    Lanes,
     LayerCache,
+    PrefixSlots,
     cascade_attention,
     columns,
     each,
     empty,
     pack,
 )
-from jaxrl_llm.sampling.prefill import empty_prefixes
+from jaxrl_llm.sampling.prefill import empty_prefix_cache
 from jaxrl_llm.sampling.schedule import plan
 
 K, R, h = 2, 3, 8  # key-value heads, query heads of each, head size
@@ -91,7 +91,7 @@ class Story:
 
     def found(
         self, width: int, size: int, step: int, window: int = 0, softcap: float = 0.0, dtype: Any = jnp.float32,
-        lanes: Lanes | None = None,
+        prefix_slots: PrefixSlots | None = None,
     ) -> np.ndarray:  # fmt: skip
         """[B, H, h] by the cache. size: of the ring."""
         count = np.asarray(self.own) - 1
@@ -99,7 +99,7 @@ class Story:
         position = length[self.slot_of] + count
         before, k, v = self.ring(size, step, dtype)
         out, after = attend(
-            jnp.asarray(self.q[:, None]), k, v, before, self.store(width, window, dtype), lanes,
+            jnp.asarray(self.q[:, None]), k, v, before, self.store(width, window, dtype), prefix_slots,
             *(jnp.asarray(x, jnp.int32) for x in (count, length, position, step)), window, config_of(window, softcap),
         )  # fmt: skip
         jax.tree.map(np.testing.assert_array_equal, after, write(before, k, v, jnp.int32(step % size)))
@@ -154,16 +154,16 @@ def test_a_full_ring() -> None:
 
 @pytest.mark.parametrize("window", [0, 5])
 def test_lanes_by_index(window: int) -> None:
-    """Rows stand in any lane, some lanes are empty; the rows' attention is that of their own prompts."""
+    """Rows are in any prefix slots, some of which are empty; each row attends to its own prompt."""
     story = Story([11, 2, 5], [2, 0, 0, 1, 2], [1, 6, 4, 2, 3])
-    place = [7, 1, 2, 3, 6]  # lane of each row; 3 lanes a prompt slot
+    place = [7, 1, 2, 3, 6]  # prefix slot of each row; 3 prefix slots for each prompt slot
     row_in = np.asarray([3, 1, 2, 3, 0, 4, 4, 0, 1])  # 0, 4, 5, 8 are empty: any row
-    lanes = Lanes(jnp.asarray(place, jnp.int32), jnp.asarray(row_in, jnp.int32))
-    found = story.found(12, 5 if window else 8, 20, window, lanes=lanes)
+    prefix_slots = PrefixSlots(jnp.asarray(place, jnp.int32), jnp.asarray(row_in, jnp.int32))
+    found = story.found(12, 5 if window else 8, 20, window, prefix_slots=prefix_slots)
     np.testing.assert_allclose(found, story.expected(window), rtol=2e-5, atol=2e-5)
-    # What fills an empty lane makes no difference, to the bit.
-    other = Lanes(lanes.of_row, jnp.asarray(np.where(np.isin(np.arange(9), place), row_in, 2), jnp.int32))
-    np.testing.assert_array_equal(story.found(12, 5 if window else 8, 20, window, lanes=other), found)
+    # What fills an empty prefix slot makes no difference, to the bit.
+    other = PrefixSlots(prefix_slots.of_row, jnp.asarray(np.where(np.isin(np.arange(9), place), row_in, 2), jnp.int32))
+    np.testing.assert_array_equal(story.found(12, 5 if window else 8, 20, window, prefix_slots=other), found)
 
 
 @settings(max_examples=40, deadline=None)
@@ -181,13 +181,13 @@ def test_any_lengths_at_any_step(lengths: list[int], own: list[int], step: int, 
     np.testing.assert_allclose(found, story.expected(window), rtol=3e-5, atol=3e-5)
 
 
-def random_part(seed: int, seen: Any) -> tuple[Part, np.ndarray, np.ndarray]:
+def random_part(seed: int, seen: Any) -> tuple[PartialAttention, np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     S = len(seen)
     q, k, v = (random.normal(size=shape).astype(np.float32) for shape in ((1, K, 1, R, h), (1, S, K, h), (1, S, K, h)))
     cache = pack(jnp.asarray(k), jnp.asarray(v), jnp.float32)
     visible = jnp.asarray(seen)[None, None]
-    return attention_part(jnp.asarray(q), cache.keys, cache.values, visible, None, None, 0.3, 0.0), k, v
+    return partial_attention(jnp.asarray(q), cache.keys, cache.values, visible, None, None, 0.3, 0.0), k, v
 
 
 def test_an_empty_part_counts_nothing() -> None:
@@ -370,7 +370,7 @@ def test_bytes_of_the_prompt_store_do_not_depend_on_the_group_size() -> None:
     found = set()
     for group in (1, 2, 16):
         prompts = [number // group for number in range(4 * group)]
-        store = empty_prefixes(policy, plan(prompts, 0).prompts, 40, jnp.float32)
+        store = empty_prefix_cache(policy, plan(prompts, 0).prompts, 40, jnp.float32)
         assert store.length.shape == (4,)
         found.add(sum(x.nbytes for x in jax.tree.leaves(store.layers)))
     assert found == {4 * 40 * 2 * 2 * K * h * 4}  # prompts, tokens, layers, keys and values, heads, sizes, bytes

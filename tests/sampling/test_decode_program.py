@@ -10,9 +10,9 @@ from compiling import optimised
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.sampling.decode import decode, empty_ring, no_rows
-from jaxrl_llm.sampling.draw import Settings
-from jaxrl_llm.sampling.prefill import empty_prefixes
+from jaxrl_llm.sampling.decode import decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.draw import DrawSettings
+from jaxrl_llm.sampling.prefill import empty_prefix_cache
 from jaxrl_llm.sampling.weights import abstract_weights
 
 
@@ -26,14 +26,14 @@ def lowered(layers: int) -> jax.stages.Lowered:
     policy = Policy(config, jnp.dtype(jnp.float32))
     weights = abstract_weights(policy, jax.eval_shape(partial(init_params, config=config), jax.random.key(0)), None)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    settings = Settings(
+    settings = DrawSettings(
         jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32), None, None,
         jax.ShapeDtypeStruct((1,), jnp.int32),
     )  # fmt: skip
-    prefixes = jax.eval_shape(lambda: empty_prefixes(policy, 2, 8, jnp.float32))
-    ring = jax.eval_shape(lambda: empty_ring(policy, 4, 8, jnp.float32))
+    prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, 2, 8, jnp.float32))
+    ring = jax.eval_shape(lambda: empty_ring_cache(policy, 4, 8, jnp.float32))
     rows = jax.eval_shape(lambda: no_rows(4))
-    return decode.lower(policy, weights, prefixes, None, ring, rows, settings, number, number)
+    return decode.lower(policy, weights, prefix_cache, None, ring, rows, settings, number, number)
 
 
 @optimised

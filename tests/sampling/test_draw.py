@@ -15,7 +15,7 @@ from jaxrl_kernels.sample import sample_logits
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.draw import Drawn, Settings, draw, seed_of
+from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw, seed_of
 from jaxrl_llm.sampling.filters import Filters
 
 SEED = 17
@@ -28,10 +28,10 @@ def policy_of(vocabulary: int, hidden: int, softcap: float = 0.0) -> Policy:
     return Policy(ModelConfig("llama", vocabulary, hidden, 1, 1, 1, 1, 1, 1e-6, False, "silu", logit_softcap=softcap))
 
 
-def settings_of(temperature: float = 1.0, filters: Any = None, allowed: Any = None) -> Settings:
+def settings_of(temperature: float = 1.0, filters: Any = None, allowed: Any = None) -> DrawSettings:
     typed = None if filters is None else Filters(*(jnp.asarray(x) for x in filters))
     mask = None if allowed is None else jnp.asarray(allowed, bool)
-    return Settings(jnp.uint32(SEED), jnp.float32(temperature), typed, mask, jnp.asarray([-1], jnp.int32))
+    return DrawSettings(jnp.uint32(SEED), jnp.float32(temperature), typed, mask, jnp.asarray([-1], jnp.int32))
 
 
 def counters_of(rows: int, seed: int = SEED, word: int = 3) -> jax.Array:

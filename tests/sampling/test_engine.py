@@ -19,10 +19,10 @@ from jaxrl_llm.compilation import compiles, count_compiles
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.sampling.decode import decode
-from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.prefill import prefill
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
@@ -47,8 +47,8 @@ def _quick_compiles() -> Iterator[None]:
         yield
 
 
-def settings_of(temperature: float = 1.0, ends: Sequence[int] = (NEVER, NEVER), key: jax.Array = KEY) -> Settings:
-    return Settings(seed_of(key), jnp.float32(temperature), None, None, jnp.asarray(ends, jnp.int32))
+def settings_of(temperature: float = 1.0, ends: Sequence[int] = (NEVER, NEVER), key: jax.Array = KEY) -> DrawSettings:
+    return DrawSettings(seed_of(key), jnp.float32(temperature), None, None, jnp.asarray(ends, jnp.int32))
 
 
 def rollout(
@@ -218,7 +218,7 @@ def test_log_probabilities_are_recomputed(family: str, vectors: Any) -> None:
     model = vectors(family)
     found = rollout(model, REQUESTS, 2 if family == "llama" else 3, settings=settings_of(0.7))
     of = zip(REQUESTS, found, [0, 0, 0, 1, 1, 2, 3], strict=True)
-    rows = [Row(asked.prompt, done.tokens, done.truncated, asked.prompt_id, group) for asked, done, group in of]
+    rows = [BatchRow(asked.prompt, done.tokens, done.truncated, asked.prompt_id, group) for asked, done, group in of]
     batch = assemble(rows, 0.7, False)
     outputs = jax.jit(policy_outputs, static_argnums=0)(model.policy, model.params, batch)
     action = np.asarray(batch.action_mask)

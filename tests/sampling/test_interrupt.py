@@ -16,7 +16,7 @@ import pytest
 from jaxrl_llm import sample
 from jaxrl_llm.interrupts import interruptible
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.requests import Completion, Request, Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
@@ -115,8 +115,8 @@ def test_rows_that_ended_out_of_order(model: Any, whole: Any) -> None:
     assert not found.truncated[row]
 
 
-def settings_of() -> Settings:
-    return Settings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
+def settings_of() -> DrawSettings:
+    return DrawSettings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
 
 
 def requests_of() -> list[Request]:

@@ -15,7 +15,7 @@ from heavy import few
 
 from jaxrl_llm import sample
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.requests import NO_TOKENS, Request, Tokens, first_not_finite
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
@@ -56,7 +56,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_a_nan_weight_is_named_whichever_way_a_token_is_drawn(way: str, llama: Any) -> None:
     """It is a norm's, so that all hidden states are NaN, from the first token on."""
     params = with_nan(llama.params, "final_norm")
-    message = r"logits are not finite at token 1 of the completion of prompt 7, sample 0: are the weights good\?$"
+    message = r"logits are not finite at token 1 of the completion of prompt 7, sample 0: check the weights$"
     with pytest.raises(InputError, match=message):
         sample(llama.policy, params, [[5, 9]], KEY, prompt_ids=[7], max_new_tokens=4, **WAYS[way])
 
@@ -78,7 +78,7 @@ def test_a_later_token_is_named_by_its_place_and_at_once(llama: Any) -> None:
     def watch(index: int, tokens: np.ndarray) -> None:
         stats_before_the_end.append(len(tokens))
 
-    settings = Settings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
+    settings = DrawSettings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
     weights = take_weights(llama.policy, params)
     with pytest.raises(InputError, match="not finite at token 4 of the completion of prompt 0, sample 0"):
         list(stream(llama.policy, weights, [Request((5, 9), 100)], settings, chunk=8, watch=watch))
@@ -106,8 +106,8 @@ REQUEST = Request((5, 9), 4)
     [
         (dataclasses.replace(REQUEST, prompt=()), r"request 1: the prompt is \(\), but must be a tuple"),
         (dataclasses.replace(REQUEST, prompt=[5]), r"request 1: the prompt is \[5\], but must be a tuple"),  # type: ignore[arg-type]
-        (dataclasses.replace(REQUEST, prompt=(5, 257)), "request 1 holds the token id 257, but the model's vocabulary"),
-        (dataclasses.replace(REQUEST, prompt=(-1,)), "request 1 holds the token id -1"),
+        (dataclasses.replace(REQUEST, prompt=(5, 257)), "request 1 contains the token id 257, but the model's"),
+        (dataclasses.replace(REQUEST, prompt=(-1,)), "request 1 contains the token id -1"),
         (dataclasses.replace(REQUEST, prompt=(0.5,)), "request 1: its tokens are"),  # type: ignore[arg-type]
         (dataclasses.replace(REQUEST, limit=0), "request 1: limit is 0, but must be a whole number from 1"),
         (dataclasses.replace(REQUEST, limit=2.5), "request 1: limit is 2.5"),  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ REQUEST = Request((5, 9), 4)
     ],
 )
 def test_a_request_that_cannot_be_is_refused_before_anything_runs(request_: Any, message: str, llama: Any) -> None:
-    settings = Settings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
+    settings = DrawSettings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32))
     with pytest.raises(InputError, match=message):
         stream(llama.policy, take_weights(llama.policy, llama.params), [REQUEST, request_], settings)
 
@@ -130,15 +130,15 @@ def test_a_request_that_cannot_be_is_refused_before_anything_runs(request_: Any,
         ({"slots": 1.5}, "slots is 1.5"),
         ({"chunk": 0}, "chunk is 0, but must be a whole number, at least 1"),
         ({"requests": REQUEST}, "requests is a Request, but must be a list"),
-        ({"settings": {}}, "settings is a dict, but must be what"),
-        ({"weights": {}}, r"weights is a dict, but must be what take_weights\(policy, params\) gives"),
+        ({"settings": {}}, "settings is a dict, but must be the result of"),
+        ({"weights": {}}, r"weights is a dict, but must be the result of take_weights\(policy, params\)"),
         ({"policy": "llama"}, "the policy is 'llama', but must be a Policy"),
     ],
 )
 def test_other_arguments_are_refused_too(changes: dict[str, Any], message: str, llama: Any) -> None:
     given: dict[str, Any] = {
         "policy": llama.policy, "weights": take_weights(llama.policy, llama.params), "requests": [REQUEST],
-        "settings": Settings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32)),
+        "settings": DrawSettings(seed_of(KEY), jnp.float32(1.0), None, None, jnp.asarray([-1], jnp.int32)),
     }  # fmt: skip
     with pytest.raises(InputError, match=message):
         stream(**given | changes)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.sampling.draw import Settings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.reuse import Kept, absolute_step, best
-from jaxrl_llm.sampling.rows import Row, assemble
+from jaxrl_llm.sampling.reuse import Kept, absolute_step, best_reuse
+from jaxrl_llm.sampling.rows import BatchRow, assemble
 from jaxrl_llm.sampling.size import size_for
 from jaxrl_llm.sampling.weights import take_weights
 
@@ -28,7 +28,7 @@ LIMIT = 40
 
 def engine_of(model: Any, rows: int = 2, dtype: Any = None) -> Engine:
     """An engine with room for two prompts."""
-    sampling = Settings(seed_of(jax.random.key(0)), jnp.float32(1), None, None, jnp.asarray([-1], jnp.int32))
+    sampling = DrawSettings(seed_of(jax.random.key(0)), jnp.float32(1), None, None, jnp.asarray([-1], jnp.int32))
     asked = [Request(PROMPT, LIMIT, 0, i) for i in range(rows)] + [Request((*PROMPT, 1), LIMIT, 1, 0)] * rows
     return Engine(
         model.policy, take_weights(model.policy, model.params), sampling, size_for(asked, rows), cache_dtype=dtype,
@@ -69,7 +69,7 @@ def test_a_conversation_that_comes_back(family: str, vectors: Any) -> None:
     alike(second, finish(fresh, turn)[0])
     assert fresh.stats.reused_tokens == 0
     action = np.concatenate([np.ones(12, bool), np.zeros(4, bool), np.ones(8, bool)])
-    batch = assemble([Row(PROMPT, second.tokens, True, 0, 0, action)], 1.0, False)
+    batch = assemble([BatchRow(PROMPT, second.tokens, True, 0, 0, action)], 1.0, False)
     outputs = jax.jit(policy_outputs, static_argnums=0)(model.policy, model.params, batch)
     assert np.abs(np.asarray(outputs.logp) - batch.behaviour_logp)[np.asarray(batch.action_mask)].max() < 1e-4
 
@@ -165,8 +165,8 @@ def test_which_row_is_reused_against_a_ring_written_out(data: st.DataObject) -> 
     for step in range(start + 1, steps):
         ring[step % columns] = step - start - 1 if step <= last else -1
     begun = list(range(n))[: data.draw(st.integers(2, n))] + data.draw(st.lists(st.just(99), max_size=3))
-    found = best({3: Kept((1,), np.arange(n), last)}, (1,), np.asarray(begun), steps, columns)
-    assert best({3: Kept((1,), np.arange(n), last)}, (2,), np.asarray(begun), steps, columns) is None
+    found = best_reuse({3: Kept((1,), np.arange(n), last)}, (1,), np.asarray(begun), steps, columns)
+    assert best_reuse({3: Kept((1,), np.arange(n), last)}, (2,), np.asarray(begun), steps, columns) is None
     if found is None:
         return
     own = len(begun) - 1

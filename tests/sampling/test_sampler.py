@@ -257,8 +257,8 @@ def test_lengths_of_one_bucket_share_programs(model: Any, endless: Any) -> None:
         ({"top_k": 2**31}, "top_k is 2147483648, but must be at least 0 and at most 2147483647"),
         ({"top_k": "5"}, "top_k is '5', but must be a whole number"),
         ({"stop_token_ids": "</s>"}, "stop_token_ids is '</s>'"),
-        ({"stop_token_ids": ["</s>"]}, "stop_token_ids holds '</s>'"),
-        ({"stop_token_ids": [257]}, "stop_token_ids holds 257, but must be whole numbers from -1 to 256"),
+        ({"stop_token_ids": ["</s>"]}, "stop_token_ids contains '</s>'"),
+        ({"stop_token_ids": [257]}, "stop_token_ids contains 257, but must be whole numbers from -1 to 256"),
         ({"prompt_ids": [0, 1, 2**31]}, "prompt_ids holds 2147483648"),
         ({"prompt_ids": [0, -1, 2]}, "prompt_ids holds -1"),
         ({"prompt_ids": [0, 1.0, 2]}, "prompt_ids holds 1.0"),
@@ -282,7 +282,7 @@ def test_lengths_of_one_bucket_share_programs(model: Any, endless: Any) -> None:
         ({"prompts": [[1], []]}, "empty prompt"),
         ({"prompts": [""]}, "empty prompt"),
         ({"prompts": [3.5]}, "a prompt is a string"),
-        ({"prompts": [[1], [1, 257]]}, "prompt 1 holds token id 257, but the model's vocabulary has 257"),
+        ({"prompts": [[1], [1, 257]]}, "prompt 1 contains token id 257, but the model's vocabulary has 257"),
         ({"prompts": [[1], [2] * 109]}, "prompt 1 has 109 tokens and max_new_tokens is 20.*context is 128"),
         ({"max_new_tokens": 123}, "prompt 1 has 6 tokens and max_new_tokens is 123"),
         ({"system_prompt": "s", "prompts": ["a"]}, "needs a chat template"),
@@ -307,7 +307,7 @@ def test_wide_numbers_elsewhere_change_no_token(model: Any, endless: Any) -> Non
 def test_a_policy_without_a_tokenizer(model: Any, endless: Any) -> None:
     bare = model._replace(policy=dataclasses.replace(model.policy, tokenizer=None))
     np.testing.assert_array_equal(draw(bare).tokens, endless.tokens)
-    with pytest.raises(InputError, match="prompts of text need a tokenizer"):
+    with pytest.raises(InputError, match="text prompts need a tokenizer"):
         draw(bare, ["hello"])
     with pytest.raises(InputError, match="stop strings need a tokenizer"):
         draw(bare, stop=["x"])

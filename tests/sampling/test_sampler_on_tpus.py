@@ -22,10 +22,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import make_mesh, named_shardings
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.sampling.decode import begin, decode, empty_ring, no_rows
-from jaxrl_llm.sampling.draw import Settings
+from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
-from jaxrl_llm.sampling.prefill import empty_prefixes, prefill
+from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill
 from jaxrl_llm.sampling.weights import abstract_weights, shardings
 
 sys.path.insert(0, sys.argv[2])
@@ -52,21 +52,21 @@ def number(shape, dtype=jnp.int32):
 
 B, P, prompt, new = asked["rows"], asked["rows"] // asked["group"], asked["prompt"], asked["new"]
 weights = abstract_weights(policy, jax.eval_shape(partial(init_params, config=config), jax.random.key(0)), mesh)
-prefixes = spread(lambda: empty_prefixes(policy, P, prompt, jnp.bfloat16))
-ring = spread(lambda: empty_ring(policy, B, new, jnp.bfloat16))
+prefix_cache = spread(lambda: empty_prefix_cache(policy, P, prompt, jnp.bfloat16))
+ring = spread(lambda: empty_ring_cache(policy, B, new, jnp.bfloat16))
 filters = Filters(*(number((), t) for t in (jnp.int32, jnp.float32, jnp.float32))) if asked["filters"] else None
-settings = Settings(number((), jnp.uint32), number((), jnp.float32), filters, None, number((2,)))
+settings = DrawSettings(number((), jnp.uint32), number((), jnp.float32), filters, None, number((2,)))
 at_once = asked["data"]
 tokens = spread(lambda: jnp.zeros((at_once, prompt), jnp.int32))
 one = spread(lambda: jnp.zeros(at_once, jnp.int32))
 out = {}
 programs = {
-    "prefill": lambda: prefill.lower(policy, weights, prefixes, tokens, one, one),
+    "prefill": lambda: prefill.lower(policy, weights, prefix_cache, tokens, one, one),
     "begin": lambda: begin.lower(
-        policy, weights, prefixes, None, ring.drawn, number(()), spread(lambda: no_rows(B)), settings
+        policy, weights, prefix_cache, None, ring.drawn, number(()), spread(lambda: no_rows(B)), settings
     ),
     "decode": lambda: decode.lower(
-        policy, weights, prefixes, None, ring, spread(lambda: no_rows(B)), settings, number(()), number(())
+        policy, weights, prefix_cache, None, ring, spread(lambda: no_rows(B)), settings, number(()), number(())
     ),
 }
 for name in asked["programs"]:
@@ -86,8 +86,8 @@ for name in asked["programs"]:
 if config.tie_embeddings and "head" in weights:
     weights.pop("embed")  # for prompts only
 out["weights"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(weights))
-out["prompts"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(prefixes.layers))
-out["caches"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.layers, prefixes.layers)))
+out["prompts"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(prefix_cache.layers))
+out["caches"] = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.layers, prefix_cache.layers)))
 print("RESULT" + json.dumps(out))
 """
 

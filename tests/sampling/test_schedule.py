@@ -29,17 +29,17 @@ def test_shapes(prompts: list[int], slots: int, multiple: int) -> None:
     rows, together = smallest_fit(prompts, slots)
     assert shape.rows % multiple == 0
     assert shape.prompts % multiple == 0
-    # Room for as many as are asked for, and no more than the next multiple (of whole groups, where lanes are fixed).
+    # Room for as many as are asked for, and no more than the next multiple (of whole groups, if `fixed`).
     assert shape.rows >= rows
-    assert shape.rows < rows + multiple * (shape.lanes if shape.fixed else 1)
-    assert shape.lanes == together
+    assert shape.rows < rows + multiple * (shape.slots_per_prompt if shape.fixed else 1)
+    assert shape.slots_per_prompt == together
     assert shape.prompts < len(sizes) + multiple
     if shape.fixed:
-        assert shape.rows == shape.prompts * shape.lanes
+        assert shape.rows == shape.prompts * shape.slots_per_prompt
     else:
-        # Lanes for all rows, even while each prompt slot but one holds a single straggler.
-        assert shape.prompts * shape.lanes >= rows or shape.prompts >= len(sizes)
-        assert shape.prompts <= -(-SPARE * rows // shape.lanes) + multiple - 1
+        # Prefix slots for all rows, even while each prompt slot but one holds a single straggler.
+        assert shape.prompts * shape.slots_per_prompt >= rows or shape.prompts >= len(sizes)
+        assert shape.prompts <= -(-SPARE * rows // shape.slots_per_prompt) + multiple - 1
     if multiple == 1:
         assert shape.rows == rows
 
@@ -73,7 +73,7 @@ class Watched:
     def __init__(self, prompts: list[int], shape: Shape) -> None:
         self.prompts, self.shape = prompts, shape
         self.schedule = Schedule(prompts, shape)
-        self.running: dict[int, tuple[int, int]] = {}  # request -> row, lane
+        self.running: dict[int, tuple[int, int]] = {}  # request -> row, prefix_slot
         self.begun: list[int] = []
         self.holds: dict[int, int] = {}  # prompt slot -> prompt that was put there last
         self.fills = 0
@@ -92,41 +92,41 @@ class Watched:
         for slot, prompt in new:
             assert 0 <= slot < self.shape.prompts
             # Not over a prompt that some running row attends to, and not twice while it is held for someone.
-            assert not any(before.get(slot) == self.prompts[r] and self.running[r][1] // self.shape.lanes == slot
-                           for r in old)  # fmt: skip
+            W = self.shape.slots_per_prompt
+            assert not any(before.get(slot) == self.prompts[r] and self.running[r][1] // W == slot for r in old)
             assert prompt not in [p for s, p in self.holds.items() if s != slot and self.alive(s)]
             self.holds[slot] = prompt
             self.fills += 1
-        for request, row, lane in placed:
+        for request, row, prefix_slot in placed:
             assert request not in self.begun
-            assert self.holds[lane // self.shape.lanes] == self.prompts[request]
+            assert self.holds[prefix_slot // self.shape.slots_per_prompt] == self.prompts[request]
             assert 0 <= row < self.shape.rows
-            assert 0 <= lane < self.shape.prompts * self.shape.lanes
-            assert row == lane or not self.shape.fixed
+            assert 0 <= prefix_slot < self.shape.prompts * self.shape.slots_per_prompt
+            assert row == prefix_slot or not self.shape.fixed
             self.begun.append(request)
-            self.running[request] = (row, lane)
+            self.running[request] = (row, prefix_slot)
         assert len({row for row, _ in self.running.values()}) == len(self.running)
-        assert len({lane for _, lane in self.running.values()}) == len(self.running)
-        assert {p.request: (p.row, p.lane) for p in self.schedule.placed.values()} == self.running
+        assert len({prefix_slot for _, prefix_slot in self.running.values()}) == len(self.running)
+        assert {p.request: (p.row, p.prefix_slot) for p in self.schedule.placed.values()} == self.running
         assert self.schedule.queue == len(self.waiting)
         assert not self.could_place()
 
     def alive(self, slot: int) -> bool:
         """Whether rows stand in a prompt slot, or requests wait for its prompt."""
-        stands = any(lane // self.shape.lanes == slot for _, lane in self.running.values())
+        stands = any(prefix_slot // self.shape.slots_per_prompt == slot for _, prefix_slot in self.running.values())
         return stands or any(self.prompts[r] == self.holds[slot] for r in self.waiting)
 
     def could_place(self) -> bool:
-        """Whether a row idles while a waiting request has a prompt slot with a free lane, or a free prompt slot."""
+        """Whether a row idles while a waiting request has a free prefix slot of its prompt, or a free prompt slot."""
         if len(self.running) == self.shape.rows:
             return False
-        used = Counter(lane // self.shape.lanes for _, lane in self.running.values())
+        used = Counter(prefix_slot // self.shape.slots_per_prompt for _, prefix_slot in self.running.values())
         held = {self.holds[slot]: slot for slot in self.holds if self.alive(slot)}
         for request in self.waiting:
             slot = held.get(self.prompts[request])
             if slot is None and len(held) < self.shape.prompts:
                 return True
-            if slot is not None and used[slot] < self.shape.lanes:
+            if slot is not None and used[slot] < self.shape.slots_per_prompt:
                 return True
         return False
 
@@ -162,7 +162,7 @@ def test_everything_at_once_is_placed_at_once() -> None:
     schedule = Schedule(prompts, plan(prompts, 0))
     placed, new = schedule.admit()
     assert [p.request for p in placed] == [0, 3, 1, 4, 2, 5]  # group by group
-    assert [p.row for p in placed] == [p.lane for p in placed] == [0, 1, 2, 3, 4, 5]
+    assert [p.row for p in placed] == [p.prefix_slot for p in placed] == [0, 1, 2, 3, 4, 5]
     assert new == [(0, 0), (1, 1), (2, 2)]
     assert schedule.admit() == ([], [])
 

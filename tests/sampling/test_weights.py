@@ -12,7 +12,7 @@ from conftest import quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models import Policy, decoder
-from jaxrl_llm.sampling.draw import Settings
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
@@ -100,7 +100,7 @@ def test_for_a_tpu_rows_of_the_unembedding_are_padded(vectors: Any) -> None:
 def test_padded_or_not_tokens_are_the_same(vectors: Any, family: str, filtered: bool) -> None:
     model = vectors(family)
     filters = Filters(jnp.int32(40), jnp.float32(0.95), jnp.float32(0.0)) if filtered else None
-    settings = Settings(jnp.uint32(3), jnp.float32(1.0), filters, None, jnp.asarray([-1], jnp.int32))
+    settings = DrawSettings(jnp.uint32(3), jnp.float32(1.0), filters, None, jnp.asarray([-1], jnp.int32))
     requests = [Request((5, 9, 200), 12, 0, number) for number in range(3)]
     weights = take_weights(model.policy, model.params)
     assert "head" not in weights.loop

@@ -1,4 +1,4 @@
-"""Attention of newest tokens: to a prompt's cache that many rows share, read once for all, and to a row's own ring."""
+"""Attention in decoding: to a prompt's cache, shared and read once for many rows, and to a row's ring KV cache."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxrl_kernels.decode_attention.pallas_own import pallas_own
 from jaxrl_kernels.decode_attention.pallas_prompts import pallas_prompts
 from jaxrl_kernels.decode_attention.reference import (
     MASKED,
-    Own,
-    Part,
-    attention_part,
+    OwnAttention,
+    PartialAttention,
     merge,
+    partial_attention,
     reference_own,
     reference_prompts,
     visible_own,
@@ -26,12 +26,12 @@ from jaxrl_kernels.partition import AnyMesh, Axis, check_apart
 
 __all__ = [
     "MASKED",
-    "Own",
-    "Part",
-    "attention_part",
+    "OwnAttention",
+    "PartialAttention",
     "decode_attention",
     "merge",
     "own_attention",
+    "partial_attention",
     "visible_own",
     "visible_prompt",
 ]
@@ -54,42 +54,42 @@ def decode_attention(
     mesh: AnyMesh | None = None,
     row_axis: Axis = "data",
     head_axis: Axis = "tensor",
-) -> Part:
-    """Attention of one token of each row to its prompt, for P prompt slots that W rows each continue.
+) -> PartialAttention:
+    """Attention of one token of each row to its prompt, for P prompt slots with W rows each.
 
     With `cap(x) = softcap * tanh(x / softcap)` and logits `z_s = cap(query_scale * q . key_s)` over the columns s that
-    a query sees, `m = max_s z_s`, `l = sum_s exp(z_s - m)` and `acc = sum_s exp(z_s - m) value_s`; the attention's
-    result is acc / l, and `merge` puts two such parts together (cascade attention).
+    a query attends to, this returns `m = max_s z_s`, `l = sum_s exp(z_s - m)` and `acc = sum_s exp(z_s - m) value_s`.
+    The result of attention is acc / l, and `merge` combines two such partial results (cascade attention).
 
-    A slot's columns hold the last S tokens of a prompt of `length` tokens, from its first column on: column s holds
-    the token at max(length - S, 0) + s, and is seen if that is below length and, with a window, more than
-    position - window. K is the number of key-value heads, R of query heads of each, h the head size.
+    The columns of a slot are the last S tokens of a prompt of `length` tokens: column s is the token at position
+    max(length - S, 0) + s, which is attended to if it is below length and, with a window, above position - window. K is
+    the number of key-value heads, R of query heads for each, h the head size.
 
-    Has no derivative by the kernel: it is for sampling.
+    The kernel has no derivative: it is for sampling.
 
     Args:
-      q: [P, K, W, R, h] queries, float32 or bfloat16; products are summed in float32.
+      q: [P, K, W, R, h] queries, float32 or bfloat16; products accumulate in float32.
       keys: [P, K, h, S], floating or int8.
-      values: [P, K, S, h], the dtype of the keys. Entries of columns that no row sees must be finite.
+      values: [P, K, S, h], the dtype of the keys. Entries of columns that no row attends to must be finite.
       length: int32[P], tokens of each prompt; 0 for an empty slot.
-      position: int32[P, W], of the rows' tokens; plays a part with a window only.
-      key_scale, value_scale: f32[P, K, S] or None, what each key and value is to be multiplied with; both or neither.
-      query_scale: of the logits. Static.
-      softcap: 0 for none, else the bound of the logits (Gemma 2). Static.
-      window: 0 for none, else how many positions back a token sees, itself included. Static.
-      implementation: "pallas" (tiles of keys and values are read once and logits do not leave the core), "xla",
-        "reference" or None, as `implementations` says; here xla is the formula too, so both names mean the same.
-      tile: columns at a time of the kernel, a multiple of 128; None for as many as fit. Static.
-      mesh: the devices, where the types of the arrays do not name them (`partition.mesh_of`).
-      row_axis, head_axis: mesh axes over which prompt slots (with their rows) and heads are cut, where the mesh has
+      position: int32[P, W], positions of the rows' tokens; only used with a window.
+      key_scale, value_scale: f32[P, K, S] or None, factors of each key and value; both or neither.
+      query_scale: factor of the logits. Static.
+      softcap: bound of the logits (Gemma 2); 0 for none. Static.
+      window: number of positions that a token attends to, including itself; 0 for all. Static.
+      implementation: "pallas" (keys and values are read once, and logits stay in VMEM), "xla", "reference" or None, see
+        `implementations`; "xla" and "reference" are the same here.
+      tile: columns per tile of the kernel, a multiple of 128; None for as many as fit. Static.
+      mesh: the devices, if the types of the arrays do not contain them (`partition.mesh_of`).
+      row_axis, head_axis: mesh axes over which prompt slots (with their rows) and heads are sharded, if the mesh has
         them and they divide P and K evenly.
 
     Returns:
-      acc f32[P, K, W, R, h], m and l f32[P, K, W, R]. Where nothing is seen m is MASKED (-1e30),
-      and the sums, which differ between implementations, are finite and count nothing in `merge`.
+      acc f32[P, K, W, R, h], m and l f32[P, K, W, R]. Where no column is attended to, m is MASKED (-1e30), and acc and
+      l, which differ between implementations, are finite and have weight 0 in `merge`.
 
     Raises:
-      ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
+      ValueError: shapes or dtypes do not match, a number is out of range, or the implementation is unknown.
 
     >>> keys = jnp.log(jnp.array([1.0, 3.0, 5.0])).reshape(1, 1, 1, 3)
     >>> values = jnp.array([0.0, 1.0, 9.0]).reshape(1, 1, 3, 1)
@@ -122,7 +122,7 @@ def own_attention(
     values: jax.Array,
     count: jax.Array,
     step: jax.Array,
-    prompt: Part,
+    prompt: PartialAttention,
     *,
     new_scales: tuple[jax.Array, jax.Array] | None = None,
     scales: tuple[jax.Array, jax.Array] | None = None,
@@ -134,37 +134,37 @@ def own_attention(
     mesh: AnyMesh | None = None,
     row_axis: Axis = "data",
     head_axis: Axis = "tensor",
-) -> Own:
-    """Attention of the newest token of each of B rows to its prompt and its own tokens, which are kept in a ring.
+) -> OwnAttention:
+    """Attention of the newest token of each of B rows to its prompt and to its own tokens in a ring KV cache.
 
-    At step s every row writes its token to column s mod S, so column c holds the token of age (step - c) mod S, which
-    is the row's own, and seen, if the age is at most `count` and, with a window, below it. The newest token's key and
-    value are written first. On TPU the ring is written in place if it is donated, or the carry of a loop.
+    At step s every row writes its token to column s mod S, so column c holds the token of age (step - c) mod S. It is
+    attended to if the age is at most `count` and, with a window, below the window. The newest token's key and value are
+    written first. On TPU the ring KV cache is updated in place if it is donated or carried by a loop.
 
     Args:
       q: [B, K, R, h] queries, float32 or bfloat16.
-      k, v: [B, K, h], key and value of the newest tokens, in the dtype of the ring.
-      keys: [B, K, h, S], floating or int8; the ring.
-      values: [B, K, S, h], the dtype of the keys. Entries of columns that are not seen must be finite.
+      k, v: [B, K, h], key and value of the newest tokens, in the dtype of the ring KV cache.
+      keys: [B, K, h, S], floating or int8, of the ring KV cache.
+      values: [B, K, S, h], the dtype of the keys. Entries of columns that are not attended to must be finite.
       count: int32[B], own tokens of each row before the newest one; 0 to S - 1.
-      step: int32[], 0 or above, of the newest tokens.
-      prompt: what `decode_attention` gave for the rows, acc f32[B, K, R, h], m and l f32[B, K, R].
-      new_scales, scales: what keys and values are to be multiplied with, f32[B, K] of the newest, f32[B, K, S] of the
-        ring; both or neither.
-      query_scale, softcap, implementation, tile, mesh, head_axis: as of `decode_attention`.
-      row_axis: mesh axis over which rows are cut, where it divides B evenly.
-      window: 0 for none, else how many tokens back are seen, the newest included. Static.
+      step: int32[], step of the newest tokens, at least 0.
+      prompt: result of `decode_attention` for the rows, acc f32[B, K, R, h], m and l f32[B, K, R].
+      new_scales, scales: factors of keys and values, f32[B, K] for the newest tokens and f32[B, K, S] for the ring KV
+        cache; both or neither.
+      query_scale, softcap, implementation, tile, mesh, head_axis: as in `decode_attention`.
+      row_axis: mesh axis over which rows are sharded, if it divides B evenly.
+      window: number of tokens attended to, including the newest; 0 for all. Static.
 
     Returns:
-      The result [B, K, R, h] in the dtype of q, and the ring with the newest token.
+      The result [B, K, R, h] in the dtype of q, and the ring KV cache with the newest token.
 
     Raises:
-      ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
+      ValueError: shapes or dtypes do not match, a number is out of range, or the implementation is unknown.
 
     >>> keys = jnp.log(jnp.array([9.0, 3.0, 5.0])).reshape(1, 1, 1, 3)  # column 0 is step 3's, column 2 step 2's
     >>> values = jnp.array([9.0, 1.0, 6.0]).reshape(1, 1, 3, 1)
-    >>> k, v, nothing = jnp.zeros((1, 1, 1)), jnp.zeros((1, 1, 1)), Part(0.0, jnp.array(MASKED), 0.0)
-    >>> nothing = jax.tree.map(lambda x, n: jnp.full((1,) * n, x), nothing, Part(4, 3, 3))
+    >>> k, v, nothing = jnp.zeros((1, 1, 1)), jnp.zeros((1, 1, 1)), PartialAttention(0.0, jnp.array(MASKED), 0.0)
+    >>> nothing = jax.tree.map(lambda x, n: jnp.full((1,) * n, x), nothing, PartialAttention(4, 3, 3))
     >>> own = own_attention(jnp.ones((1, 1, 1, 1)), k, v, keys, values, jnp.array([1]), jnp.int32(3), nothing)
     >>> print(own.result.item(), own.values.ravel())
     5.0 [0. 1. 6.]
@@ -181,11 +181,11 @@ def own_attention(
     for name, x in (("k", k), ("v", v)):
         if x.shape != (B, K, h) or x.dtype != keys.dtype:
             raise ValueError(f"{name} must be {keys.dtype}[{B}, {K}, {h}], found {x.dtype}{list(x.shape)}")
-    for name, x, sums in zip(Part._fields, prompt, ((B, K, R, h), (B, K, R), (B, K, R)), strict=True):
+    for name, x, sums in zip(PartialAttention._fields, prompt, ((B, K, R, h), (B, K, R), (B, K, R)), strict=True):
         if x.shape != sums or x.dtype != jnp.float32:
             raise ValueError(f"prompt.{name} must be float32{list(sums)}, found {x.dtype}{list(x.shape)}")
     if (new_scales is None) != (scales is None):
-        raise ValueError("give new_scales and scales, or neither of them")
+        raise ValueError("pass both new_scales and scales, or neither")
     for x in new_scales or ():
         if x.shape != (B, K):
             raise ValueError(f"new_scales must be float32[{B}, {K}], found {x.dtype}{list(x.shape)}")

@@ -1,4 +1,4 @@
-"""Which implementation is taken, and what all of them ask of their arguments."""
+"""Choice of the implementation, sharding over a mesh, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def on_mesh(
     operands: tuple[Any, ...],
     dimensions: tuple[str, ...],
 ) -> Result:
-    """The result of one of them, on a mesh by each device for its rows or prompt slots, and for its heads of them.
+    """Run the reference or the kernel, sharded over rows (or prompt slots) and heads on a mesh.
 
-    operands: the queries first. dimensions: of each operand (a pytree) the first ones, "NK" for rows or slots and then
-    heads, "N" for rows or slots, or "".
+    operands: the queries first. dimensions: the leading dimensions of each operand (a pytree): "NK" for rows or slots
+    and then heads, "N" for rows or slots, or "".
     """
     if implementation == "reference":
         return reference(*operands)
 
     def pallas(*operands: Any, interpret: bool) -> Result:
-        # A kernel has no rule for a derivative.
+        # A Pallas kernel has no differentiation rule.
         return kernel(*jax.lax.stop_gradient(vary_together(*operands)), interpret=interpret)
 
     empty = 0 in operands[0].shape
@@ -46,7 +46,7 @@ def on_mesh(
     rows, heads = operands[0].shape[:2]
     axes = {"N": dividing(mesh, row_axis, rows), "K": dividing(mesh, head_axis, heads)}
     specs = tuple(jax.P(*(axes[name] for name in names)) for names in dimensions)
-    # Interpret mode does not know of varying axes.
+    # Interpret mode does not track varying axes.
     track = implementation != "pallas"
     return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=track)(*operands)
 
@@ -69,7 +69,7 @@ def check_cache(
     key_scale: jax.Array | None,
     value_scale: jax.Array | None,
 ) -> None:
-    """As `check_numbers`, for a cache of (slots or rows, heads, head size) that the queries have."""
+    """As `check_numbers`, for a cache; shape: (slots or rows, heads, head size) of the queries."""
     found = lambda x: f"found {x.dtype}{list(x.shape)}"  # noqa: E731
     N, K, h = shape
     floating = jnp.issubdtype(keys.dtype, jnp.floating)
@@ -79,7 +79,7 @@ def check_cache(
     if values.shape != (N, K, S, h) or values.dtype != keys.dtype:
         raise ValueError(f"values must be {keys.dtype}[{N}, {K}, {S}, {h}], as the keys are, {found(values)}")
     if (key_scale is None) != (value_scale is None):
-        raise ValueError("give key_scale and value_scale, or neither of them")
+        raise ValueError("pass both key_scale and value_scale, or neither")
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         if scale is not None and scale.shape != (N, K, S):
             raise ValueError(f"{name} must be float32[{N}, {K}, {S}], {found(scale)}")

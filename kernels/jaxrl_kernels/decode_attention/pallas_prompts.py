@@ -1,13 +1,13 @@
 """`decode_attention` as one Pallas kernel for TPU (Mosaic); in interpret mode it runs anywhere.
 
-The grid is (blocks of prompt slots, blocks of heads, tiles of columns), tiles innermost. All queries of a slot meet a
-tile at once, so keys and values come from memory once however many rows continue a prompt, and logits and their
-exponentials live in VMEM only. The sums of a block are output blocks that keep their place while tiles pass (Milakov
+The grid is (blocks of prompt slots, blocks of heads, tiles of columns), tiles innermost. A tile is processed for all
+queries of a slot at once, so keys and values are read from memory once, however many rows continue a prompt. Logits and
+their exponentials stay in VMEM. The running sums of a block are output blocks that stay in VMEM over its tiles (Milakov
 and Gimelshein 2018, https://arxiv.org/abs/1805.02867, for the running maximum).
 
-Where a slot has several tiles, those behind a prompt's end are not computed, nor fetched: their index is that of the
-last tile in use, which is there. Where all columns are one tile, several slots make a block, for steps of the grid cost
-time too.
+If a slot has several tiles, those after the end of the prompt are neither computed nor fetched: their index is that of
+the last tile in use, which is already in VMEM. If all columns are one tile, a block has several slots, because each
+step of the grid has overhead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.decode_attention.reference import MASKED, Part
+from jaxrl_kernels.decode_attention.reference import MASKED, PartialAttention
 from jaxrl_kernels.decode_attention.tiles import add_tile, block_sizes, by_lanes
 
 Array = jax.Array
@@ -43,8 +43,8 @@ def _kernel(
 ) -> None:
     """One tile for one block of slots and heads.
 
-    length: int32[P] in SMEM; q [i, j, Q, h], keys and values of i slots and j heads with the columns along key_axis and
-    value_axis (0 or 1) of each; rest: positions int32[i, Q, 1] if there is a window, scales f32[i, j, 1, T], results.
+    length: int32[P] in SMEM; q: [i, j, Q, h]; keys, values: of i slots and j heads, with columns along key_axis and
+    value_axis (0 or 1); rest: positions int32[i, Q, 1] if there is a window, scales f32[i, j, 1, T], results.
     """
     acc, m, l = rest[-3:]
     position = rest[0] if window else None
@@ -94,14 +94,14 @@ def pallas_prompts(
     window: int,
     tile: int | None = None,
     interpret: bool = False,
-) -> Part:
-    """As `reference_prompts`, by the kernel. Rows that see nothing have sums of 0."""
+) -> PartialAttention:
+    """The result of `reference_prompts`, by the kernel. Without visible columns, acc and l are 0."""
     P, K, W, R, h = q.shape
     S, Q = keys.shape[3], W * R
     i, j, tile = block_sizes(P, K, Q, h, S, keys.dtype.itemsize, tile)
 
     def used(p: Any, t: Any, length: Any) -> Any:
-        """Behind the end of a slot the last tile in use stays: it is not fetched again."""
+        """The tile's index, at most that of the last tile in use, which is then not fetched again."""
         return t if i > 1 else jnp.minimum(t, jax.lax.div(jnp.maximum(length[p] - 1, 0), jnp.int32(tile)))
 
     of_block = lambda *shape: pl.BlockSpec((i, j, *shape), lambda p, k, t, length: (p, k, 0, 0))  # noqa: E731
@@ -109,7 +109,7 @@ def pallas_prompts(
         (i, j, rows, tile), lambda p, k, t, length: (p, k, 0, used(p, t, length))
     )
     down = pl.BlockSpec((i, j, tile, h), lambda p, k, t, length: (p, k, used(p, t, length), 0))
-    # Turned round as a TPU keeps them, for the kernel takes rows of lanes only, and XLA would make them by a copy.
+    # Transposed to match the layout of XLA for TPUs, which would otherwise copy them to the layout that kernels need.
     key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))
     operands = [
         q.reshape(P, K, Q, h),
@@ -124,7 +124,7 @@ def pallas_prompts(
     operands += scales
     specs += [along(1)] * len(scales)
 
-    axes = jax.typeof(q).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
+    axes = jax.typeof(q).manual_axis_type  # inside `jax.shard_map`, results vary over the axes of the inputs
     shapes = (P, K, Q, h), (P, K, Q, 1), (P, K, Q, 1)
     results = [jax.ShapeDtypeStruct(shape, jnp.float32, manual_axis_type=axes) for shape in shapes]
     arrays: list[Any] = [length, *operands, *results]
@@ -144,9 +144,9 @@ def pallas_prompts(
         cost_estimate=pl.CostEstimate(
             flops=4 * P * K * Q * S * h,
             transcendentals=(2 if softcap else 1) * P * K * Q * S,
-            bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),  # each once
+            bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),
         ),
         interpret=interpret,
         name="decode_attention",
     )(length, *operands)  # fmt: skip
-    return Part(sums[0].reshape(q.shape), *(x.reshape(P, K, W, R) for x in sums[1:]))
+    return PartialAttention(sums[0].reshape(q.shape), *(x.reshape(P, K, W, R) for x in sums[1:]))

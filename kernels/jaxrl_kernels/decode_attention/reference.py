@@ -1,4 +1,4 @@
-"""Attention of one token's queries to a cache, in plain JAX: the logits of all columns are made at once."""
+"""Attention of one token's queries to a cache in plain JAX, with the logits of all columns at once."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
+MASKED = -1e30  # finite, so that rows without visible columns give finite results
 
 
-class Part(NamedTuple):
-    """Attention to some of the tokens: sums of exp(logit - m)."""
+class PartialAttention(NamedTuple):
+    """Unnormalised attention to some of the tokens, which `merge` combines."""
 
-    acc: Array  # f32[N, K, W, R, h], of the values
-    m: Array  # f32[N, K, W, R], the greatest logit
-    l: Array  # f32[N, K, W, R]
+    acc: Array  # f32[N, K, W, R, h], sum of exp(logit - m) value
+    m: Array  # f32[N, K, W, R], largest logit
+    l: Array  # f32[N, K, W, R], sum of exp(logit - m)
 
 
-class Own(NamedTuple):
-    """Attention to a prompt and to a row's own tokens, and the ring with the newest of them."""
+class OwnAttention(NamedTuple):
+    """Attention to a prompt and to a row's own tokens, and the ring KV cache with the newest token."""
 
     result: Array  # [B, K, R, h]
     keys: Array  # [B, K, h, S]
@@ -30,17 +30,17 @@ class Own(NamedTuple):
 
 
 def visible_prompt(length: Array, position: Array, S: int, window: int) -> Array:
-    """bool[P, W, S]: which columns of prompts of these lengths int32[P] the tokens at position int32[P, W] see.
+    """bool[P, W, S]: which columns of prompts of length int32[P] are visible to tokens at position int32[P, W].
 
-    Without a window (0) bool[P, 1, S], as the position plays no part.
+    Without a window (0), bool[P, 1, S], because the position does not matter.
     """
-    at = jnp.maximum(length - S, 0)[:, None] + jnp.arange(S)  # the position that a column holds
+    at = jnp.maximum(length - S, 0)[:, None] + jnp.arange(S)  # position of each column
     seen = (at < length[:, None])[:, None]
     return seen & (position[..., None] - at[:, None] < window) if window else seen
 
 
 def visible_own(count: Array, step: Array, S: int, window: int) -> Array:
-    """bool[B, 1, S]: which columns of the ring the newest tokens see, theirs at `step` included.
+    """bool[B, 1, S]: which columns of the ring KV cache are visible to the newest tokens, written at `step`.
 
     count: int32[B], own tokens of a row before the newest one.
     """
@@ -49,7 +49,7 @@ def visible_own(count: Array, step: Array, S: int, window: int) -> Array:
     return (seen & (age < window) if window else seen)[:, None]
 
 
-def attention_part(
+def partial_attention(
     q: Array,
     keys: Array,
     values: Array,
@@ -58,11 +58,11 @@ def attention_part(
     value_scale: Array | None,
     query_scale: float,
     softcap: float,
-) -> Part:
-    """q [N, K, W, R, h] at keys [N, K, h, S] and values [N, K, S, h], the scales f32[N, K, S] or None.
+) -> PartialAttention:
+    """Attention of q [N, K, W, R, h] to keys [N, K, h, S] and values [N, K, S, h]; scales: f32[N, K, S] or None.
 
-    visible: bool[N, W, S], or [N, 1, S] if all rows of a slot see the same. A row that sees nothing has m = MASKED, and
-    sums that `merge` weighs with 0.
+    visible: bool[N, W, S], or [N, 1, S] if it is the same for all rows of a slot. A row without visible columns has
+    m = MASKED, and acc and l to which `merge` gives the weight 0.
     """
     N, K, W, R, h = q.shape
     flat = q.reshape(N, K, W * R, h)
@@ -75,7 +75,7 @@ def attention_part(
     seen = jnp.repeat(visible, R, axis=1)[:, None] if visible.shape[1] > 1 else visible[:, None]
     logits = jnp.where(seen, logits, MASKED)
     m = jnp.max(logits, axis=-1)
-    # Where nothing is seen this is exp(0), which `merge` weighs with 0: the other part's logits are far above MASKED.
+    # exp(0) for a row without visible columns; `merge` gives it weight 0, as the other m is far above MASKED.
     weights = jnp.exp(logits - m[..., None])
     l = jnp.sum(weights, axis=-1)
     if value_scale is not None:
@@ -83,15 +83,15 @@ def attention_part(
     acc = jnp.einsum(
         "nkqs,nksh->nkqh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
     )
-    return Part(acc.reshape(N, K, W, R, h), m.reshape(N, K, W, R), l.reshape(N, K, W, R))
+    return PartialAttention(acc.reshape(N, K, W, R, h), m.reshape(N, K, W, R), l.reshape(N, K, W, R))
 
 
-def merge(a: Part, b: Part) -> Array:
-    """The attention's result over the tokens of both, f32[N, K, W, R, h]."""
+def merge(a: PartialAttention, b: PartialAttention) -> Array:
+    """The result of attention to the tokens of both, f32[N, K, W, R, h]."""
     m = jnp.maximum(a.m, b.m)
-    of_a, of_b = jnp.exp(a.m - m), jnp.exp(b.m - m)
-    l = a.l * of_a + b.l * of_b
-    return (a.acc * of_a[..., None] + b.acc * of_b[..., None]) / jnp.maximum(l, 1e-30)[..., None]
+    scale_a, scale_b = jnp.exp(a.m - m), jnp.exp(b.m - m)
+    l = a.l * scale_a + b.l * scale_b
+    return (a.acc * scale_a[..., None] + b.acc * scale_b[..., None]) / jnp.maximum(l, 1e-30)[..., None]
 
 
 def reference_prompts(
@@ -106,14 +106,14 @@ def reference_prompts(
     query_scale: float,
     softcap: float,
     window: int,
-) -> Part:
+) -> PartialAttention:
     """`decode_attention`."""
     visible = visible_prompt(length, position, keys.shape[3], window)
-    return attention_part(q, keys, values, visible, key_scale, value_scale, query_scale, softcap)
+    return partial_attention(q, keys, values, visible, key_scale, value_scale, query_scale, softcap)
 
 
 def write_scales(scales: tuple[Array, Array], new: tuple[Array, Array], place: Array) -> tuple[Array, Array]:
-    """Scales f32[B, K, S] of a ring, with the new ones f32[B, K] in column `place`."""
+    """Scales f32[B, K, S] of a ring KV cache, with the new ones f32[B, K] in column `place`."""
     write = lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x[..., None], place, 2)  # noqa: E731
     return write(scales[0], new[0]), write(scales[1], new[1])
 
@@ -126,14 +126,14 @@ def reference_own(
     values: Array,
     count: Array,
     step: Array,
-    prompt: Part,
+    prompt: PartialAttention,
     new_scales: tuple[Array, Array] | None,
     scales: tuple[Array, Array] | None,
     *,
     query_scale: float,
     softcap: float,
     window: int,
-) -> Own:
+) -> OwnAttention:
     """`own_attention`; scales are those of keys and of values."""
     S = keys.shape[3]
     place = step % S
@@ -143,6 +143,6 @@ def reference_own(
         scales = write_scales(scales, new_scales, place)
     visible = visible_own(count, step, S, window)
     key_scale, value_scale = scales or (None, None)
-    mine = attention_part(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
-    y = merge(Part(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
-    return Own(y.astype(q.dtype), keys, values, scales)
+    mine = partial_attention(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
+    y = merge(PartialAttention(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
+    return OwnAttention(y.astype(q.dtype), keys, values, scales)

@@ -1,4 +1,4 @@
-"""What the Pallas kernels of this package share: sizes of their blocks, and what one tile of a cache adds to a row."""
+"""Shared parts of the Pallas attention kernels: block sizes, and the update of the running sums by one tile."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from jaxrl_kernels.decode_attention.reference import MASKED
 Array = jax.Array
 
 LANES, SUBLANES = 128, 8
-BUFFER_BYTES = 2**20  # of a tile of keys or of values; each is held twice
-LOGITS = 2**18  # in a tile, of one head: 1 MiB
-QUERIES = 1024  # of a block of heads
-UNROLLED = 16  # heads of all slots in a block
+BUFFER_BYTES = 2**20  # most bytes of a tile of keys or values, which is double-buffered
+LOGITS = 2**18  # most logits of one head in a tile: 1 MiB
+QUERIES = 1024  # most queries of a block of heads
+UNROLLED = 16  # most heads, over all slots of a block, that are unrolled
 
 
 def default_heads(heads: int, queries: int, width: int, itemsize: int) -> int:
-    """Heads in a block: as many as divide theirs evenly and fit the buffers, for a step of the grid costs time too."""
+    """Heads per block: the largest divisor that fits the buffers, because each step of the grid has overhead."""
     fits = lambda n: n * queries <= QUERIES and n * width * LANES * itemsize <= BUFFER_BYTES  # noqa: E731
     return max((n for n in range(1, heads + 1) if heads % n == 0 and fits(n)), default=1)
 
 
 def default_tile(columns: int, heads: int, queries: int, width: int, itemsize: int) -> int:
-    """Columns in a tile: the greatest multiple of LANES that fits the buffers, or all columns if they do."""
+    """Columns per tile: the largest multiple of LANES that fits the buffers, or all columns if they fit."""
     most = min(BUFFER_BYTES // (heads * width * itemsize), LOGITS // queries) // LANES * LANES
     return min(columns, max(LANES, most))
 
 
 def default_slots(slots: int, heads: int, queries: int, width: int, columns: int, itemsize: int) -> int:
-    """Slots in a block whose tile is all columns: as many as divide theirs evenly, fit the buffers and are unrolled."""
+    """Slots per block if a tile is all columns: the largest divisor that fits the buffers and can be unrolled."""
 
     def fits(n: int) -> bool:
         rows = n * heads
@@ -44,7 +44,7 @@ def default_slots(slots: int, heads: int, queries: int, width: int, columns: int
 def block_sizes(
     slots: int, heads: int, queries: int, width: int, columns: int, itemsize: int, tile: int | None
 ) -> tuple[int, int, int]:
-    """Slots, heads and columns of a block. tile: columns that were asked for, or None."""
+    """Slots, heads and columns of a block. tile: requested columns, or None."""
     head_block = default_heads(heads, queries, width, itemsize)
     tile = min(columns, tile) if tile else default_tile(columns, head_block, queries, width, itemsize)
     whole = tile == columns and head_block == heads
@@ -52,9 +52,10 @@ def block_sizes(
 
 
 def by_lanes(columns: int, width: int, natural: bool) -> bool:
-    """Whether a TPU keeps an array of vectors with its columns innermost: in tiles of 8 x 128 the way that pads less.
+    """Whether XLA for TPUs lays out an array of vectors with its columns innermost (along lanes).
 
-    natural: whether they are so in the array's own order, which is kept if neither pads less.
+    It chooses the layout that needs less padding to tiles of 8 x 128. natural: whether columns are innermost in the
+    array's own order, which it keeps in a tie.
     """
     padded = lambda rows, lanes: -(-rows // SUBLANES) * SUBLANES * -(-lanes // LANES) * LANES  # noqa: E731
     innermost, outermost = padded(width, columns), padded(columns, width)
@@ -62,7 +63,7 @@ def by_lanes(columns: int, width: int, natural: bool) -> bool:
 
 
 def capped(logits: Array, query_scale: float, softcap: float) -> Array:
-    """Products of queries and keys as logits."""
+    """Logits from products of queries and keys: scaled and soft-capped."""
     logits = logits * query_scale
     return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
@@ -86,9 +87,9 @@ def add_tile(
 ) -> None:
     """Add a tile of T columns, first, first + 1, ..., to the running sums of the queries q [Q, h] of a slot and head.
 
-    sums: references to acc f32[i, j, Q, h], m and l f32[i, j, Q, 1]; here: the slot and the head in
-    them. keys, values: [h, T] or [T, h], their columns along key_axis and value_axis; seen: bool, broadcasts to [Q, T],
-    false from `columns` on, where a tile holds anything, NaN too; scales: f32[1, T].
+    sums: references to acc f32[i, j, Q, h], m and l f32[i, j, Q, 1]; here: indices of the slot and head. keys, values:
+    [h, T] or [T, h], with columns along key_axis and value_axis; seen: bool, broadcasts to [Q, T], false from `columns`
+    on, where the tile is undefined and can be NaN; scales: f32[1, T].
     """
     acc, m, l = sums
     contract = (((1,), (1 - key_axis,)), ((), ()))
@@ -98,9 +99,9 @@ def add_tile(
     before = m[here]
     now = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
     weights = jnp.where(seen, jnp.exp(logits - now), 0.0)
-    fade = jnp.exp(before - now)
+    rescale = jnp.exp(before - now)
     m[here] = now
-    l[here] = fade * l[here] + jnp.sum(weights, axis=1, keepdims=True)
+    l[here] = rescale * l[here] + jnp.sum(weights, axis=1, keepdims=True)
     if value_scale is not None:
         weights = jnp.where(seen, weights * value_scale, 0.0)
     v = values.astype(q.dtype)
@@ -109,4 +110,4 @@ def add_tile(
         v = jnp.where(place < columns, v, jnp.zeros_like(v))
     contract = (((1,), (value_axis,)), ((), ()))
     new = jax.lax.dot_general(weights.astype(q.dtype), v, contract, preferred_element_type=jnp.float32)
-    acc[here] = fade * acc[here] + new
+    acc[here] = rescale * acc[here] + new

@@ -1,7 +1,7 @@
-"""Both passes of `fused_logprob` over a slice of the vocabulary by blocks, in plain JAX for any platform.
+"""Forward and backward pass of `fused_logprob` over blocks of a slice of the vocabulary, in plain JAX.
 
-No [M, V] array exists at any time. `gradients` serves every implementation: each says how it makes the derivative
-of a block's logits, and the two products with it are left to the compiler.
+No [M, V] array is allocated. `gradients` is shared by all implementations: each provides the derivative of a block's
+logits, and XLA computes the two products with it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
     Cotangents,
     Inputs,
-    Parts,
-    Sums,
+    LogitSums,
+    SliceResult,
+    accumulation_dtype,
     capped_logits,
     counted,
     d_logits,
     merge,
     no_sums,
     products,
-    wide,
 )
 from jaxrl_kernels.partition import zeros
 
@@ -32,7 +32,7 @@ Array = jax.Array
 
 
 def fold_blocks(size: int, block_size: int, start: Any, step: Callable[[Any, Any, int], Any]) -> Any:
-    """Fold `step(carry, first, width)` over the blocks of `range(size)`, of which the last one may be short."""
+    """Fold `step(carry, first, width)` over the blocks of `range(size)`, of which the last can be partial."""
     full, short = divmod(size, block_size)
     carry = start
     if full == 1:
@@ -49,7 +49,7 @@ def columns(arrays: Any) -> Any:
 
 
 def beside_a_tile(inputs: Inputs) -> Inputs:
-    """The inputs with arrays of rows as [M, 1]."""
+    """The inputs with arrays [M] as [M, 1]."""
     targets, temperature, support = columns((inputs.targets, inputs.temperature, inputs.support))
     return inputs._replace(targets=targets, temperature=temperature, support=support)
 
@@ -60,7 +60,7 @@ def _logits(inputs: Inputs, first: Any, width: int) -> tuple[Array, Array]:
     return products(inputs.hidden, block), first + jnp.arange(width, dtype=jnp.int32)[None]
 
 
-def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> Sums:
+def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSums:
     rows = beside_a_tile(inputs)
     logits, token = _logits(inputs, first, width)
     z = capped_logits(logits, softcap) / rows.temperature
@@ -68,17 +68,17 @@ def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> Sums:
     z = z if count is None else jnp.where(count, z, EXCLUDED)
     m = jnp.max(z, axis=1, keepdims=True)
     l = jnp.sum(jnp.exp(z - m), axis=1, keepdims=True)
-    # The barrier keeps the sums in two loops: in one, XLA for CPUs (2026) takes ten times as long.
+    # The barrier keeps the two sums in separate loops: XLA for CPUs (2026) takes ten times as long if it fuses them.
     again, l = jax.lax.optimization_barrier((m, l))
     shifted = z - again
     acc = jnp.sum(jnp.exp(shifted) * shifted, axis=1, keepdims=True)
     place = rows.targets - first
     target_logit = jnp.take_along_axis(z, jnp.clip(place, 0, width - 1), axis=1)
-    return Sums(m, l, acc, jnp.where((place >= 0) & (place < width), target_logit, -jnp.inf))
+    return LogitSums(m, l, acc, jnp.where((place >= 0) & (place < width), target_logit, -jnp.inf))
 
 
-def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> Sums:
-    """One pass over the slice; sums f32[M, 1]."""
+def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> LogitSums:
+    """Sums f32[M, 1] over the slice, in one pass."""
     return fold_blocks(
         inputs.unembedding.shape[0],
         block_size,
@@ -90,13 +90,13 @@ def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> Sums:
 def gradients(
     inputs: Inputs, block_size: int, dz_of_block: Callable[[Any, int], Array], dz_dtype: Any
 ) -> tuple[Array, Array]:
-    """The gradients with respect to hidden and unembedding, of their shapes and dtypes.
+    """The gradients with respect to hidden and unembedding, with their shapes and dtypes.
 
     dz_of_block: (first, width) -> [M, width], the derivative with respect to the logits of tokens first, ...,
-    first + width - 1 before the cap; it is rounded to dz_dtype for the two products, which are summed in float32.
+    first + width - 1 before the cap. It is rounded to dz_dtype for the two products, which accumulate in float32.
     """
     hidden, unembedding = inputs.hidden, inputs.unembedding
-    sums = wide(hidden, unembedding)
+    sums = accumulation_dtype(hidden, unembedding)
 
     def step(before: tuple[Array, Array], first: Any, width: int) -> tuple[Array, Array]:
         block = jax.lax.dynamic_slice_in_dim(unembedding, first, width, axis=0)
@@ -112,9 +112,9 @@ def gradients(
 
 
 def blocked_gradients(
-    inputs: Inputs, parts: Parts, cotangents: Cotangents, softcap: float, block_size: int
+    inputs: Inputs, parts: SliceResult, cotangents: Cotangents, softcap: float, block_size: int
 ) -> tuple[Array, Array]:
-    """The gradients with respect to hidden and unembedding; each block's logits are made once more."""
+    """The gradients with respect to hidden and unembedding; the logits of each block are recomputed."""
     rows = beside_a_tile(inputs)
 
     def dz_of_block(first: Any, width: int) -> Array:

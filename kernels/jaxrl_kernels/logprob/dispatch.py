@@ -1,4 +1,4 @@
-"""What a slice of the vocabulary gives, with its derivative; which implementation finds it; checks of arguments."""
+"""The differentiable result for a slice of the vocabulary, choice of the implementation, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jaxrl_kernels.implementations import by_platform
 from jaxrl_kernels.logprob.blocked import blocked_gradients, blocked_sums
 from jaxrl_kernels.logprob.pallas_kernel import pallas_gradients, pallas_sums, plan
-from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, Parts, Support, finish, wide
+from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, SliceResult, Support, accumulation_dtype, finish
 from jaxrl_kernels.partition import vary_together
 
-BLOCK_SIZE = 2048  # of "xla"; on a CPU 1024 to 8192 are as fast
+BLOCK_SIZE = 2048  # of "xla"; 1024 to 8192 are equally fast on CPU
 
 
-class Way(NamedTuple):
-    """How a slice is worked on; static."""
+class LogprobOptions(NamedTuple):
+    """Static options of the implementations."""
 
     softcap: float
     implementation: str | None  # "pallas", "xla" or None
@@ -32,50 +32,54 @@ def slice_parts(
     targets: jax.Array,
     temperature: jax.Array,
     support: Support | None,
-    way: Way,
-) -> Parts:
-    """What a slice of the vocabulary gives; arguments as of `Inputs`.
+    options: LogprobOptions,
+) -> SliceResult:
+    """The result for a slice of the vocabulary; arguments as in `Inputs`.
 
-    Differentiable once, in reverse mode, with respect to hidden and unembedding. m is a constant.
+    Differentiable once, in reverse mode, with respect to hidden and unembedding. m is not differentiated.
     """
-    targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile may be padded
-    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, None)), way)
+    targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile can be padded
+    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, None)), options)
 
 
-def slice_normaliser(hidden: jax.Array, unembedding: jax.Array, temperature: jax.Array, way: Way) -> Normaliser:
-    """That of the slice alone, f32[M]. Has no derivative: gradients are zero."""
+def slice_normaliser(
+    hidden: jax.Array, unembedding: jax.Array, temperature: jax.Array, options: LogprobOptions
+) -> Normaliser:
+    """The normaliser of the slice alone, f32[M]. Gradients are zero."""
     nowhere = jnp.full(hidden.shape[:1], -1, jnp.int32)
     arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, None))
-    parts = _forward(Inputs(*vary_together(*arrays)), way)[0]
+    parts = _forward(Inputs(*vary_together(*arrays)), options)[0]
     return Normaliser(parts.m, parts.log_l)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _parts(inputs: Inputs, way: Way) -> Parts:
-    return _forward(inputs, way)[0]
+def _parts(inputs: Inputs, options: LogprobOptions) -> SliceResult:
+    return _forward(inputs, options)[0]
 
 
-def _forward(inputs: Inputs, way: Way) -> tuple[Parts, tuple[Inputs, Parts]]:
-    def blocked(inputs: Inputs) -> Parts:
-        return finish(blocked_sums(inputs, way.softcap, _width(inputs, way)))
+def _forward(inputs: Inputs, options: LogprobOptions) -> tuple[SliceResult, tuple[Inputs, SliceResult]]:
+    def blocked(inputs: Inputs) -> SliceResult:
+        return finish(blocked_sums(inputs, options.softcap, _width(inputs, options)))
 
-    def pallas(inputs: Inputs, interpret: bool) -> Parts:
-        return finish(pallas_sums(inputs, plan(inputs, way.softcap, way.block_size, way.row_block, interpret)))
+    def pallas(inputs: Inputs, interpret: bool) -> SliceResult:
+        return finish(
+            pallas_sums(inputs, plan(inputs, options.softcap, options.block_size, options.row_block, interpret))
+        )
 
-    parts = _on_this_platform(blocked, pallas, way, inputs)
+    parts = _on_this_platform(blocked, pallas, options, inputs)
     return parts, (inputs, parts)
 
 
-def _backward(way: Way, saved: tuple[Inputs, Parts], cotangents: Parts) -> tuple[Inputs]:
-    def blocked(inputs: Inputs, parts: Parts, wanted: Cotangents) -> tuple[jax.Array, jax.Array]:
-        return blocked_gradients(inputs, parts, wanted, way.softcap, _width(inputs, way))
+def _backward(options: LogprobOptions, saved: tuple[Inputs, SliceResult], cotangents: SliceResult) -> tuple[Inputs]:
+    def blocked(inputs: Inputs, parts: SliceResult, wanted: Cotangents) -> tuple[jax.Array, jax.Array]:
+        return blocked_gradients(inputs, parts, wanted, options.softcap, _width(inputs, options))
 
-    def pallas(inputs: Inputs, parts: Parts, wanted: Cotangents, interpret: bool) -> tuple[jax.Array, jax.Array]:
-        of = plan(inputs, way.softcap, way.block_size, way.row_block, interpret)
+    def pallas(inputs: Inputs, parts: SliceResult, wanted: Cotangents, interpret: bool) -> tuple[jax.Array, jax.Array]:
+        of = plan(inputs, options.softcap, options.block_size, options.row_block, interpret)
         return pallas_gradients(inputs, parts, wanted, of)
 
     _, *of_rest = cotangents
-    d_hidden, d_unembedding = _on_this_platform(blocked, pallas, way, *saved, Cotangents(*of_rest))
+    d_hidden, d_unembedding = _on_this_platform(blocked, pallas, options, *saved, Cotangents(*of_rest))
     zero: Any = None
     return (Inputs(d_hidden, d_unembedding, zero, zero, zero, zero),)
 
@@ -83,15 +87,15 @@ def _backward(way: Way, saved: tuple[Inputs, Parts], cotangents: Parts) -> tuple
 _parts.defvjp(_forward, _backward)
 
 
-def _width(inputs: Inputs, way: Way) -> int:
-    return min(way.block_size or BLOCK_SIZE, inputs.unembedding.shape[0])
+def _width(inputs: Inputs, options: LogprobOptions) -> int:
+    return min(options.block_size or BLOCK_SIZE, inputs.unembedding.shape[0])
 
 
-def _on_this_platform(blocked: Any, pallas: Any, way: Way, inputs: Inputs, *rest: Any) -> Any:
-    """Call one of the two."""
+def _on_this_platform(blocked: Any, pallas: Any, options: LogprobOptions, inputs: Inputs, *rest: Any) -> Any:
+    """Call the implementation that the options or the platform ask for."""
     dtypes = {inputs.hidden.dtype, inputs.unembedding.dtype}
     no_kernel = inputs.hidden.shape[0] == 0 or {jnp.dtype(jnp.float16), jnp.dtype(jnp.float64)} & dtypes
-    return by_platform(blocked, pallas, "xla" if no_kernel else way.implementation, inputs, *rest)
+    return by_platform(blocked, pallas, "xla" if no_kernel else options.implementation, inputs, *rest)
 
 
 def check(
@@ -122,9 +126,7 @@ def check(
     if jnp.shape(temperature) not in ((), rows):
         raise ValueError(f"temperature must be a scalar or f32[{rows[0]}], found shape {list(jnp.shape(temperature))}")
     if isinstance(temperature, float | int) and not temperature > 0:
-        raise ValueError(
-            f"temperature must be above 0, found {temperature}; for greedy decoding take the argmax instead"
-        )
+        raise ValueError(f"temperature must be above 0, found {temperature}; for greedy decoding use the argmax")
     if support_floor is not None and support_floor.shape != rows:
         raise ValueError(f"support_floor must be f32[{rows[0]}], found shape {list(support_floor.shape)}")
     if not softcap >= 0:
@@ -137,7 +139,7 @@ def check(
 def rows_of(
     hidden: jax.Array, targets: jax.Array, temperature: float | jax.Array, support_floor: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """targets int32[M], temperature f32[M] and floor f32[M]; the latter two are constants in differentiation."""
-    temperatures = jnp.broadcast_to(jnp.asarray(temperature, wide(hidden)), hidden.shape[:1])
-    floor = None if support_floor is None else support_floor.astype(wide(hidden))
+    """targets int32[M], temperature f32[M] and floor f32[M], the latter two under stop_gradient."""
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, accumulation_dtype(hidden)), hidden.shape[:1])
+    floor = None if support_floor is None else support_floor.astype(accumulation_dtype(hidden))
     return targets.astype(jnp.int32), *jax.lax.stop_gradient((temperatures, floor))

@@ -1,17 +1,18 @@
-"""Both passes of `fused_logprob` over a slice of the vocabulary by Pallas kernels for TPU (Mosaic).
+"""Forward and backward pass of `fused_logprob` over a slice of the vocabulary as Pallas kernels for TPU (Mosaic).
 
-In interpret mode they run anywhere. The grids are (row blocks, vocabulary tiles), tiles innermost: a block of hidden
-states stays in VMEM while tiles of the unembedding pass.
+In interpret mode they run anywhere. The grids are (row blocks, vocabulary tiles), tiles innermost, so that a block of
+hidden states stays in VMEM over all tiles of the unembedding.
 
-Forward: the running sums of a row block are output blocks that keep their place while the tiles pass. Each of LANES
-lanes sums over every LANES-th token, so no tile needs a sum across lanes; the lanes are put together outside. The
-logits live in VMEM only.
+Forward: the running sums of a row block are output blocks that stay in VMEM over the tiles. Each of LANES lanes sums
+over every LANES-th token, so that no tile needs a reduction across lanes; the lanes are reduced outside. Logits stay in
+VMEM.
 
-Backward: for a block of the vocabulary a kernel makes the logits once more and writes their derivative, rounded to the
-dtype of the products, which XLA makes: see `blocked.gradients`. The kernel reads its tiles from the whole unembedding.
+Backward: for each block of the vocabulary, a kernel recomputes the logits and writes their derivative, rounded to the
+dtype of the products, which XLA computes: see `blocked.gradients`. The kernel reads its tiles from the whole
+unembedding.
 
-A last tile that is not full reads undefined rows of the unembedding: the forward pass excludes their columns, the
-backward pass never writes them back. Undefined rows of a last row block are never written back either.
+A partial last tile reads undefined rows of the unembedding: the forward pass excludes their columns, and the backward
+pass never writes them back. Undefined rows of the last row block are never written back either.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
     Cotangents,
     Inputs,
+    LogitSums,
     Normaliser,
-    Parts,
-    Sums,
+    SliceResult,
     Support,
     capped_logits,
     counted,
@@ -44,29 +45,29 @@ Array = jax.Array
 
 LANES = 128
 ROW_STEP = 32
-MAX_ROWS, ROW_BYTES = 1024, 8 * 2**20  # of a block of hidden states, which is held twice
-MAX_TILE, TILE_BYTES = 512, 4 * 2**20  # of a tile of the unembedding, which is held twice
+MAX_ROWS, ROW_BYTES = 1024, 8 * 2**20  # of a block of hidden states, which is double-buffered
+MAX_TILE, TILE_BYTES = 512, 4 * 2**20  # of a tile of the unembedding, which is double-buffered
 MAX_BLOCK, BLOCK_BYTES = 8192, 128 * 2**20  # of the derivative of a block's logits, in HBM
 MIB = 2**20
 
 
 class Plan(NamedTuple):
-    """What the kernels do and in which sizes; static."""
+    """Static sizes and options of the kernels."""
 
-    rows: int  # at a time
-    tile: int  # tokens at a time
-    block: int  # tokens of which the derivative of the logits is in HBM at a time, a multiple of tile
+    rows: int  # rows per block
+    tile: int  # tokens per tile
+    block: int  # tokens whose derivatives of logits are in HBM at a time, a multiple of tile
     softcap: float
-    turned: bool  # the kernels read the unembedding as [D, V]
+    transposed: bool  # whether the kernels read the unembedding as [D, V]
     interpret: bool
 
 
 def plan(
     inputs: Inputs, softcap: float, block_size: int | None, row_block: int | None, interpret: bool = False
 ) -> Plan:
-    """A plan that fits VMEM (some 40 MiB of it at most, for D up to 4,096) and fills the blocks evenly.
+    """A plan that fits VMEM (about 40 MiB at most, for D up to 4,096) with evenly filled blocks.
 
-    Each row block reads the whole unembedding, so it has as many rows as fit: 1,024 do as many operations per byte.
+    Each row block reads the whole unembedding, so a row block is as large as fits, to do more operations per byte.
     """
     (rows, width), vocabulary = inputs.hidden.shape, inputs.unembedding.shape[0]
     itemsize = max(inputs.hidden.dtype.itemsize, inputs.unembedding.dtype.itemsize)
@@ -79,18 +80,18 @@ def plan(
     most = block_size or min(MAX_BLOCK, BLOCK_BYTES // (rows * itemsize))
     tile = max(LANES, min(MAX_TILE, TILE_BYTES // (width * itemsize)) // LANES * LANES)
     tile = min(tile, pl.cdiv(min(vocabulary, most), LANES) * LANES)
-    # XLA for TPUs keeps the unembedding transposed where its rows had to be padded to whole lanes, and would copy it
+    # XLA for TPUs stores the unembedding transposed if its rows are not a multiple of the lanes, and would copy it
     # before every kernel that reads rows.
-    turned = width % LANES != 0
-    return Plan(min(rows, row_block), tile, evenly(vocabulary, most, tile), softcap, turned, interpret)
+    transposed = width % LANES != 0
+    return Plan(min(rows, row_block), tile, evenly(vocabulary, most, tile), softcap, transposed, interpret)
 
 
 class _Table(NamedTuple):
-    """Numbers of a row in columns of one f32[M, K], which HBM pads to 128 columns as it would a single one."""
+    """Per-row numbers as columns of one f32[M, K], since HBM pads each array [M, 1] to 128 columns anyway."""
 
     temperature: Array
     support: Support | None
-    parts: Parts | None = None
+    parts: SliceResult | None = None
     cotangents: Cotangents | None = None
 
 
@@ -110,18 +111,18 @@ def _unpacked(array: Array, has_support: bool, has_parts: bool) -> _Table:
     if has_support:
         floor, *whole = take(3)
         support = Support(floor, Normaliser(*whole))
-    return _Table(temperature, support, *((Parts(*take(4)), Cotangents(*take(3))) if has_parts else ()))
+    return _Table(temperature, support, *((SliceResult(*take(4)), Cotangents(*take(3))) if has_parts else ()))
 
 
 def _tile(
     of: Plan, first: Any, limit: Any, hidden: Any, tile: Any, targets: Any, table: _Table
 ) -> tuple[Inputs, Array, Array]:
-    """A tile's inputs, its logits f32[R, T] before the cap, and its tokens int32[1, T], of which `first` is the first.
+    """A tile's inputs, its logits f32[R, T] before the cap, and its tokens int32[1, T], the first of which is `first`.
 
     hidden, tile, targets: references to blocks in VMEM.
     """
     rows = Inputs(hidden[...], tile[...], targets[...], table.temperature, table.support, limit)
-    unembedding = rows.unembedding.T if of.turned else rows.unembedding
+    unembedding = rows.unembedding.T if of.transposed else rows.unembedding
     token = first + jax.lax.broadcasted_iota(jnp.int32, (1, of.tile), 1)
     return rows, products(rows.hidden, unembedding), token
 
@@ -129,7 +130,7 @@ def _tile(
 def _sums_kernel(
     place: Any, hidden: Any, tile: Any, targets: Any, table: Any, *outputs: Any, of: Plan, has_support: bool
 ) -> None:
-    """One tile for one row block. place: int32[2] in SMEM, of which the second is the size of the vocabulary."""
+    """One tile for one row block. place: int32[2] in SMEM; its second entry is the size of the vocabulary."""
     number = pl.program_id(1)
     numbers = _unpacked(table[...], has_support, has_parts=False)
     rows, logits, token = _tile(of, number * of.tile, place[1], hidden, tile, targets, numbers)
@@ -147,9 +148,9 @@ def _sums_kernel(
         l += exponential
         acc += exponential * shifted
         target_logit = jnp.where(token[:, group] == rows.targets, z[:, group], target_logit)
-    new = Sums(m, l, acc, target_logit)
+    new = LogitSums(m, l, acc, target_logit)
 
-    def write(sums: Sums) -> None:
+    def write(sums: LogitSums) -> None:
         for output, value in zip(outputs, sums, strict=True):
             output[...] = value
 
@@ -159,7 +160,7 @@ def _sums_kernel(
 
     @pl.when(number > 0)
     def _() -> None:
-        write(merge(Sums(*(output[...] for output in outputs)), new))
+        write(merge(LogitSums(*(output[...] for output in outputs)), new))
 
 
 def _dz_kernel(
@@ -180,13 +181,13 @@ class _Result(NamedTuple):
     columns: int
     width: int
     dtype: Any
-    of_rows: bool  # the same block for all tiles of a row block, not one for each
+    of_rows: bool  # one block for all tiles of a row block, instead of one per tile
 
 
 def _call(
     kernel: Any, name: str, of: Plan, inputs: Inputs, table: _Table, first: Any, tokens: int, results: list[_Result]
 ) -> list[Array]:
-    """Run a kernel over all rows and over `tokens` tokens, from tile number `first` on."""
+    """Run a kernel over all rows and `tokens` tokens, starting at tile `first`."""
     hidden, unembedding = inputs.hidden, inputs.unembedding
     (rows, width), vocabulary, packed = hidden.shape, unembedding.shape[0], _packed(table)
     grid = pl.cdiv(rows, of.rows), pl.cdiv(tokens, of.tile)
@@ -195,11 +196,11 @@ def _call(
     def of_rows(columns: int) -> pl.BlockSpec:
         return pl.BlockSpec((of.rows, columns), lambda r, t, place: (r, 0))
 
-    if of.turned:
+    if of.transposed:
         tiles = pl.BlockSpec((width, of.tile), lambda r, t, place: (0, place[0] + t))
     else:
         tiles = pl.BlockSpec((of.tile, width), lambda r, t, place: (place[0] + t, 0))
-    axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
+    axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary over the axes of the inputs
     return pl.pallas_call(
         partial(kernel, of=of, has_support=inputs.support is not None),
         out_shape=[jax.ShapeDtypeStruct((rows, r.columns), r.dtype, manual_axis_type=axes) for r in results],
@@ -226,11 +227,11 @@ def _call(
         ),
         interpret=of.interpret,
         name=name,
-    )(place, hidden, unembedding.T if of.turned else unembedding, inputs.targets[:, None], packed)
+    )(place, hidden, unembedding.T if of.transposed else unembedding, inputs.targets[:, None], packed)
 
 
 def _vmem(of: Plan, inputs: Inputs, results: list[_Result]) -> int:
-    """Bytes of VMEM that a kernel may take: its blocks twice, a turned copy, and some copies of a tile's logits."""
+    """VMEM limit in bytes: double-buffered blocks, a transposed copy, and some copies of a tile's logits."""
     hidden, unembedding = inputs.hidden, inputs.unembedding
     width = pl.cdiv(hidden.shape[1], LANES) * LANES
     blocks = of.rows * width * hidden.dtype.itemsize + of.tile * width * unembedding.dtype.itemsize
@@ -240,15 +241,17 @@ def _vmem(of: Plan, inputs: Inputs, results: list[_Result]) -> int:
     return max(16 * MIB, 3 * blocks + converted + 8 * of.rows * of.tile * 4 + 4 * MIB)
 
 
-def pallas_sums(inputs: Inputs, of: Plan) -> Sums:
-    """One pass over the slice; sums f32[M, LANES]."""
+def pallas_sums(inputs: Inputs, of: Plan) -> LogitSums:
+    """Sums f32[M, LANES] over the slice, in one pass."""
     table = _Table(inputs.temperature, inputs.support)
-    results = [_Result(LANES, LANES, jnp.float32, of_rows=True)] * len(Sums._fields)
-    return Sums(*_call(_sums_kernel, "fused_logprob_sums", of, inputs, table, 0, inputs.unembedding.shape[0], results))
+    results = [_Result(LANES, LANES, jnp.float32, of_rows=True)] * len(LogitSums._fields)
+    return LogitSums(
+        *_call(_sums_kernel, "fused_logprob_sums", of, inputs, table, 0, inputs.unembedding.shape[0], results)
+    )
 
 
-def pallas_gradients(inputs: Inputs, parts: Parts, cotangents: Cotangents, of: Plan) -> tuple[Array, Array]:
-    """The gradients with respect to hidden and unembedding; each block's logits are made once more."""
+def pallas_gradients(inputs: Inputs, parts: SliceResult, cotangents: Cotangents, of: Plan) -> tuple[Array, Array]:
+    """The gradients with respect to hidden and unembedding; the logits of each block are recomputed."""
     dtype = jnp.result_type(inputs.hidden, inputs.unembedding)
     table = _Table(inputs.temperature, inputs.support, parts, cotangents)
 

@@ -1,4 +1,4 @@
-"""The formula of `fused_logprob` in plain jax.numpy: builds all [M, V] logits. For tests and for reading."""
+"""The formula of `fused_logprob` in plain jax.numpy, with all [M, V] logits. For tests and for reading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reference_logprob(
     support_floor: jax.Array | None,
     softcap: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of the targets, and entropy, f32[M] each; arguments as of `fused_logprob`, temperature f32[M]."""
+    """Log-probability of the targets, and entropy, f32[M] each; arguments as in `fused_logprob`, temperature f32[M]."""
     sums = jnp.result_type(jnp.float32, hidden, unembedding)
     z = jnp.einsum("md,vd->mv", hidden, unembedding, preferred_element_type=sums)
     z = softcap * jnp.tanh(z / softcap) if softcap else z

@@ -1,4 +1,4 @@
-"""Importance ratio, clipped surrogate, its gradient and what was clipped, in one pass over [N, L]."""
+"""Importance ratio, clipped surrogate, its gradient and clip statistics, in one pass over [N, L]."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ def ratio_clip(
     mesh: AnyMesh | None = None,
     row_axis: Axis = "data",
 ) -> Clipped:
-    """Sums over rows of the clipped surrogate (PPO, 1707.06347), differentiable by `logp`, and of its statistics.
+    """Sum of the clipped surrogate over each row (PPO, 1707.06347), differentiable in `logp`, with statistics.
 
-    With d_t = logp_t - other_t on the tokens that count (weight not 0), bounded by +-20, and rho_t = exp(d_t), or
-    with `whole_row` on each of its tokens rho_t = exp(bounded mean (or sum) of d over the row) (GSPO, 2507.18071):
+    Let d_t = logp_t - other_t on the tokens that count (weight not 0), clipped to +-20. The ratio is rho_t = exp(d_t),
+    or with `whole_row`, for all tokens of a row, the exp of the clipped mean (or sum) of d (GSPO, 2507.18071):
 
         v_t = min(rho_t A_t, clip(rho_t, 1 - low, 1 + high) A_t),    at least dual A_t where A_t < 0 (1912.09729)
         value = sum_t value_weights_t v_t
 
-    The forward pass keeps one array for the backward pass, d value_n / d logp_nt, f32[N, L], so that is one product.
-    At a kink the derivative is that of JAX for the formula: the mean of both sides for each minimum, maximum and clip.
+    The forward pass saves one array for the backward pass, d value_n / d logp_nt, f32[N, L], so that the backward pass
+    is one product. At a kink the derivative is JAX's: the mean of both sides for each minimum, maximum and clip.
 
     Args:
-      logp, other: f32[N, L] log-probabilities under the policy and under the one that the ratio is against. With
-        `jax_enable_x64` all arrays may be float64, and then the result is; no Pallas kernel takes them.
+      logp, other: f32[N, L], log-probabilities under the policy and under the denominator of the ratio. With
+        `jax_enable_x64` all arrays can be float64, and the result is too; the Pallas kernel does not support float64.
       advantages: f32[N, L].
-      weights: f32[N, L], how much a token counts in the statistics; 0: not at all, and the token's other entries may
-        hold anything, even NaN.
+      weights: f32[N, L], weight of each token in the statistics. Where it is 0, the token's other entries are ignored,
+        even NaN.
       low, high, dual: clip range, a number or a traced scalar each; low in [0, 1], high >= 0, dual > 1 or None.
-      whole_row: one ratio for a row instead of one for a token. Static.
-      mean: of a row's log-ratios (the geometric mean of ratios), else their sum. Static.
-      value_weights: f32[N, L], weights in the value, where they are not `weights`.
-      implementation: "pallas", "xla", "reference" (the formula, left to JAX to differentiate) or None, as
-        `implementations` says; None is xla for rows of more than 16384 tokens, and float64 always.
-      row_block: rows at a time of the kernel, a multiple of 8; None for as many as fit, up to 256. Static.
-      mesh: the devices, where the types of the arrays do not name them (`partition.mesh_of`). Each works on its rows.
-      row_axis: mesh axis over which rows are cut, where the mesh has it and it divides N evenly.
+      whole_row: one ratio per row instead of one per token. Static.
+      mean: average a row's log-ratios (the geometric mean of ratios) instead of summing them. Static.
+      value_weights: f32[N, L], weight of each token in the value, if different from `weights`.
+      implementation: "pallas", "xla", "reference" (the formula, differentiated by JAX) or None, see `implementations`.
+        None is xla for rows of more than 16384 tokens; float64 is always xla.
+      row_block: rows per block of the kernel, a multiple of 8; None for as many as fit, up to 256. Static.
+      mesh: the devices, if the types of the arrays do not contain them (`partition.mesh_of`).
+      row_axis: mesh axis over which rows are sharded, if the mesh has it and it divides N evenly.
 
     Returns:
       `Clipped`: value, and statistics without gradient, f32[N] each.
-      Gradients by anything but `logp` are 0; there is no forward-mode derivative but of the reference.
+      Gradients with respect to anything but `logp` are 0. Only the reference has a forward-mode derivative.
 
     Raises:
-      ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
+      ValueError: shapes or dtypes do not match, a number is out of range, or the implementation is unknown.
 
     >>> logp, other = jnp.log(jnp.array([[0.3, 0.5]])), jnp.log(jnp.array([[0.2, 0.5]]))
     >>> found = ratio_clip(logp, other, jnp.array([[1.0, -1.0]]), jnp.ones((1, 2)))  # ratios 1.5, cut at 1.2, and 1
@@ -78,7 +78,7 @@ def ratio_clip(
     """
     _check(logp, other, advantages, weights, value_weights, low, high, dual, row_block)
     check_implementation(implementation)
-    # The bounds are made as in the formula, so that they round as there.
+    # The bounds are computed as in the formula, so that they round identically.
     bounds = Bounds(*(None if x is None else jnp.asarray(x, logp.dtype) for x in (1 - low, 1 + high, dual)))
     arrays, bounds = jax.lax.stop_gradient(((other, advantages, weights, value_weights), bounds))
     varying = vary_together(logp, *arrays, *bounds)
@@ -86,7 +86,7 @@ def ratio_clip(
     if implementation == "reference":
         found = reference_rows(*operands, whole_row=whole_row, mean=mean)
     else:
-        on_device = partial(_clipped, _Settings(whole_row, mean, implementation, row_block))
+        on_device = partial(_clipped, _StaticArguments(whole_row, mean, implementation, row_block))
         mesh = mesh_of(mesh, operands)
         if mesh is not None:
             rows = jax.P(dividing(mesh, row_axis, len(logp)))
@@ -97,8 +97,8 @@ def ratio_clip(
     return Clipped(*(x[:, 0] for x in statistics._replace(value=found.value)))
 
 
-class _Settings(NamedTuple):
-    """What is static."""
+class _StaticArguments(NamedTuple):
+    """Static arguments."""
 
     whole_row: bool
     mean: bool
@@ -107,12 +107,12 @@ class _Settings(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _clipped(settings: _Settings, *operands: Any) -> Clipped:
+def _clipped(settings: _StaticArguments, *operands: Any) -> Clipped:
     """f32[N, 1] each."""
     return _forward(settings, *operands)[0]
 
 
-def _forward(settings: _Settings, *operands: Any) -> tuple[Clipped, Array]:
+def _forward(settings: _StaticArguments, *operands: Any) -> tuple[Clipped, Array]:
     whole_row, mean, implementation, row_block = settings
     xla = partial(of_rows, whole_row=whole_row, mean=mean)
     pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
@@ -123,7 +123,7 @@ def _forward(settings: _Settings, *operands: Any) -> tuple[Clipped, Array]:
     return found, slope
 
 
-def _backward(settings: _Settings, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
+def _backward(settings: _StaticArguments, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
     return cotangents.value * slope, *(None,) * 5
 
 

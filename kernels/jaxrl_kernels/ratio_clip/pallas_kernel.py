@@ -1,8 +1,8 @@
 """`ratio_clip` as one Pallas kernel for TPU (Mosaic); in interpret mode it runs anywhere.
 
-The grid goes over blocks of whole rows, since a ratio of the row needs the row's sum before its first slope. Undefined
-rows of a last block that is not full are never written back, and no row reads another. The compiler may compute the
-inputs inside the kernel from what they are made of (masks, broadcast scales), so those need not be written first.
+The grid iterates over blocks of whole rows, because a ratio of the row needs the row's sum before its first slope.
+Undefined rows of a partial last block are never written back, and rows are independent. The compiler may fuse the
+computation of the inputs (masks, broadcast scales) into the kernel, so that they need not be materialised.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Array = jax.Array
 
 ROW_STEP = 8  # sublanes: the tile of float32
 MAX_ROWS = 256
-BLOCK_BYTES = 512 * 2**10  # of a block of one array: up to six of them, each held twice, and temporaries are in VMEM
-LONGEST = BLOCK_BYTES // (4 * ROW_STEP)  # tokens of a row of which ROW_STEP fit
+BLOCK_BYTES = 512 * 2**10  # of a block of one array; VMEM has up to six of them, double-buffered, and temporaries
+LONGEST = BLOCK_BYTES // (4 * ROW_STEP)  # longest row of which ROW_STEP fit in a block
 
 
 def default_rows(rows: int, length: int) -> int:
-    """Rows of a block: as many as fit, a multiple of ROW_STEP, or all of them."""
+    """Rows per block: as many as fit, a multiple of ROW_STEP or all of them."""
     most = min(MAX_ROWS, max(ROW_STEP, BLOCK_BYTES // (4 * max(length, 1)) // ROW_STEP * ROW_STEP))
     return min(rows, most)
 
 
 def _kernel(limits: Any, *refs: Any, has_dual: bool, **settings: Any) -> None:
-    """One block of rows. limits: f32[3] in SMEM, the bounds; a dual clip that is not used is 0 there."""
+    """One block of rows. limits: f32[3] in SMEM, the bounds; 0 in place of an unused dual clip."""
     *arrays, slope, statistics = refs
     logp, other, advantages, weights = (x[...] for x in arrays[:4])
     value_weights = arrays[4][...] if len(arrays) == 5 else None
@@ -58,7 +58,7 @@ def pallas_rows(
     row_block: int | None,
     interpret: bool,
 ) -> tuple[Array, Clipped]:
-    """As `rows.of_rows`."""
+    """The result of `rows.of_rows`, by the kernel."""
     N, L = logp.shape
     R = min(N, row_block or default_rows(N, L))
     limits = jnp.stack([*bounds[:2], jnp.zeros_like(bounds.low) if bounds.dual is None else bounds.dual])

@@ -1,4 +1,4 @@
-"""The formula of `ratio_clip` in plain jax.numpy, left to JAX to differentiate. For tests and for reading."""
+"""The formula of `ratio_clip` in plain jax.numpy, differentiated by JAX. For tests and for reading."""
 
 from __future__ import annotations
 

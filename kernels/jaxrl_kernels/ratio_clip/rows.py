@@ -1,4 +1,4 @@
-"""The arithmetic of `ratio_clip` on whole rows: the same in plain JAX and inside the Pallas kernel."""
+"""The arithmetic of `ratio_clip` on whole rows, shared by plain JAX and the Pallas kernel."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square finite in float32
+MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square is finite in float32
 
 
 class Clipped(NamedTuple):
-    """What `ratio_clip` finds for each row, f32[N] each; 0 for rows without a token that counts."""
+    """The results of `ratio_clip`, f32[N] each; 0 for rows without a token that counts."""
 
-    value: Array  # sum of the surrogate, each token by its weight in the value
-    ratio: Array  # sum of the ratios, each token by its weight, as all below
-    cut_low: Array  # weight of the tokens whose gradient the lower bound cut: ratio below, advantage < 0
-    cut_high: Array  # weight of those cut by the upper bound: ratio above, advantage > 0
-    kl: Array  # sum of k3 of the token log-ratios: estimates KL(other || policy) on samples of the policy, nats
-    max_ratio: Array  # of the tokens that count, whatever their weight
+    value: Array  # sum of the surrogate, weighted by the value's weights
+    ratio: Array  # sum of the ratios, weighted by `weights` like all below
+    cut_low: Array  # weight of the tokens clipped by the lower bound: ratio below, advantage < 0
+    cut_high: Array  # weight of the tokens clipped by the upper bound: ratio above, advantage > 0
+    kl: Array  # sum of k3 of the token log-ratios: estimates KL(other || policy) on samples of the policy, in nats
+    max_ratio: Array  # largest ratio of the tokens that count, unweighted
 
 
 class Bounds(NamedTuple):
-    """Of the ratio."""
+    """Bounds of the ratio."""
 
-    low: Any  # 1 - low of `ratio_clip`
-    high: Any  # 1 + high
-    dual: Any  # of the dual clip, or None
+    low: Any  # 1 - `low` of `ratio_clip`
+    high: Any  # 1 + `high` of `ratio_clip`
+    dual: Any  # the dual clip, or None
 
 
 def surrogate(ratio: Array, advantages: Array, bounds: Bounds) -> Array:
@@ -47,7 +47,8 @@ def bounded(log_ratio: Array) -> Array:
 def k3(log_ratio: Array) -> Array:
     """exp(-l) - 1 + l, never negative: J. Schulman, Approximating KL Divergence (2020).
 
-    By its series where |l| < 1/2: the terms cancel there, and Mosaic has no expm1. Exact to float32's rounding.
+    Computed by its series for |l| < 1/2, where the terms cancel, because Mosaic has no expm1. Exact up to float32
+    rounding.
     """
     series = jnp.full_like(log_ratio, -1 / math.factorial(9))
     for power in range(8, 1, -1):
@@ -66,17 +67,17 @@ def of_rows(
     whole_row: bool,
     mean: bool,
 ) -> tuple[Array, Clipped]:
-    """Slopes d value_n / d logp_nt, f32[R, L], and the statistics of each row, f32[R, 1] each; arrays f32[R, L].
+    """Slopes d value_n / d logp_nt, f32[R, L], and the results of each row, f32[R, 1] each, from arrays f32[R, L].
 
-    The slopes are forward derivatives of the formula itself, so at a kink they are those of JAX for the formula.
+    The slopes are forward-mode derivatives of the formula, so at a kink they agree with JAX.
     """
     counts = weights != 0
-    # What does not count may be NaN.
+    # Entries of tokens that do not count can be NaN.
     difference, advantages = (jnp.where(counts, x, 0.0) for x in (logp - other, advantages))
     of_value = weights if value_weights is None else jnp.where(counts, value_weights, 0.0)
     d, d_by_logp = jax.jvp(bounded, (difference,), (counts.astype(difference.dtype),))
 
-    def total(x: Array) -> Array:
+    def row_sum(x: Array) -> Array:
         return jnp.sum(x, axis=1, keepdims=True)
 
     def value_at(exponent: Array) -> tuple[Array, Array]:
@@ -85,19 +86,19 @@ def of_rows(
 
     exponent = d
     if whole_row:
-        number = total(counts.astype(d.dtype))
+        number = row_sum(counts.astype(d.dtype))
         size = jnp.maximum(number, 1.0) if mean else jnp.ones_like(number)
-        s, s_by_total = jax.jvp(bounded, (total(d) / size,), (1 / size,))
+        s, s_by_sum = jax.jvp(bounded, (row_sum(d) / size,), (1 / size,))
         exponent = jnp.where(counts, s, 0.0)
     value, by_exponent, ratio = jax.jvp(value_at, (exponent,), (jnp.ones_like(exponent),), has_aux=True)
     slope = of_value * by_exponent
-    # Through the row's sum each of its tokens moves the ratio of all.
-    slope = d_by_logp * (total(slope) * s_by_total if whole_row else slope)
+    # With one ratio per row, each token changes the ratio of all tokens.
+    slope = d_by_logp * (row_sum(slope) * s_by_sum if whole_row else slope)
     return slope, Clipped(
-        value=total(of_value * value),
-        ratio=total(weights * ratio),
-        cut_low=total(jnp.where((ratio < bounds.low) & (advantages < 0), weights, 0.0)),
-        cut_high=total(jnp.where((ratio > bounds.high) & (advantages > 0), weights, 0.0)),
-        kl=total(weights * k3(d)),
+        value=row_sum(of_value * value),
+        ratio=row_sum(weights * ratio),
+        cut_low=row_sum(jnp.where((ratio < bounds.low) & (advantages < 0), weights, 0.0)),
+        cut_high=row_sum(jnp.where((ratio > bounds.high) & (advantages > 0), weights, 0.0)),
+        kl=row_sum(weights * k3(d)),
         max_ratio=jnp.max(jnp.where(counts, ratio, 0.0), axis=1, keepdims=True, initial=0.0),
     )

@@ -1,4 +1,4 @@
-"""Tokens drawn from hidden states or logits, with log-probability and entropy, in one pass over the vocabulary."""
+"""Draw tokens from hidden states or logits, with log-probability and entropy, in one pass over the vocabulary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import check_implementation
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of
-from jaxrl_kernels.sample.dispatch import Way, check
+from jaxrl_kernels.sample.dispatch import SampleOptions, check
 from jaxrl_kernels.sample.from_logits import sample_logits
 from jaxrl_kernels.sample.noise import BLOCK, row_keys
 from jaxrl_kernels.sample.reference import reference_sample
@@ -34,7 +34,7 @@ def fused_sample(
     row_axis: Axis = "data",
     vocab_axis: Axis = "tensor",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draw a token for each row in one pass over the vocabulary, without large arrays of logits or noise.
+    """Draw a token for each row in one pass over the vocabulary, without [N, V] arrays of logits or noise.
 
     With `cap(x) = softcap * tanh(x / softcap)`, the token is drawn from `p = softmax(z)` over the allowed tokens,
     `z = cap(hidden @ unembedding.T) / temperature`; `logp = log p_token` and `entropy = -sum_v p_v log p_v` are of that
@@ -45,44 +45,44 @@ def fused_sample(
     the Gumbel-max theorem P(b) = exp(s_b) / sum_b' exp(s_b') and P(v | b) = exp(z_v - s_b), whose product is
     softmax(z)_v: the law is exact, for V / 128 + 128 random numbers a row instead of V.
 
-    The noise g1 of a block and g2 of a token depends on the row's counters and the block's or token's index alone: see
-    `noise.py` for the generator and for its resolution, 2^-31 in the tail. Batch, slot, tile sizes, sharding and
-    platform do not change a bit of the random words. They may change the rounding of a matrix product, of a sum or of a
-    logarithm, and with it a token whose score is that close to another's: scores closer than d are met in a fraction of
-    about d of the draws, and d is some 1e-6 in float32 (more for logits beyond 100, as they are rounded themselves).
+    The noise g1 of a block and g2 of a token is keyed on the row's counters and the block's or token's index alone: see
+    `noise.py` for the generator and for its resolution, 2^-31 in the tail. The random words do not depend on batch,
+    slot, tile sizes, sharding or platform. These can change the rounding of a matrix product, a sum or a logarithm, and
+    thus the token if two scores are that close: a fraction of about d of the draws has scores closer than d, which is
+    about 1e-6 in float32 (more for logits above 100, which are themselves rounded).
 
-    On a mesh each device works on its rows and its slice of the vocabulary: see `sharded`. No block of 128 tokens may
-    be cut, so pad the unembedding to a multiple of 128 tokens a device, and pass vocab_size: otherwise every device
+    On a mesh each device works on its rows and its slice of the vocabulary: see `sharded`. Blocks of 128 tokens cannot
+    be split, so pad the unembedding to a multiple of 128 tokens per device and pass vocab_size; otherwise every device
     draws from the whole vocabulary.
 
-    Has no derivative: gradients are zero. Use `fused_logprob` on the token.
+    Gradients are zero. Use `fused_logprob` for the token's log-probability with a gradient.
 
     Args:
-      hidden: [N, D] final hidden states, float32 or bfloat16 (products are summed in float32).
-      unembedding: [V, D], a row for each token, float32 or bfloat16; a tied embedding is passed as it is.
+      hidden: [N, D] final hidden states, float32 or bfloat16 (products accumulate in float32).
+      unembedding: [V, D], a row for each token, float32 or bfloat16; pass a tied embedding as it is.
       counters: uint32[N, 4], (seed, prompt id, sample number, position) of each row. Rows with equal counters get
         equal noise; other integer dtypes are taken modulo 2^32.
       temperature: >= 0, a scalar or f32[N]; 0 is greedy.
-      softcap: 0 for none, else the bound of the logits before temperature (Gemma 2). Static.
-      allowed: bool[N, V], or int8[N, V] with 0 for forbidden, which spares the kernel a copy; None allows everything.
-        A logit of -inf (or below -1e30) forbids its token too.
-      vocab_size: tokens from this one on are padding and never drawn; None if there are none. Static.
-      implementation: "pallas" (nothing of size V in memory), "xla", "reference" (builds [N, V]) or None, as
-        `implementations` says.
-      block_size: tokens of the vocabulary at a time, a multiple of 128. None for up to 1024 (pallas) or 4096 (xla,
-        which then also makes up to 2^22 logits, 16 MiB, by one product, and larger ones 4096 tokens at a time; with
-        a number it makes no logits but those of a tile). Static; changes speed and memory only.
-      row_block: rows at a time of the kernel, a multiple of 32; None for up to 256. Static.
-      mesh: the devices, where the types of the arrays do not name them (`partition.mesh_of`).
-      row_axis, vocab_axis: mesh axes over which rows and vocabulary are cut, where the mesh has them and they divide N
+      softcap: bound of the logits before temperature (Gemma 2); 0 for none. Static.
+      allowed: bool[N, V], or int8[N, V] with 0 for forbidden, which saves the kernel a copy; None allows all tokens. A
+        logit of -inf (or below -1e30) forbids its token too.
+      vocab_size: tokens from this one on are padding and never drawn; None: no padding. Static.
+      implementation: "pallas" (no array of size V), "xla", "reference" (allocates [N, V]) or None, see
+        `implementations`.
+      block_size: tokens of the vocabulary per tile, a multiple of 128. None for up to 1024 (pallas) or 4096 (xla, which
+        then computes up to 2^22 logits, 16 MiB, in one product, and more of them in tiles of 4096 tokens; with a
+        number, it always computes one tile at a time). Static; changes speed and memory only.
+      row_block: rows per block of the kernel, a multiple of 32; None for up to 256. Static.
+      mesh: the devices, if the types of the arrays do not contain them (`partition.mesh_of`).
+      row_axis, vocab_axis: mesh axes over which rows and vocabulary are sharded, if the mesh has them and they divide N
         and V / 128 evenly.
 
     Returns:
-      token int32[N], logp f32[N] and entropy f32[N] (in nats). Where nothing is allowed: -1, -inf and 0. Where a logit
-      is NaN or inf: -1, NaN and NaN.
+      token int32[N], logp f32[N] and entropy f32[N] (in nats). If no token is allowed: -1, -inf and 0. If a logit is
+      NaN or inf: -1, NaN and NaN.
 
     Raises:
-      ValueError: shapes or dtypes do not fit, a number is out of range, or the implementation is not known.
+      ValueError: shapes or dtypes do not match, a number is out of range, or the implementation is unknown.
 
     >>> hidden, unembedding = jnp.ones((2, 1)), jnp.log(jnp.array([[1.0], [2.0], [1.0]]))
     >>> counters = jnp.array([[0, 7, 0, 0], [0, 7, 1, 0]], jnp.uint32)
@@ -103,13 +103,15 @@ def fused_sample(
         arrays = hidden, unembedding, keys, temperatures, allowed
         return reference_sample(*jax.lax.stop_gradient(arrays), float(softcap))
     arrays = hidden, unembedding, keys, temperatures, allowed
-    way = Way(float(softcap), implementation, block_size, row_block, vocab_size)
+    options = SampleOptions(float(softcap), implementation, block_size, row_block, vocab_size)
     mesh = mesh_of(mesh, arrays)
     if mesh is None:
-        return by_whole(*arrays, way)
+        return by_whole(*arrays, options)
     rows, cut = dividing(mesh, row_axis, N), None if V % BLOCK else dividing(mesh, vocab_axis, V // BLOCK)
-    on_device = partial(by_whole, way=way) if cut is None else partial(by_slices, way=way, axis_name=cut)
+    on_device = (
+        partial(by_whole, options=options) if cut is None else partial(by_slices, options=options, axis_name=cut)
+    )
     specs = jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut)
-    # Interpret mode does not know of varying axes.
+    # Interpret mode does not track varying axes.
     track = implementation != "pallas"
     return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=jax.P(rows), check_vma=track)(*arrays)

@@ -1,4 +1,4 @@
-"""Which implementation works on a slice of the vocabulary, and what all of them ask of their arguments."""
+"""Choice of the implementation for a slice of the vocabulary, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxrl_kernels.partition import vary_together
 from jaxrl_kernels.sample.blocked import blocked_sums
 from jaxrl_kernels.sample.noise import BLOCK
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
-from jaxrl_kernels.sample.tile import Sums
+from jaxrl_kernels.sample.tile import DrawSums
 
 BLOCK_SIZE = 4096  # of "xla"; see the docstring of `fused_sample`
-AT_ONCE = 4 * 2**20  # logits, 16 MiB: "xla" makes up to as many by one product, unless a block size is given
+AT_ONCE = 4 * 2**20  # logits, 16 MiB: "xla" computes up to this many in one product, unless block_size is given
 
 
-class Way(NamedTuple):
-    """How tokens are drawn; static."""
+class SampleOptions(NamedTuple):
+    """Static options of the implementations."""
 
     softcap: float
     implementation: str | None  # "pallas", "xla" or None
@@ -34,22 +34,22 @@ def local_sums(
     keys: jax.Array,
     temperature: jax.Array,
     allowed: jax.Array | None,
-    way: Way,
+    options: SampleOptions,
     offset: Any = 0,
     limit: Any = None,
-) -> Sums:
-    """Sums over a slice of the vocabulary, the tokens offset, offset + 1, ... of which the first `limit` count."""
-    # Sampling has no derivative, and a kernel no rule for one.
+) -> DrawSums:
+    """Sums over the first `limit` tokens of a slice of the vocabulary, which starts at token `offset`."""
+    # Sampling is not differentiated, and a Pallas kernel has no differentiation rule.
     hidden, unembedding, temperature = jax.lax.stop_gradient((hidden, unembedding, temperature))
     offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)
     operands = vary_together(hidden, unembedding, keys, temperature, allowed, offset, limit)
 
     def blocked(
         hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, offset: Any, limit: Any
-    ) -> Sums:
+    ) -> DrawSums:
         arrays = hidden, unembedding, keys, temperature, allowed
-        at_once = way.block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
-        return blocked_sums(*arrays, way.softcap, way.block_size or BLOCK_SIZE, at_once, offset, limit)
+        at_once = options.block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
+        return blocked_sums(*arrays, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
 
     def pallas(
         hidden: Any,
@@ -61,11 +61,11 @@ def local_sums(
         limit: Any,
         *,
         interpret: bool,
-    ) -> Sums:
+    ) -> DrawSums:
         arrays = hidden, unembedding, keys, temperature, allowed
-        return pallas_sums(*arrays, way.softcap, way.block_size, way.row_block, offset, limit, interpret)
+        return pallas_sums(*arrays, options.softcap, options.block_size, options.row_block, offset, limit, interpret)
 
-    return by_platform(blocked, pallas, way.implementation if hidden.shape[0] else "xla", *operands)
+    return by_platform(blocked, pallas, options.implementation if hidden.shape[0] else "xla", *operands)
 
 
 def check(
@@ -105,7 +105,7 @@ def check(
 def check_rows(
     rows: int, vocabulary: int, counters: jax.Array, temperature: float | jax.Array, allowed: jax.Array | None
 ) -> None:
-    """Raise a ValueError if one of these does not fit N rows and V tokens."""
+    """Raise a ValueError if an argument does not match N rows and V tokens."""
     if counters.shape != (rows, 4) or not jnp.issubdtype(counters.dtype, jnp.integer):
         raise ValueError(
             f"counters must be uint32[{rows}, 4] (seed, prompt id, sample number, position), "

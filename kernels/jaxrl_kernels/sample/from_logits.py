@@ -17,27 +17,27 @@ def sample_logits(
     temperature: float | jax.Array = 1.0,
     allowed: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draw a token for each row of logits: the token that `fused_sample` draws from hidden states with these logits.
+    """Draw a token for each row of logits, the same that `fused_sample` draws from hidden states with these logits.
 
     With z = logits / temperature, the token is drawn from p = softmax(z) over the allowed tokens; rows of temperature 0
     take the most probable one (the lowest of several), and z is then not divided. `logp = log p_token` and
     `entropy = -sum_v p_v log p_v`. The noise is that of `fused_sample`.
 
-    Plain JAX, and no loop over the vocabulary: logits may be sharded by the compiler over rows and over V. Where the
-    slices of V are multiples of 128, no device gathers the logits. Has no derivative: gradients are zero.
+    Plain JAX without a loop over the vocabulary, so the compiler can shard logits over rows and over V. If the slices
+    of V are multiples of 128, no device gathers the logits. Gradients are zero.
 
     Args:
       logits: f32[N, V], after any softcap. -inf (or below -1e30) forbids a token.
-      counters: uint32[N, 4], (seed, prompt id, sample number, position) of each row, as of `fused_sample`.
+      counters: uint32[N, 4], (seed, prompt id, sample number, position) of each row, as in `fused_sample`.
       temperature: >= 0, a scalar or f32[N]; 0 is greedy.
       allowed: bool[N, V], or int8[N, V] with 0 for forbidden; None allows everything.
 
     Returns:
-      token int32[N], logp f32[N] and entropy f32[N] (in nats). Where nothing is allowed: -1, -inf and 0. Where a logit
-      is NaN or inf: -1, NaN and NaN.
+      token int32[N], logp f32[N] and entropy f32[N] (in nats). If no token is allowed: -1, -inf and 0. If a logit is
+      NaN or inf: -1, NaN and NaN.
 
     Raises:
-      ValueError: shapes or dtypes do not fit, or the temperature is negative.
+      ValueError: shapes or dtypes do not match, or the temperature is negative.
 
     >>> logits = jnp.log(jnp.array([[1.0, 2.0, 1.0]]))
     >>> token, logp, entropy = sample_logits(logits, jnp.zeros((1, 4), jnp.uint32), temperature=0.0)

@@ -1,9 +1,10 @@
 """Gumbel noise for one of N rows as a pure function of (seed, prompt id, sample number, position) and an index.
 
 A draw has two levels, blocks of BLOCK consecutive tokens and the tokens of one block, each with its own noise. The bits
-come from Threefry-2x32 with 20 rounds: additions, exclusive ors and rotations of 32-bit words, the same on every
-platform, in any order and from any tile. Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-1, 2, 3", SC 2011, section 4.2 and table 2 (rotations); the parity constant is that of Threefish (Skein 1.3).
+come from Threefry-2x32 with 20 rounds, which uses additions, exclusive ors and rotations of 32-bit words and so gives
+the same bits on every platform, in any order and for any tiling. Source: Salmon, Moraes, Dror and Shaw, "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011, section 4.2 and table 2 (rotations); the parity constant is that of
+Threefish (Skein 1.3).
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def bits_at(keys: Array, level: int, index: Array) -> Array:
 def gumbel(bits: Array) -> Array:
     """f32 standard Gumbel noise from uint32 words, one each; always finite.
 
-    -log(-log1p(-w)) with w = (k + 1/2) / 2^31 in (0, 1) from the upper 31 bits k, rounded to float32 and held below 1.
-    Large noise, which decides who is drawn, comes from small w, where float32 is finest: the step of w is 2^-31 there.
-    (With u = 1 - w near 1 instead, the step would be 2^-24 and the draws of a large flat vocabulary would tie.)
-    The noise lies in [-2.82, 22.19]: a block or, in its block, a token whose probability is below about 2^-31 of the
-    greatest may never be drawn, and a probability p carries a relative error of about 2^-32 / p.
+    -log(-log1p(-w)) with w = (k + 1/2) / 2^31 in (0, 1) from the upper 31 bits k, rounded to float32 and clipped below
+    1. Large noise, which decides the draw, comes from small w, where float32 is most precise: the spacing of w is 2^-31
+    there. (With u = 1 - w near 1 instead, the spacing would be 2^-24, and draws of a large flat vocabulary would tie.)
+    The noise is in [-2.82, 22.19]: a block, or a token within its block, whose probability is below about 2^-31 of the
+    largest is never drawn, and a probability p has a relative error of about 2^-32 / p.
     """
     w = (bits >> jnp.uint32(1)).astype(jnp.int32).astype(jnp.float32) * 2.0**-31 + 2.0**-32
     return -jnp.log(-jnp.log1p(-jnp.minimum(w, 1.0 - 2.0**-24)))

@@ -1,12 +1,11 @@
 """`fused_sample` as one Pallas kernel for TPU (Mosaic); in interpret mode it runs anywhere.
 
-The grid is (row blocks, vocabulary tiles), tiles innermost. The running sums of a row block are output blocks that keep
-their place while the tiles pass, so they stay in VMEM until the row block is done. The logits and the exponentials of a
-tile live in VMEM only. A last tile that is not full reads undefined rows of the unembedding: its columns past the end
-are excluded. Undefined rows of a last row block are never written back.
+The grid is (row blocks, vocabulary tiles), tiles innermost. The running sums of a row block are output blocks that stay
+in VMEM over its tiles. The logits and exponentials of a tile stay in VMEM. A partial last tile reads undefined rows of
+the unembedding, whose columns are excluded. Undefined rows of the last row block are never written back.
 
-Where D is not a multiple of 128, XLA may choose to keep the unembedding transposed and copy it before the kernel: a
-matrix that is used often is better padded by zeros, and the hidden states too.
+If D is not a multiple of 128, XLA can choose to store the unembedding transposed and copy it before the kernel. To
+avoid that, pad the unembedding and the hidden states with zeros.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxrl_kernels.sample.noise import BLOCK
-from jaxrl_kernels.sample.tile import Sums, adjusted, block_scores, merge, of_blocks, products
+from jaxrl_kernels.sample.tile import DrawSums, adjusted, block_scores, merge, of_blocks, products
 
 Array = jax.Array
 
-MAX_ROWS, ROW_STEP = 256, 32  # 32 sublanes: the tile of int8, which the mask comes in
+MAX_ROWS, ROW_STEP = 256, 32  # 32 sublanes: the tile of int8, the dtype of the mask
 MAX_TILE = 1024
-BUFFER_BYTES = 2 * 2**20  # of a block of hidden states or of the unembedding; each is held twice
+BUFFER_BYTES = 2 * 2**20  # of a block of hidden states or of the unembedding, each double-buffered
 
 
 def default_rows(rows: int, width: int, itemsize: int) -> int:
-    """Row block: as many rows as fit the buffer, since each row block reads the whole unembedding; evenly filled."""
+    """Rows per block: as many as fit, because each row block reads the whole unembedding; blocks are evenly filled."""
     most = min(MAX_ROWS, max(ROW_STEP, BUFFER_BYTES // (width * itemsize) // ROW_STEP * ROW_STEP))
     if rows <= most:
         return rows
@@ -39,30 +38,30 @@ def default_rows(rows: int, width: int, itemsize: int) -> int:
 
 
 def default_tile(width: int, itemsize: int) -> int:
-    """Vocabulary tile: the largest multiple of BLOCK that fits the buffer."""
+    """Tokens per tile: the largest multiple of BLOCK that fits the buffer."""
     return min(MAX_TILE, max(BLOCK, BUFFER_BYTES // (width * itemsize) // BLOCK * BLOCK))
 
 
-def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bool) -> Sums:
-    """As `tile.of_tile`, block after block: Mosaic has no cheap [N, T] to [N, T / BLOCK, BLOCK]."""
+def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bool) -> DrawSums:
+    """The result of `tile.of_tile`, block by block, because Mosaic cannot cheaply reshape to [N, T / BLOCK, BLOCK]."""
     blocks = [z[:, start : start + BLOCK] for start in range(0, z.shape[1], BLOCK)]
     column = jax.lax.broadcasted_iota(jnp.int32, (z.shape[0], len(blocks)), 1)
-    maxima = totals = acc = jnp.zeros(column.shape, jnp.float32)
+    block_m = block_l = acc = jnp.zeros(column.shape, jnp.float32)
     for number, block in enumerate(blocks):
         m = jnp.max(block, axis=1, keepdims=True)
         shifted = block - m
         exponential = jnp.exp(shifted)
-        maxima = jnp.where(column == number, m, maxima)
-        totals = jnp.where(column == number, jnp.sum(exponential, axis=1, keepdims=True), totals)
+        block_m = jnp.where(column == number, m, block_m)
+        block_l = jnp.where(column == number, jnp.sum(exponential, axis=1, keepdims=True), block_l)
         acc = jnp.where(column == number, jnp.sum(exponential * shifted, axis=1, keepdims=True), acc)
-    score = block_scores(maxima, totals, keys, temperature, first)
+    score = block_scores(block_m, block_l, keys, temperature, first)
     score = jax.lax.optimization_barrier(score) if interpret else score  # XLA compiles it: see `tile.of_tile`
     highest = jnp.max(score, axis=1, keepdims=True)
     best = jnp.min(jnp.where(score == highest, column, len(blocks)), axis=1, keepdims=True)
     logits = blocks[0]
     for number, block in enumerate(blocks[1:], 1):
         logits = jnp.where(best == number, block, logits)
-    return Sums(highest, first + best * BLOCK, logits, *of_blocks(maxima, totals, acc))
+    return DrawSums(highest, first + best * BLOCK, logits, *of_blocks(block_m, block_l, acc))
 
 
 def _kernel(
@@ -85,7 +84,7 @@ def _kernel(
     z = adjusted(products(hidden[...], tile[...]), temperature[...], permitted, softcap)
     new = of_tile(z, keys[...], temperature[...], place[0] + start, interpret)
 
-    def write(sums: Sums) -> None:
+    def write(sums: DrawSums) -> None:
         for output, value in zip(outputs, sums, strict=True):
             output[...] = value
 
@@ -95,7 +94,7 @@ def _kernel(
 
     @pl.when(number > 0)
     def _() -> None:
-        write(merge(Sums(*(output[...] for output in outputs)), new))
+        write(merge(DrawSums(*(output[...] for output in outputs)), new))
 
 
 def pallas_sums(
@@ -110,8 +109,8 @@ def pallas_sums(
     offset: Any = 0,
     limit: Any = None,
     interpret: bool = False,
-) -> Sums:
-    """As `blocked_sums`, by the kernel. A mask that is bool is copied to int8 first."""
+) -> DrawSums:
+    """The result of `blocked_sums`, by the kernel. A bool mask is converted to int8 first."""
     (rows, width), vocabulary = hidden.shape, unembedding.shape[0]
     itemsize = max(hidden.dtype.itemsize, unembedding.dtype.itemsize)
     row_block = min(rows, row_block or default_rows(rows, width, itemsize))
@@ -130,11 +129,11 @@ def pallas_sums(
     if allowed is not None:
         operands.append(allowed.astype(jnp.int8))
         specs.append(pl.BlockSpec((row_block, tile), lambda r, t: (r, t)))
-    axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
-    columns = [BLOCK if name == "logits" else 1 for name in Sums._fields]
+    axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary over the axes of the inputs
+    columns = [BLOCK if name == "logits" else 1 for name in DrawSums._fields]
     results = [
         jax.ShapeDtypeStruct((rows, n), jnp.int32 if name == "first" else jnp.float32, manual_axis_type=axes)
-        for name, n in zip(Sums._fields, columns, strict=True)
+        for name, n in zip(DrawSums._fields, columns, strict=True)
     ]
     found = pl.pallas_call(
         partial(_kernel, softcap=softcap, interpret=interpret),
@@ -146,4 +145,4 @@ def pallas_sums(
         interpret=interpret,
         name="fused_sample",
     )(*operands)
-    return Sums(*found)
+    return DrawSums(*found)

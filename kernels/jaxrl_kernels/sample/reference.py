@@ -1,4 +1,4 @@
-"""The formula of `fused_sample` in plain jax.numpy: builds all [N, V] logits and noise. For tests and for reading."""
+"""The formula of `fused_sample` in plain jax.numpy, with all [N, V] logits and noise. For tests and for reading."""
 
 from __future__ import annotations
 

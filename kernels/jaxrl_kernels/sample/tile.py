@@ -1,4 +1,4 @@
-"""What one tile of the vocabulary tells about each row, how tiles are put together, and the token at the end.
+"""Sums over one tile of the vocabulary, their merge over tiles, and the final draw of the token.
 
 The draw has two levels. Blocks b are BLOCK consecutive tokens, s_b = logsumexp_{v in b} z_v their total logit:
 
@@ -7,9 +7,10 @@ The draw has two levels. Blocks b are BLOCK consecutive tokens, s_b = logsumexp_
 By the Gumbel-max theorem P(b*) = exp(s_b*) / sum_b exp(s_b) and P(token | b*) = exp(z_token - s_b*), and the sum over
 blocks of exp(s_b) is that over tokens of exp(z_v): so P(token) = exp(z_token) / sum_v exp(z_v) = softmax(z)_token.
 
-As in `fused_logprob`, the largest logit m and l = sum_v exp(z_v - m) are kept apart, never as log-sum-exp, because
-z - m - log l is exact for the likeliest token however large the logits. A block's exponentials are taken against
-its own maximum m_b and rescaled for the row: one exponential a logit, and no block's sum depends on its tile.
+As in `fused_logprob`, the largest logit m and l = sum_v exp(z_v - m) are kept separately instead of as a logsumexp,
+because z - m - log l is exact for the most probable token however large the logits are. A block's exponentials are
+relative to its own maximum m_b and rescaled for the row: this takes one exponential per logit, and a block's sum does
+not depend on the tile.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gum
 Array = jax.Array
 
 
-class Sums(NamedTuple):
-    """What is known of each row after the tokens seen so far. z are logits after temperature."""
+class DrawSums(NamedTuple):
+    """Running sums of each row over the tokens processed so far. z are logits after temperature."""
 
     score: Array  # f32[N, 1]: max_b s_b + g1_b; in a greedy row max_b m_b
-    first: Array  # int32[N, 1]: the first token of the block that reaches it, the lowest one of several
+    first: Array  # int32[N, 1]: first token of the block with this score; the lowest in a tie
     logits: Array  # f32[N, BLOCK]: z of that block, EXCLUDED past the end of the vocabulary
     m: Array  # f32[N, 1]: max_v z_v
     l: Array  # f32[N, 1]: sum_v exp(z_v - m)
     acc: Array  # f32[N, 1]: sum_v exp(z_v - m) (z_v - m)
 
 
-class Drawn(NamedTuple):
-    """As `Sums` where the best block has given its token."""
+class SliceDraw(NamedTuple):
+    """`DrawSums` after the token is drawn in the best block."""
 
     score: Array
     token: Array  # int32[N, 1]
@@ -48,7 +49,7 @@ class Drawn(NamedTuple):
 
 
 def products(left: Array, right: Array) -> Array:
-    """f32[A, B]: the rows of left [A, D] times those of right [B, D], summed in float32."""
+    """f32[A, B]: left [A, D] @ right.T, right [B, D], accumulated in float32."""
     dtype = jnp.result_type(left, right)
     contract_last = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
@@ -66,30 +67,30 @@ def adjusted(logits: Array, temperature: Array, permitted: Array | None, softcap
     return jnp.maximum(z if permitted is None else jnp.where(permitted, z, EXCLUDED), EXCLUDED)
 
 
-def block_scores(maxima: Array, totals: Array, keys: Array, temperature: Array, first: Any) -> Array:
-    """f32[N, B]: s_b + g1_b for blocks of which the first one starts at token `first`, a multiple of BLOCK.
+def block_scores(block_m: Array, block_l: Array, keys: Array, temperature: Array, first: Any) -> Array:
+    """f32[N, B]: s_b + g1_b for consecutive blocks that start at token `first`, a multiple of BLOCK.
 
-    maxima: f32[N, B], m_b; totals: f32[N, B], sum_v exp(z_v - m_b); keys: uint32[N, 2]; temperature: f32[N, 1].
-    Greedy rows get m_b: the most probable token is in the block of the greatest maximum, not of the greatest sum.
+    block_m: f32[N, B], m_b; block_l: f32[N, B], sum_v exp(z_v - m_b); keys: uint32[N, 2]; temperature: f32[N, 1].
+    Greedy rows get m_b: the most probable token is in the block with the largest maximum, not the largest sum.
     """
     number = jax.lax.div(jnp.int32(first), jnp.int32(BLOCK)) + jax.lax.broadcasted_iota(
-        jnp.int32, (1, maxima.shape[1]), 1
+        jnp.int32, (1, block_m.shape[1]), 1
     )
-    # No noise brings an excluded block back: EXCLUDED + log(BLOCK) + noise is EXCLUDED in float32.
-    noisy = maxima + jnp.log(totals) + gumbel(bits_at(keys, OF_BLOCKS, number))
-    return jnp.where(temperature == 0, maxima, noisy)
+    # Noise cannot select an excluded block: EXCLUDED + log(BLOCK) + noise is EXCLUDED in float32.
+    noisy = block_m + jnp.log(block_l) + gumbel(bits_at(keys, OF_BLOCKS, number))
+    return jnp.where(temperature == 0, block_m, noisy)
 
 
-def of_blocks(maxima: Array, totals: Array, acc: Array) -> tuple[Array, Array, Array]:
+def of_blocks(block_m: Array, block_l: Array, acc: Array) -> tuple[Array, Array, Array]:
     """`m`, `l` and `acc` of rows, f32[N, 1], from those of their blocks, f32[N, B]."""
-    m = jnp.max(maxima, axis=1, keepdims=True)
-    shift = maxima - m
+    m = jnp.max(block_m, axis=1, keepdims=True)
+    shift = block_m - m
     scale = jnp.exp(shift)
-    l = jnp.sum(scale * totals, axis=1, keepdims=True)
-    return m, l, jnp.sum(scale * (acc + shift * totals), axis=1, keepdims=True)
+    l = jnp.sum(scale * block_l, axis=1, keepdims=True)
+    return m, l, jnp.sum(scale * (acc + shift * block_l), axis=1, keepdims=True)
 
 
-def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1) -> Sums:
+def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1) -> DrawSums:
     """Sums of one tile of T tokens, first, first + 1, ...; in plain JAX.
 
     z: f32[N, T], or f32[T, N] with axis 0 (static); the rest as of `block_scores`.
@@ -100,60 +101,60 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1
         padding[axis] = (0, -width % BLOCK)
         z = jnp.pad(z, padding, constant_values=EXCLUDED)
     blocks = z.reshape(*z.shape[:axis], z.shape[axis] // BLOCK, BLOCK, *z.shape[axis + 1 :])
-    maxima = jnp.max(blocks, axis=axis + 1, keepdims=True)
-    shifted = blocks - maxima
+    block_m = jnp.max(blocks, axis=axis + 1, keepdims=True)
+    shifted = blocks - block_m
     exponential = jnp.exp(shifted)
-    totals, acc = jnp.sum(exponential, axis=axis + 1), jnp.sum(exponential * shifted, axis=axis + 1)
-    maxima = jnp.squeeze(maxima, axis + 1)
+    block_l, acc = jnp.sum(exponential, axis=axis + 1), jnp.sum(exponential * shifted, axis=axis + 1)
+    block_m = jnp.squeeze(block_m, axis + 1)
     if axis == 0:
-        maxima, totals, acc = maxima.T, totals.T, acc.T
-    # A value in memory: a compiler that worked the formula out twice might round the maximum and its place apart.
-    score = jax.lax.optimization_barrier(block_scores(maxima, totals, keys, temperature, first))
+        block_m, block_l, acc = block_m.T, block_l.T, acc.T
+    # The barrier prevents recomputation, with which the maximum and its index could be rounded differently.
+    score = jax.lax.optimization_barrier(block_scores(block_m, block_l, keys, temperature, first))
     best = jnp.argmax(score, axis=1).astype(jnp.int32)
     index = best[:, None, None] if axis == 1 else best[None, None, :]
     logits = jnp.squeeze(jnp.take_along_axis(blocks, index, axis=axis), axis)
     highest = jnp.take_along_axis(score, best[:, None], axis=1)
     first_of_best = first + best[:, None] * BLOCK
-    return Sums(highest, first_of_best, logits if axis == 1 else logits.T, *of_blocks(maxima, totals, acc))
+    return DrawSums(highest, first_of_best, logits if axis == 1 else logits.T, *of_blocks(block_m, block_l, acc))
 
 
-def rescaled(sums: Sums | Drawn, m: Array) -> tuple[Array, Array]:
-    """`l` and `acc` for another m, which is not smaller."""
+def rescaled(sums: DrawSums | SliceDraw, m: Array) -> tuple[Array, Array]:
+    """`l` and `acc` relative to another m, which is not smaller."""
     shift = sums.m - m
     return jnp.exp(shift) * sums.l, jnp.exp(shift) * (sums.acc + shift * sums.l)
 
 
-def merge(a: Sums, b: Sums) -> Sums:
-    """Sums of the tokens of both, in any order."""
+def merge(a: DrawSums, b: DrawSums) -> DrawSums:
+    """Sums over the tokens of both, in any order."""
     take_b = (b.score > a.score) | ((b.score == a.score) & (b.first < a.first))
     score, first, logits = (jnp.where(take_b, new, old) for new, old in zip(b[:3], a[:3], strict=True))
     m = jnp.maximum(a.m, b.m)
-    (total_a, weighted_a), (total_b, weighted_b) = rescaled(a, m), rescaled(b, m)
-    return Sums(score, first, logits, m, total_a + total_b, weighted_a + weighted_b)
+    (l_a, acc_a), (l_b, acc_b) = rescaled(a, m), rescaled(b, m)
+    return DrawSums(score, first, logits, m, l_a + l_b, acc_a + acc_b)
 
 
 def token_of_block(logits: Array, first: Array, keys: Array, temperature: Array) -> tuple[Array, Array]:
-    """The token drawn in a block and its logit, int32[N, 1] and f32[N, 1].
+    """The token drawn in a block and its logit, int32[N, 1] and f32[N, 1]. The lowest token wins a tie.
 
     logits: f32[N, BLOCK], z of the block's tokens; first: int32[N, 1], its first token; keys: uint32[N, 2];
-    temperature: f32[N, 1]. The lowest token of several that tie.
+    temperature: f32[N, 1].
     """
     tokens = first + jax.lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
-    # Against the block's maximum, so that large logits do not round the noise away.
+    # Relative to the block's maximum, so that the noise is not lost to rounding with large logits.
     shifted = logits - jnp.max(logits, axis=1, keepdims=True)
     noise = gumbel(bits_at(keys, OF_TOKENS, tokens))
     best = jnp.argmax(jnp.where(temperature == 0, shifted, shifted + noise), axis=1, keepdims=True)
     return first + best.astype(jnp.int32), jnp.take_along_axis(logits, best, axis=1)
 
 
-def draw(sums: Sums, keys: Array, temperature: Array) -> Drawn:
+def draw(sums: DrawSums, keys: Array, temperature: Array) -> SliceDraw:
     """The token of each row's best block; keys: uint32[N, 2]; temperature: f32[N]."""
     token, logit = token_of_block(sums.logits, sums.first, keys, temperature[:, None])
-    return Drawn(sums.score, token, logit, sums.m, sums.l, sums.acc)
+    return SliceDraw(sums.score, token, logit, sums.m, sums.l, sums.acc)
 
 
-def finish(drawn: Drawn) -> tuple[Array, Array, Array]:
-    """(token int32[N], logp f32[N], entropy f32[N]) from what the whole vocabulary gives."""
+def finish(drawn: SliceDraw) -> tuple[Array, Array, Array]:
+    """(token int32[N], logp f32[N], entropy f32[N]) from the draw over the whole vocabulary."""
     _, token, logit, m, l, acc = (x[:, 0] for x in drawn)
     log_l = jnp.log(l)
     nothing = m <= EXCLUDED
