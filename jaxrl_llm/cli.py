@@ -29,7 +29,7 @@ from jaxrl_llm.options import (
     take,
 )
 from jaxrl_llm.runs.changes import ACCEPT
-from jaxrl_llm.streams import Lasting, let_go
+from jaxrl_llm.streams import FailsafeStream, send_to_null
 
 
 def train_command(arguments: list[str]) -> int:
@@ -104,22 +104,22 @@ def eval_command(arguments: list[str]) -> int:
     config = dataclasses.replace(run_config(args.model), **changes)
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
-        from jaxrl_llm.runs.evaluate import evaluate
+        from jaxrl_llm.runs.evaluate import evaluate_policy
         from jaxrl_llm.runs.inputs import encode_for
         from jaxrl_llm.runs.load_run import load_run
-        from jaxrl_llm.runs.record import describe
+        from jaxrl_llm.runs.metrics import accuracy_line
 
-        # What the run was given counts where nothing else is given here.
+        # Inputs that this command does not replace must still be those of the run.
         own = {} if args.rewards else {f"the reward {reward.name}": digest(reward) for reward in rewards}
         own |= {} if args.prompts or args.size else {"the held-out prompts": rows_digest(rows)}
         _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows)
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
-        result = evaluate(
+        result = evaluate_policy(
             policy, params, prompts, rewards, judge=config.eval_reward, samples=args.samples, temperature=temperature,
             max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128, seed=config.seed,
         )  # fmt: skip
-    print(describe(result.figures))
+    print(accuracy_line(result.figures))
     for k, value in result.figures.get("pass_at", {}).items():
         low, mean, high = (100 * value[name] for name in ("low", "value", "high"))
         print(f"pass@{k} {mean:.1f} % ({low:.1f} to {high:.1f})")
@@ -216,7 +216,7 @@ def algorithms_command(arguments: list[str]) -> int:
 
 
 def report_command(arguments: list[str]) -> int:
-    """Write a run's report.html again; --compare METHOD ... adds what other methods make of its last completions."""
+    """Write a run's report.html again; --compare METHOD ... adds the credit other methods give its last completions."""
     from jaxrl_llm.reporting import compare, logged_batch, write_report
 
     arguments, others = before(arguments, "--compare")
@@ -231,7 +231,7 @@ def report_command(arguments: list[str]) -> int:
 
 
 def export_command(arguments: list[str]) -> int:
-    """Write the trained model of a run, or any model, as a Hugging Face folder: whole, or not at all."""
+    """Write the trained model of a run, or any model, as a Hugging Face folder, all or nothing."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
@@ -299,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
         _complain("interrupted; a training run goes on with jaxrl train --resume RUN")
         return 130
     except BrokenPipeError:  # nobody reads the output any more
-        let_go(sys.stdout)
+        send_to_null(sys.stdout)
         return 1
     except (InputError, OSError) as error:
         if show:
@@ -326,11 +326,11 @@ def _one_line(text: str, most: int = 560) -> str:
 
 def _say(text: str) -> None:
     """Print what a run found: it has been a good one even if nobody reads it."""
-    print(text, file=Lasting(sys.stdout), flush=True)
+    print(text, file=FailsafeStream(sys.stdout), flush=True)
 
 
 def _complain(text: str) -> None:
-    print(text, file=Lasting(sys.stderr), flush=True)
+    print(text, file=FailsafeStream(sys.stderr), flush=True)
 
 
 def _unraisable(report: Any) -> None:

@@ -91,7 +91,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return plain[near[0]] if near else None
 
 
-def need(package: str, extra: str, why: str) -> InputError:
+def missing_package(package: str, extra: str, why: str) -> InputError:
     """The error for an optional package that is not installed."""
     return InputError(f"{why} needs the package {package!r}: pip install 'jaxrl_llm[{extra}]'")
 

@@ -12,7 +12,7 @@ _ARENAS = -8  # M_ARENA_MAX of mallopt
 _listening = False
 
 
-def keep_little() -> None:
+def limit_retained() -> None:
     """From now on keep little of what is freed. Calling it again changes nothing.
 
     Threads that start later take memory from one heap, and not each from its own, so that what one frees another can
@@ -30,10 +30,10 @@ def keep_little() -> None:
 
 def _heard(event: str, duration_secs: float, **_: str | int) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
-        give_back()
+        trim()
 
 
-def give_back() -> None:
+def trim() -> None:
     """Return the heap's free pages to the system.
 
     Between a rollout and an update the free parts of the one would stand beside the buffers of the other.

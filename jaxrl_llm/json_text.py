@@ -71,7 +71,7 @@ def read_object(path: Path) -> dict[str, Any]:
         text = data.decode("utf-8-sig")
         value = parse_json(text, lenient=True)
         if not isinstance(value, dict):
-            raise NotJson(f"a {kind_of(value)}, not an object")
+            raise NotJson(f"a {json_type(value)}, not an object")
         if not is_unicode(json.dumps(value, ensure_ascii=False)):
             raise NotJson('half of a surrogate pair, such as "\\ud800", which is no character')
     except UnicodeDecodeError:
@@ -125,7 +125,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def kind_of(value: Any) -> str:
+def json_type(value: Any) -> str:
     """What JSON calls a Python value's type."""
     names = {dict: "object", list: "list", str: "text", bool: "true or false", int: "number", float: "number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)

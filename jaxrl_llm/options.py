@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, nearest, need, require, shown, unknown
+from jaxrl_llm.errors import InputError, missing_package, nearest, require, shown, unknown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.signatures import options
@@ -130,7 +130,7 @@ def _tyro() -> Any:
     try:
         import tyro
     except ImportError:
-        raise need("tyro", "run", "the command line") from None
+        raise missing_package("tyro", "run", "the command line") from None
     return tyro
 
 
@@ -201,7 +201,7 @@ def _yaml(text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise need("pyyaml", "run", "reading a YAML file") from None
+        raise missing_package("pyyaml", "run", "reading a YAML file") from None
 
     class Loader(yaml.SafeLoader):
         """As safe, and a key that comes twice is an error, as it is in TOML."""

@@ -7,7 +7,7 @@ import os
 from typing import Any, TextIO
 
 
-class Lasting:
+class FailsafeStream:
     """A text stream that takes whatever is written: what its file cannot show is escaped, and once it fails, dropped.
 
     stream: where the text goes; None (standard output was closed before the start) drops everything.
@@ -50,10 +50,10 @@ class Lasting:
 
     def _lose(self) -> None:
         self.lost = True
-        let_go(self._stream)
+        send_to_null(self._stream)
 
 
-def let_go(stream: TextIO | None) -> None:
+def send_to_null(stream: TextIO | None) -> None:
     """Point a stream whose writes fail at the null device.
 
     What it still buffers would fail again when the interpreter ends, with a message and status 120.

@@ -49,12 +49,12 @@ class Transform:
     needs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.init, Start):
-            object.__setattr__(self, "init", Start(self.init))
+        if not isinstance(self.init, StateInit):
+            object.__setattr__(self, "init", StateInit(self.init))
 
 
 @dataclass(frozen=True)
-class Start:
+class StateInit:
     """A function that makes a state, called with facts of the run or without, whether it asks for them or not."""
 
     function: Callable[..., State]
@@ -240,7 +240,7 @@ class Objective:
         def total(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss_a, metrics_a = self.function(outputs, batch)
             loss_b, metrics_b = other.function(outputs, batch)
-            return loss_a + loss_b, both(metrics_a, metrics_b)
+            return loss_a + loss_b, merge_metrics(metrics_a, metrics_b)
 
         return Objective(total, self.needs | other.needs, in_turn(self.refresh, other.refresh))
 
@@ -263,10 +263,10 @@ class Objective:
         return self + (-1.0) * other
 
 
-def both(first: Metrics, second: Metrics) -> Metrics:
+def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     """All metrics of two terms; a name of the first is numbered in the second, so that neither hides the other.
 
-    >>> both({"kl": 1, "loss": 2}, {"kl": 3, "kl/2": 4})
+    >>> merge_metrics({"kl": 1, "loss": 2}, {"kl": 3, "kl/2": 4})
     {'kl': 1, 'loss': 2, 'kl/3': 3, 'kl/2': 4}
     """
     found = dict(first)

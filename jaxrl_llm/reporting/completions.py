@@ -32,7 +32,7 @@ background:none;color:inherit}
 """
 
 
-class Row(NamedTuple):
+class ShownRow(NamedTuple):
     """One sequence to be shown; n is the number of its real tokens."""
 
     about: str
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 class Completions:
     """What `show` gives: a notebook draws it, `print` writes it as plain text."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ShownRow, ...]
     tokenizer: Any
     by: str
     left_out: int  # rows of the batch that are not shown
@@ -73,7 +73,7 @@ class Completions:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        kind, limit = kind_of(self.by), typical_size(self.values().tolist())
+        kind, limit = shade_kind(self.by), typical_size(self.values().tolist())
         parts = [f"<p>{_legend(self.by, kind, limit)}{html.escape(self._range())}</p>"]
         for row in self.rows:
             body = "".join(self._elements(row, kind, limit))
@@ -82,7 +82,7 @@ class Completions:
         style = f"<style>{_STYLE}{style_rules(kind)}</style>"
         return f'<div class="jaxrl-completions show-{kind}">{style}{"".join(parts)}</div>'
 
-    def _elements(self, row: Row, kind: str, limit: float) -> Iterator[str]:
+    def _elements(self, row: ShownRow, kind: str, limit: float) -> Iterator[str]:
         """One element for each action and for each run of tokens between, in order."""
         actions = int(row.action.sum())
         head = actions if actions <= MOST_TOKENS else MOST_TOKENS * 3 // 4
@@ -141,10 +141,10 @@ def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) 
     numbers = {name: np.asarray(columns[name][:count]) for name in named}
     numbers["policy_step"] = step
     check_not_negative(tokens, real)
-    out: list[Row] = []
+    out: list[ShownRow] = []
     for n in range(count):
         own = {name: x[n][real[n]] for name, x in numbers.items()}
-        row = Row(_about(batch, n), tokens[n][real[n]], action[n][real[n]], own, 0)
+        row = ShownRow(_about(batch, n), tokens[n][real[n]], action[n][real[n]], own, 0)
         given = _leading(row)
         same = bool(out) and _leading(out[-1]) == given and np.array_equal(out[-1].ids[:given], row.ids[:given])
         out.append(row._replace(known_prompt=given) if same else row)
@@ -168,7 +168,7 @@ def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
     return out
 
 
-def kind_of(by: str) -> str:
+def shade_kind(by: str) -> str:
     """The kind of shade for a field."""
     if by.endswith(("logp", "support_floor")):
         return "logp"
@@ -194,12 +194,12 @@ def _about(batch: Trajectories, n: int) -> str:
     return ", ".join(said) + (", truncated" if bool(batch.truncated[n]) else "")
 
 
-def _leading(row: Row) -> int:
+def _leading(row: ShownRow) -> int:
     """How many tokens come before the first action."""
     return int(np.argmax(row.action)) if row.action.any() else len(row.ids)
 
 
-def _token(row: Row, i: int, text: str, by: str, kind: str, limit: float) -> str:
+def _token(row: ShownRow, i: int, text: str, by: str, kind: str, limit: float) -> str:
     """An element for an action; its title has the token, its id and its numbers."""
     value = float(row.numbers[by][i])
     level = round(LEVELS * float(np.clip(value / limit, -1.0, 1.0))) if np.isfinite(value) else 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.json_text import NotJson, check_regular, kind_of, not_text, parse_json, read_object
+from jaxrl_llm.json_text import NotJson, check_regular, json_type, not_text, parse_json, read_object
 
 _LONGEST = 2**28  # bytes of a line; what is longer is no line of ours, and would fill the memory
 
@@ -113,4 +113,4 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
         return None, not_text(line)
     except NotJson as error:
         return None, not_text(line, error.reason)
-    return (row, "") if isinstance(row, dict) else (None, f"a {kind_of(row)}, not a JSON object")
+    return (row, "") if isinstance(row, dict) else (None, f"a {json_type(row)}, not a JSON object")

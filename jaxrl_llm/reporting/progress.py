@@ -10,8 +10,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, TextIO, cast
 
-from jaxrl_llm.errors import InputError, need, shown
-from jaxrl_llm.streams import Lasting
+from jaxrl_llm.errors import InputError, missing_package, shown
+from jaxrl_llm.streams import FailsafeStream
 
 # (what is shown, metric key, format)
 _SHOWN = (
@@ -45,7 +45,7 @@ class Progress:
         if start_step > total_steps:
             raise InputError(f"{start_step} steps are done, more than the {total_steps} of the run: raise its steps")
         self._total, self._start, self._done = total_steps, start_step, start_step
-        self._stream = Lasting(sys.stdout if stream is None else stream)
+        self._stream = FailsafeStream(sys.stdout if stream is None else stream)
         self._plain = not self._stream.isatty() if plain is None else plain
         self._metrics: Mapping[str, Any] = {}
         self._began = time.monotonic()
@@ -56,7 +56,7 @@ class Progress:
             try:
                 from rich.console import Console
             except ImportError as error:
-                raise need("rich", "run", "the live progress bar") from error
+                raise missing_package("rich", "run", "the live progress bar") from error
             self._console = Console(file=cast(TextIO, self._stream), force_terminal=True)
 
     def __enter__(self) -> Progress:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.errors import InputError, missing_package, shown
 from jaxrl_llm.reporting.lines import iterate_completions
 from jaxrl_llm.reporting.shading import KINDS, LEVELS, shaded_tokens, style_rules
 from jaxrl_llm.reporting.statistics import as_number, thin, typical_size
@@ -52,7 +52,7 @@ def write_report(run_folder: Path, more: Mapping[str, str] | None = None) -> Pat
     try:
         import jinja2
     except ImportError as error:
-        raise need("jinja2", "run", "writing the report") from error
+        raise missing_package("jinja2", "run", "writing the report") from error
     folder = Path(run_folder)
     files = [folder / name for name in ("config.json", "summary.json", "metrics.jsonl", "completions.jsonl")]
     if not any(file.exists() for file in files):
@@ -220,7 +220,7 @@ def _svg(name: str, draw: Callable[[Any], None]) -> str:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise need("matplotlib", "run", "drawing the report's curves") from error
+        raise missing_package("matplotlib", "run", "drawing the report's curves") from error
     inks = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
     style: Any = dict.fromkeys(inks, _INK) | dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
     style |= {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 8, "axes.grid": True, "grid.alpha": 0.15}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.reporting.files import naming
 
 _HEAD, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
@@ -111,5 +111,5 @@ def _proto() -> Any:
     try:
         from tensorboardX.proto import event_pb2
     except ImportError as error:
-        raise need("tensorboardX", "run", "writing TensorBoard events") from error
+        raise missing_package("tensorboardX", "run", "writing TensorBoard events") from error
     return event_pb2

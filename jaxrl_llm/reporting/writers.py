@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.errors import InputError, missing_package, shown
 from jaxrl_llm.reporting.files import iterate_jsonl, naming, read_json, read_jsonl, truncate_jsonl
 from jaxrl_llm.reporting.tensorboard import EventFile, read_scalars
 
@@ -150,14 +150,14 @@ def check_writers(tensorboard: bool, wandb: str | None) -> None:
     wandb: the project, or None or "" to do without.
     """
     if tensorboard and not _installed("tensorboardX"):
-        raise need("tensorboardX", "run", "writing TensorBoard events")
+        raise missing_package("tensorboardX", "run", "writing TensorBoard events")
     if wandb:
         if not isinstance(wandb, str) or len(wandb) > 128 or set(wandb) & set("/\\#?%:"):
             raise InputError(
                 f"wandb is {shown(wandb)}, but must be a project's name: at most 128 characters, none of / \\ # ? % :"
             )
         if not _installed("wandb"):
-            raise need("wandb", "wandb", "logging to Weights & Biases")
+            raise missing_package("wandb", "wandb", "logging to Weights & Biases")
 
 
 class _AllOf:

@@ -108,7 +108,7 @@ def test_a_run_without_a_report_is_a_run(
     monkeypatch.setattr(loop, "write_report", fail)
     summary = loop.train(runs.small_config(tmp_path, steps=1, eval_size=0))
     assert summary["learned"]
-    assert "there is no report: writing the report needs the package 'matplotlib'" in caplog.text
+    assert "no report was written: writing the report needs the package 'matplotlib'" in caplog.text
 
 
 def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: Path) -> None:
@@ -310,4 +310,4 @@ def test_four_devices_train_evaluate_and_resume(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "4 cpu devices" in done.stdout
-    assert "going on from step 2" in done.stdout
+    assert "resuming from step 2" in done.stdout

@@ -254,7 +254,7 @@ def test_which_strategy_a_run_has() -> None:
     asks = algorithms.Algorithm(grpo.transform, grpo.objective, strategy=Partial(3.0))
     assert strategy_of(off, asks) == Partial(3.0)
     assert strategy_of(TrainConfig(oversample=1.5), asks) == Partial(1.5), "the run's settings win"
-    with pytest.raises(InputError, match=r"samples other prompts .* partial rollouts \(oversample, segment_tokens\)"):
+    with pytest.raises(InputError, match=r"resamples groups .* partial rollouts \(oversample, segment_tokens\)"):
         strategy_of(TrainConfig(oversample=2.0, algorithm="dapo"), dapo)
     assert strategy_of(TrainConfig(algorithm="dapo"), dapo) is None
 

@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(
     ours = [record.getMessage() for record in caplog.records if record.name == "jaxrl_llm.checkpoints"]
     assert len([message for message in ours if "is damaged and skipped" in message]) == 1
     said = capsys.readouterr().out
-    assert "going on from step 4" in said
+    assert "resuming from step 4" in said
     assert "a damaged checkpoint is now " in said
     assert files_of(run / "checkpoints-set-aside" / "6") == damaged
     assert_same_run(run, Path(unbroken.output))
@@ -203,7 +203,7 @@ CANNOT: dict[str, tuple[Callable[[Path], None], str]] = {
         edit(optimizer={"learning_rate": 0.5}),
         "learning_rate was 0.002, and is now 0.5",
     ),
-    "fewer steps": (edit(steps=3), "the checkpoint is of step 6, but steps is 3: raise it to go on"),
+    "fewer steps": (edit(steps=3), "the checkpoint is of step 6, but steps is 3: raise steps to resume"),
 }
 
 
@@ -280,7 +280,7 @@ def test_changed_inputs_are_refused_unless_they_are_accepted(
     run = Path(config.output)
     change(tmp_path)
     before = files_of(run)
-    with pytest.raises(InputError, match=f"not as when the checkpoint was written: ({said})") as caught:
+    with pytest.raises(InputError, match=f"changed since the checkpoint was written: ({said})") as caught:
         resumed(run)
     assert "--accept-changed-inputs" in str(caught.value)
     assert files_of(run) == before
