@@ -1,4 +1,4 @@
-"""Settings in frozen dataclasses, checked against their annotations: what a file or a script gives may be anything."""
+"""Runtime type checks of settings in frozen dataclasses, whose values may come from files or untyped scripts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "t
 
 
 def check_types(settings: Any, prefix: str = "") -> None:
-    """Check every field of a frozen dataclass against its annotation and store it in that type.
+    """Check every field of a frozen dataclass against its annotation, and convert it to that type.
 
-    Lists become tuples, paths become text, and scalars of NumPy become Python's. Known annotations are int, float
+    Lists become tuples, paths become strings, and NumPy scalars become Python's. Supported annotations are int, float
     (finite), str, bool, Literal, tuple[T, ...], dict[str, T], dataclasses, T | None and Any.
-    Raises InputError, which names the field with `prefix` in front, for a value of another type.
+    Raises InputError, naming the field with `prefix` in front, for a value of another type.
     """
     if wrong := coerce_fields(settings, prefix):
         gather(*(partial(raise_error, error) for error in wrong.values()))
 
 
 def coerce_fields(settings: Any, prefix: str = "") -> dict[str, InputError]:
-    """As `check_types`, and what is wrong, by the names of the fields, is not raise_error."""
+    """Like `check_types`, but returns the errors by field name instead of raising them."""
     hints, wrong = get_type_hints(type(settings)), dict[str, InputError]()
     for field in dataclasses.fields(settings):
         try:
@@ -40,12 +40,12 @@ def coerce_fields(settings: Any, prefix: str = "") -> dict[str, InputError]:
 
 
 def raise_error(error: InputError) -> None:
-    """Raise it: as a check for `gather`."""
+    """Raise the error; a check for `errors.gather`."""
     raise error
 
 
 def _coerce(value: Any, kind: Any, name: str) -> Any:
-    """The value as `kind`, or InputError."""
+    """The value converted to `kind`; InputError if it is of another type."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(value, np.generic):
         value = value.item()
@@ -89,7 +89,7 @@ def _coerce(value: Any, kind: Any, name: str) -> Any:
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer of hundreds of digits
         return math.inf
 
 

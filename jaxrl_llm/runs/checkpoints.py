@@ -238,7 +238,7 @@ class Checkpoints:
         return {**arrays, **{name: np.asarray(x) for name, x in got["arrays"].items()}}
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Move checkpoints newer than `step`, which the resumed run will write again, aside; returns their new paths."""
+        """Move aside checkpoints newer than `step`, which the resumed run will rewrite; returns their new paths."""
         moved = []
         for newer in [s for s in self.steps() if s > step]:
             aside = self.folder.with_name(f"{self.folder.name}-set-aside")

@@ -144,10 +144,11 @@ class TrainConfig:
     remat: bool = True
     """Recompute activations in the backward pass instead of storing them."""
     keep_projections: bool = False
-    """With remat, store the outputs of matrix products with weights and recompute only the rest: faster, more memory."""
+    """With remat, store the outputs of products with weight matrices and recompute only the rest: faster, more
+    memory."""
 
     eval_prompts: str | None = None
-    """Source of held-out prompts, given like `prompts`; by default the same source (another seed, or a held-out split)."""
+    """Held-out prompts, given like `prompts`; by default from the same source (another seed, or a held-out split)."""
     eval_size: int = 256
     """Number of held-out prompts; they are removed from the training prompts. 0 disables evaluation."""
     eval_every: int = 0

@@ -59,7 +59,7 @@ def read_inputs(config: TrainConfig, *, resume: bool = False) -> Iterator[Inputs
     checks += [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
     checks += [] if resume else [folder.check_free]
     with locked(folder.path) if resume else nullcontext():
-        with _told_from(seen_from):
+        with _with_folder_hint(seen_from):
             prompts, rewards, *_ = gather(*checks)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
             yield Inputs(prompts, rewards)
@@ -72,7 +72,7 @@ def _check_model(model: str) -> None:
 
 
 @contextmanager
-def _told_from(folder: str) -> Iterator[None]:
+def _with_folder_hint(folder: str) -> Iterator[None]:
     """Append to errors the folder that relative paths are resolved against, if it is not the working directory."""
     try:
         yield

@@ -25,7 +25,7 @@ STARTED_IN = "started_in"  # entry of config.json: the folder that relative path
 
 
 class RunFolder:
-    """Paths and small files of a run. JSON files are replaced atomically: a killed process leaves the old or new one."""
+    """Paths and small files of a run. JSON files are replaced atomically, so a kill leaves the old or the new one."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder)

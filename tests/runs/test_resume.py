@@ -203,7 +203,7 @@ CANNOT: dict[str, tuple[Callable[[Path], None], str]] = {
         edit(optimizer={"learning_rate": 0.5}),
         "learning_rate was 0.002, and is now 0.5",
     ),
-    "fewer steps": (edit(steps=3), "the checkpoint is of step 6, but steps is 3: raise steps to resume"),
+    "fewer steps": (edit(steps=3), "the checkpoint is of step 6, but steps is 3: raise steps"),
 }
 
 
