@@ -41,19 +41,18 @@ def train_command(arguments: list[str]) -> int:
     accept, arguments = flag(arguments, ACCEPT)
     if given is not None:
         if arguments:
-            raise InputError(f"--resume goes on with the run's own settings; remove {' '.join(arguments)}")
+            raise InputError(f"--resume uses the run's own settings; remove {' '.join(arguments)}")
         config = RunFolder(given).read_config()
     else:
         if accept:
-            raise InputError(f"{ACCEPT} is of --resume RUN: a new run takes its inputs as they are")
+            raise InputError(f"{ACCEPT} applies to --resume RUN only: remove it")
         described = (
-            f"{train_command.__doc__} --resume RUN goes on with a run that stopped, with the run's own settings; "
-            f"{ACCEPT} lets it, though its settings, prompts, rewards or model are not what they were. "
-            "--traceback shows where an error came from."
+            f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} resumes it even if its "
+            "settings, prompts, rewards or model have changed. --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
     with interruptible() as interrupted, read_inputs(config, resume=given is not None) as inputs:
-        from jaxrl_llm.runs.loop import train  # here: JAX takes seconds that an error in the inputs need not wait
+        from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
         stop_if(interrupted())
         summary = train(config, resume=given is not None, inputs=inputs, accept_changed_inputs=accept)
@@ -71,7 +70,7 @@ def eval_command(arguments: list[str]) -> int:
         prompts: str | None = None
         """Prompts, given as for jaxrl train; default: the run's held-out ones."""
         rewards: tuple[str, ...] | None = None
-        """Reward functions; the first says what is right. Default: the run's."""
+        """Reward functions; the first marks correct answers. Default: the run's."""
         size: int | None = None
         """Number of prompts."""
         samples: int = 1
@@ -81,7 +80,7 @@ def eval_command(arguments: list[str]) -> int:
         max_new_tokens: int | None = None
         """Longest completion."""
         output: str | None = None
-        """JSON file for the figures."""
+        """JSON file for the results."""
 
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__)
@@ -129,14 +128,14 @@ def eval_command(arguments: list[str]) -> int:
 
 
 def sample_command(arguments: list[str]) -> int:
-    """Print completions of prompts; on a terminal, a lone one as it is decoded."""
+    """Print completions of prompts; on a terminal, a single one is streamed."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
         model: Annotated[str, positional()]
         """A run's folder, or a model as for jaxrl train."""
         prompts: Annotated[tuple[str, ...], positional()]
-        """One or more prompts; chat models get them through their template."""
+        """One or more prompts; chat models apply their template."""
         samples: int = 1
         """Completions of each."""
         max_new_tokens: int = 128
@@ -154,9 +153,9 @@ def sample_command(arguments: list[str]) -> int:
         system_prompt: str | None = None
         """System message."""
         seed: int = 0
-        """Of the sampling."""
+        """Seed of the sampling."""
         jsonl: bool = False
-        """One JSON object a completion: prompt, sample, text, ended, tokens, mean_logp."""
+        """One JSON object per completion: prompt, sample, text, ended, tokens, mean_logp."""
         stats: bool = False
         """Tokens per second, time to the first token and occupancy, on stderr."""
 
@@ -274,8 +273,8 @@ def main(arguments: list[str] | None = None) -> int:
     show = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.raiseExceptions = False  # a warning that cannot be written is lost, and nothing else
-    for name in ("absl", "asyncio"):  # orbax logs, with tracebacks, what it raises as well
+    logging.raiseExceptions = False  # drop warnings that cannot be written
+    for name in ("absl", "asyncio"):  # orbax logs errors, with tracebacks, that it raises too
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable
@@ -294,11 +293,11 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        if as_command:  # one more would end what ends now with a traceback
+        if as_command:  # a further Ctrl-C during exit would print a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _complain("interrupted; a training run goes on with jaxrl train --resume RUN")
+        _complain("interrupted; resume a training run with jaxrl train --resume RUN")
         return 130
-    except BrokenPipeError:  # nobody reads the output any more
+    except BrokenPipeError:  # the reader of the output has gone
         send_to_null(sys.stdout)
         return 1
     except (InputError, OSError) as error:
@@ -310,22 +309,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _message(error: Exception) -> str:
-    """What an error says; of a full disk, what to do."""
+    """The message of an error; for a full disk, with what to do."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"no space left to write {error.filename or 'a file of the run'}: free some, then go on with --resume"
+        return f"no space left to write {error.filename or 'a file of the run'}: free some, then resume with --resume"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or 'a file'}"
     return str(error)
 
 
 def _one_line(text: str, most: int = 560) -> str:
-    """A message on one line; of one that repeats a name of thousands of letters, the beginning and the end."""
+    """A message on one line; a very long one, e.g. with a name of thousands of letters, is cut in the middle."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 250]} ... {text[-240:]}"
 
 
 def _say(text: str) -> None:
-    """Print what a run found: it has been a good one even if nobody reads it."""
+    """Print a result; a failing standard output is ignored."""
     print(text, file=FailsafeStream(sys.stdout), flush=True)
 
 
@@ -334,7 +333,7 @@ def _complain(text: str) -> None:
 
 
 def _unraisable(report: Any) -> None:
-    """Print what cannot be raised, but for echoes of reads and writes that failed: their own error was raised."""
+    """Print unraisable errors, except those that follow from failed reads and writes, which were raised already."""
     closed = isinstance(report.exc_value, RuntimeError) and "Event loop is closed" in str(report.exc_value)
     if not closed and not inspect.iscoroutine(report.object):
         sys.__unraisablehook__(report)

@@ -590,7 +590,7 @@ def test_an_interrupt_says_how_to_go_on(
 
     monkeypatch.setattr(loop, "train", stop)
     assert main(["train"]) == 130
-    assert "goes on with jaxrl train --resume RUN" in capsys.readouterr().err
+    assert "resume a training run with jaxrl train --resume RUN" in capsys.readouterr().err
 
 
 def test_the_installed_command_ends_with_its_status() -> None:

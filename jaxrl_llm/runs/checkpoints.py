@@ -272,6 +272,6 @@ def _not_saved(folder: Path, step: int | None, error: Exception) -> InputError:
     if len(reason) > 200:  # keep both ends: the operation, and the system's error
         reason = f"{reason[:90]} ... {reason[-100:]}"
     return InputError(
-        f"{what} could not be written to {folder} ({reason}): free space there, then go on with --resume; "
-        "the checkpoints before it are whole"
+        f"{what} could not be written to {folder} ({reason}): free space there, then resume with --resume; "
+        "earlier checkpoints are intact"
     )
