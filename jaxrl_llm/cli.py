@@ -47,7 +47,7 @@ def train_command(arguments: list[str]) -> int:
         if accept:
             raise InputError(f"{ACCEPT} applies to --resume RUN only: remove it")
         described = (
-            f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} resumes it even if its "
+            f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} does so even if its "
             "settings, prompts, rewards or model have changed. --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
