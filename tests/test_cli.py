@@ -1,4 +1,4 @@
-"""The command line: what is said where, what it writes, and with which status it ends."""
+"""The command line: its output, the files it writes, and its exit status."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def output_of(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int =
 
 @pytest.fixture
 def copied_run(tmp_path: Path) -> Path:
-    """A copy of the finished run, to be changed at will, with the files that its configuration names."""
+    """A copy of the finished run that tests may modify, with the files that its configuration names."""
     shutil.copytree(runs.finished_run(), tmp_path / "run")
     return tmp_path / "run"
 
@@ -207,7 +207,7 @@ def test_any_configuration_can_be_given_as_options(tmp_path: Path) -> None:
 
 
 def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole way once, with the report and TensorBoard's files."""
+    """A complete run, with the report and TensorBoard's files."""
     config = runs.small_config(tmp_path, steps=2, tensorboard=True)
     text = output_of(capsys, "train", *runs.as_arguments(config))
     assert "grpo on " in text

@@ -1,4 +1,4 @@
-"""The C library's heap: what threads take it from. Only glibc has arenas to count."""
+"""The C library's heap: arenas shared by threads, and memory returned to the system. Only glibc has arenas to count."""
 
 from __future__ import annotations
 

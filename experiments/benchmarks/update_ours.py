@@ -1,6 +1,6 @@
 """Our columns of the update benchmark; started by update.py.
 
-Also: what the machine's matrix products give, and the operations that an update needs.
+Also: the machine's matrix-product throughput, and the operations that an update needs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GRPO: Objective = policy_gradient(token_ratio(), clip(CLIP, CLIP), sequence_mean
 
 
 class Learner(NamedTuple):
-    """A policy, and what its updates change."""
+    """A policy, its optimiser and its train state."""
 
     policy: Policy
     optimizer: optax.GradientTransformation

@@ -1,4 +1,4 @@
-"""Whatever is wrong with what was asked for: one line on stderr that says so, status 2, no traceback, no run begun."""
+"""Bad input: one line on stderr per problem, status 2, no traceback, no run started."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_data_that_cannot_be_used(
 
 
 def test_a_reward_that_the_held_out_prompts_cannot_feed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They lack a column that the training prompts have: every answer would count as wrong."""
+    """Held-out prompts lack a column that the training prompts have: every answer would count as wrong."""
     (tmp_path / "eval.jsonl").write_text('{"prompt": "a question"}\n')
     arguments = options(tmp_path, "--eval-prompts", str(tmp_path / "eval.jsonl"), reward="from_answer")
     assert "column that the reward 'from_answer' needs, 'answer'" in rejected(capsys, *arguments)

@@ -1,4 +1,4 @@
-"""Accuracy and pass@k are counts of what the reward says."""
+"""Accuracy and pass@k count the completions with reward 1."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(model: tuple[Any, Any, Any], prompts: PromptSet, reward: Any, **settings
 
 
 def fixed(*scores: float) -> Any:
-    """A reward that does not look."""
+    """A reward that ignores the completions."""
     return lambda completions: list(scores)
 
 

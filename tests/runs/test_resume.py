@@ -1,4 +1,4 @@
-"""A run that was killed, whenever that was, ends as one that was not."""
+"""A run that is killed at any moment and resumed ends like one that was not killed."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_run_in_use_is_left_alone(unbroken: TrainConfig, resumed: Callable[[Pa
 
 
 def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heard inside of a callback, where an exception would be swallowed: the loop stops at its next look."""
+    """Ctrl-C inside a callback, where an exception would be swallowed: the loop stops at its next check."""
     config = runs.small_config(tmp_path, eval_size=0)
 
     def swallow(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Around the sampler: which prompts a run trains and is tested on, and how completions reach the rewards."""
+"""Which prompts a run trains on and is evaluated on, and how completions reach the rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a run: begun once, replaced whole, rewound."""
+"""The files of a run: created once, replaced atomically, rewound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same loop over batches that nobody samples: supervised steps, and a file of scored trajectories."""
+"""The same loop over batches that are not sampled: supervised steps, and a file of scored trajectories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: there and back, and nothing out of range gets in."""
+"""The configuration of a run: round trips, and values out of range are refused."""
 
 from __future__ import annotations
 
