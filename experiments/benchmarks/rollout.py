@@ -5,7 +5,7 @@
     python experiments/benchmarks/rollout.py --batch --longtail --partial --shared        # no static cases
 
 Every column of a static case runs in a separate process, so peak memory is per column. Repeats alternate between the
-columns (ours, transformers, tunix, ours, ...), so that other load on the machine affects all of them. Prompts are random
+columns (ours, transformers, tunix, ours, ...), so that other load on the machine affects them all. Prompts are random
 ids, no token ends a completion, temperature is 1.
 
 of bandwidth = needed bytes of a decode step / its time / bandwidth of reading memory, where
