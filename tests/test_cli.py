@@ -232,7 +232,7 @@ def test_resume_through_the_command_line(
     before = (copied_run / "completions.jsonl").read_bytes()
     shutil.rmtree(copied_run / "checkpoints" / "4")
     text = output_of(capsys, "train", "--resume", copied_run)
-    assert f"into {copied_run}" in text, "the folder may have been moved"
+    assert f"output in {copied_run}" in text, "the folder may have been moved"
     assert "resuming from step 2" in text
     assert (copied_run / "completions.jsonl").read_bytes() == before
     assert (copied_run / "checkpoints" / "4").is_dir()
