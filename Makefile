@@ -1,7 +1,7 @@
 # make demo   train a real 135M-parameter model with reinforcement learning and show that it learned
-# make test   run the tests of everything's main behaviour
-# make test-all   run the rest: every method, kills and damages, compiling for TPUs without one
-# All make what they need: a virtual environment in .venv and the packages in it.
+# make test   run the tests of all main behaviour
+# make test-all   run the slow tests: every method, kills and damaged files, ahead-of-time compilation for TPUs
+# All of them create what they need: a virtual environment in .venv with its packages.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -20,9 +20,9 @@ test: $(VENV)/.dev
 	$(RUN) -m pytest -n 2 --dist worksteal -m "not heavy"
 
 test-all: $(VENV)/.dev
-	@echo "Running the tests that take long."
+	@echo "Running the slow tests."
 	$(RUN) -m pytest -n 2 --dist worksteal -m "heavy and not optimised"
-	@echo "Running the tests of programs with all optimisations."
+	@echo "Running the tests of fully optimised programs."
 	OPTIMISED=1 $(RUN) -m pytest -n 2 --dist worksteal -m optimised
 
 lint: $(VENV)/.dev

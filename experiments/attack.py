@@ -1,4 +1,4 @@
-"""Attack runs, files, the command line and the Python API, and count what was clear, unclear, wrong, hung or silent.
+"""Attack runs, files, the command line and the Python API, and count clear, unclear, wrong, hung and silent outcomes.
 
     python experiments/attack.py [--kills N] [--damages N] [--invocations N] [--misuses N]
         [--seed S] [--output table.md] [--workers 2]
@@ -78,7 +78,7 @@ def share(names: Sequence[str], count: int | None, seed: int) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-# What an attack needs is imported when it is made: the command line's needs no JAX.
+# Imported on use: attacks on the command line need no JAX.
 def _kills(count: int | None, seed: int, workers: int) -> list[Outcome]:
     from experiments.attacks import kills
 

@@ -11,7 +11,7 @@ from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import init_state, prepare, update
 from jaxrl_llm.rewards import get_reward
 from jaxrl_llm.rewards.scoring import score_batch
-from jaxrl_llm.runs.evaluate import evaluate
+from jaxrl_llm.runs.evaluate import evaluate_policy
 
 
 def main(model="smollm2-135m", steps=16, prompts_per_step=8, group_size=16, eval_size=256, seed=0):
@@ -30,7 +30,7 @@ def main(model="smollm2-135m", steps=16, prompts_per_step=8, group_size=16, eval
     key = jax.random.key(seed)
 
     def accuracy(params):
-        return evaluate(policy, params, test, rewards, max_new_tokens=16, slots=128).figures["accuracy"]
+        return evaluate_policy(policy, params, test, rewards, max_new_tokens=16, slots=128).figures["accuracy"]
 
     accuracies = [accuracy(state.params)]
     for step in range(steps):

@@ -2,9 +2,9 @@
 
     python experiments/lab.py --task addition --algorithms grpo rloo --seeds 3 --output lab.md
 
-A tiny decoder is taught by examples until it earns some reward; each method goes on from there by reinforcement alone,
-once per seed. Methods run with the defaults of their papers. Left out: resampling of uninformative groups, and rollouts
-of special kinds (hints, tools, several turns).
+A tiny decoder is trained on examples until it earns some reward; each method continues from there by reinforcement
+learning only, once per seed. Methods run with the catalogue's defaults, except those in `in_jax.train.LABORATORY`. Left
+out: resampling of uninformative groups, and special rollouts (hints, tools, several turns).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WINDOW = 10  # last iterations whose mean reward is the final one
 
 
 class Result(NamedTuple):
-    """What came of a method."""
+    """The result of a method."""
 
     name: str
     final: np.ndarray  # f64[seeds]: mean reward of the last iterations

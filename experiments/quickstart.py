@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxrl_llm.runs.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.runs.loop import train
-from jaxrl_llm.runs.record import describe
+from jaxrl_llm.runs.metrics import accuracy_line
 
 
 def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
@@ -65,8 +65,8 @@ def main() -> None:
         print(before["prompt"])
         for name, line in (("before", before), ("after", after)):
             print(f"  {name:7}{'right' if line['reward'] == 1 else 'wrong'}  {''.join(line['tokens'])!r}")
-    print(f"\nbefore  {describe(summary['eval_before'])}")
-    print(f"after   {describe(summary['eval_after'])}")
+    print(f"\nbefore  {accuracy_line(summary['eval_before'])}")
+    print(f"after   {accuracy_line(summary['eval_after'])}")
     gain = 100 * (summary["eval_after"]["accuracy"] - summary["eval_before"]["accuracy"])
     print(f"gain    {gain:+.1f} percentage points in {(time.monotonic() - begun) / 60:.1f} minutes")
     print(f"report  {folder / 'report.html'}")

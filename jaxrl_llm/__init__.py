@@ -1,9 +1,9 @@
 """Reinforcement learning of language models as an algebra of pure JAX functions.
 
-The two pytrees that travel are in `trajectory`, the glue in `transform`; read these first. What a script needs is
-`load_policy`, `sample`, `algorithms.get` and `learner.update`; see the README.
+Read `trajectory` (the two pytrees that functions exchange) and `transform` (how functions compose) first. A script
+mostly needs `load_policy`, `sample`, `algorithms.get` and `learner.update`; see the README.
 
-Names are imported when they are first used, so that commands and reward processes that need no JAX start at once.
+Names are imported on first use, so that commands and reward processes that do not need JAX start quickly.
 """
 
 from typing import TYPE_CHECKING

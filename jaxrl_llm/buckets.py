@@ -1,4 +1,4 @@
-"""Shapes come from a short list, so that programs compile few times."""
+"""Bucketed shapes, so that few programs are compiled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import numpy as np
 
 
 def bucket(length: int, least: int = 8, per_octave: int = 4) -> int:
-    """The smallest size of the list that holds `length`: four sizes an octave, at most a quarter of it is waste.
+    """The smallest bucket that holds `length`.
+
+    There are `per_octave` buckets from each power of two to the next, starting at `least`; with 4, above `least`, at
+    most a fifth of a bucket is padding.
 
     >>> [bucket(n) for n in (1, 9, 17, 33, 65, 1000)]
     [8, 10, 20, 40, 80, 1024]

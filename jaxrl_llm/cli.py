@@ -29,7 +29,7 @@ from jaxrl_llm.options import (
     take,
 )
 from jaxrl_llm.runs.changes import ACCEPT
-from jaxrl_llm.streams import Lasting, let_go
+from jaxrl_llm.streams import FailsafeStream, send_to_null
 
 
 def train_command(arguments: list[str]) -> int:
@@ -41,19 +41,18 @@ def train_command(arguments: list[str]) -> int:
     accept, arguments = flag(arguments, ACCEPT)
     if given is not None:
         if arguments:
-            raise InputError(f"--resume goes on with the run's own settings; remove {' '.join(arguments)}")
+            raise InputError(f"--resume uses the run's own settings; remove {' '.join(arguments)}")
         config = RunFolder(given).read_config()
     else:
         if accept:
-            raise InputError(f"{ACCEPT} is of --resume RUN: a new run takes its inputs as they are")
+            raise InputError(f"{ACCEPT} applies to --resume RUN only: remove it")
         described = (
-            f"{train_command.__doc__} --resume RUN goes on with a run that stopped, with the run's own settings; "
-            f"{ACCEPT} lets it, though its settings, prompts, rewards or model are not what they were. "
-            "--traceback shows where an error came from."
+            f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} does so even if its "
+            "settings, prompts, rewards or model have changed. --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
     with interruptible() as interrupted, read_inputs(config, resume=given is not None) as inputs:
-        from jaxrl_llm.runs.loop import train  # here: JAX takes seconds that an error in the inputs need not wait
+        from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
         stop_if(interrupted())
         summary = train(config, resume=given is not None, inputs=inputs, accept_changed_inputs=accept)
@@ -71,7 +70,7 @@ def eval_command(arguments: list[str]) -> int:
         prompts: str | None = None
         """Prompts, given as for jaxrl train; default: the run's held-out ones."""
         rewards: tuple[str, ...] | None = None
-        """Reward functions; the first says what is right. Default: the run's."""
+        """Reward functions; the first marks correct answers. Default: the run's."""
         size: int | None = None
         """Number of prompts."""
         samples: int = 1
@@ -81,7 +80,7 @@ def eval_command(arguments: list[str]) -> int:
         max_new_tokens: int | None = None
         """Longest completion."""
         output: str | None = None
-        """JSON file for the figures."""
+        """JSON file for the results."""
 
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__)
@@ -104,22 +103,22 @@ def eval_command(arguments: list[str]) -> int:
     config = dataclasses.replace(run_config(args.model), **changes)
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
-        from jaxrl_llm.runs.evaluate import evaluate
+        from jaxrl_llm.runs.evaluate import evaluate_policy
         from jaxrl_llm.runs.inputs import encode_for
         from jaxrl_llm.runs.load_run import load_run
-        from jaxrl_llm.runs.record import describe
+        from jaxrl_llm.runs.metrics import accuracy_line
 
-        # What the run was given counts where nothing else is given here.
+        # Inputs that this command does not replace must still be those of the run.
         own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}
         own |= {} if args.prompts or args.size else {"the held-out prompts": rows_digest(rows)}
         _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows)
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
-        result = evaluate(
+        result = evaluate_policy(
             policy, params, prompts, rewards, judge=config.eval_reward, samples=args.samples, temperature=temperature,
             max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128, seed=config.seed,
         )  # fmt: skip
-    print(describe(result.figures))
+    print(accuracy_line(result.figures))
     for k, value in result.figures.get("pass_at", {}).items():
         low, mean, high = (100 * value[name] for name in ("low", "value", "high"))
         print(f"pass@{k} {mean:.1f} % ({low:.1f} to {high:.1f})")
@@ -129,14 +128,14 @@ def eval_command(arguments: list[str]) -> int:
 
 
 def sample_command(arguments: list[str]) -> int:
-    """Print completions of prompts; on a terminal, a lone one as it is decoded."""
+    """Print completions of prompts; on a terminal, a single one is streamed."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
         model: Annotated[str, positional()]
         """A run's folder, or a model as for jaxrl train."""
         prompts: Annotated[tuple[str, ...], positional()]
-        """One or more prompts; chat models get them through their template."""
+        """One or more prompts; chat models apply their template."""
         samples: int = 1
         """Completions of each."""
         max_new_tokens: int = 128
@@ -154,9 +153,9 @@ def sample_command(arguments: list[str]) -> int:
         system_prompt: str | None = None
         """System message."""
         seed: int = 0
-        """Of the sampling."""
+        """Seed of the sampling."""
         jsonl: bool = False
-        """One JSON object a completion: prompt, sample, text, ended, tokens, mean_logp."""
+        """One JSON object per completion: prompt, sample, text, ended, tokens, mean_logp."""
         stats: bool = False
         """Tokens per second, time to the first token and occupancy, on stderr."""
 
@@ -216,7 +215,7 @@ def algorithms_command(arguments: list[str]) -> int:
 
 
 def report_command(arguments: list[str]) -> int:
-    """Write a run's report.html again; --compare METHOD ... adds what other methods make of its last completions."""
+    """Write a run's report.html again; --compare METHOD ... adds the credit other methods give its last completions."""
     from jaxrl_llm.reporting import compare, logged_batch, write_report
 
     arguments, others = before(arguments, "--compare")
@@ -231,7 +230,7 @@ def report_command(arguments: list[str]) -> int:
 
 
 def export_command(arguments: list[str]) -> int:
-    """Write the trained model of a run, or any model, as a Hugging Face folder: whole, or not at all."""
+    """Write the trained model of a run, or any model, as a Hugging Face folder, all or nothing."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
@@ -274,8 +273,8 @@ def main(arguments: list[str] | None = None) -> int:
     show = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.raiseExceptions = False  # a warning that cannot be written is lost, and nothing else
-    for name in ("absl", "asyncio"):  # orbax logs, with tracebacks, what it raises as well
+    logging.raiseExceptions = False  # drop warnings that cannot be written
+    for name in ("absl", "asyncio"):  # orbax logs errors, with tracebacks, that it raises too
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable
@@ -294,12 +293,12 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        if as_command:  # one more would end what ends now with a traceback
+        if as_command:  # a further Ctrl-C during exit would print a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _complain("interrupted; a training run goes on with jaxrl train --resume RUN")
+        _complain("interrupted; resume a training run with jaxrl train --resume RUN")
         return 130
-    except BrokenPipeError:  # nobody reads the output any more
-        let_go(sys.stdout)
+    except BrokenPipeError:  # the reader of the output has gone
+        send_to_null(sys.stdout)
         return 1
     except (InputError, OSError) as error:
         if show:
@@ -310,31 +309,31 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _message(error: Exception) -> str:
-    """What an error says; of a full disk, what to do."""
+    """The message of an error; for a full disk, with what to do."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"no space left to write {error.filename or 'a file of the run'}: free some, then go on with --resume"
+        return f"no space left to write {error.filename or 'a file of the run'}: free some, then resume with --resume"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or 'a file'}"
     return str(error)
 
 
 def _one_line(text: str, most: int = 560) -> str:
-    """A message on one line; of one that repeats a name of thousands of letters, the beginning and the end."""
+    """A message on one line; a very long one, e.g. with a name of thousands of letters, is cut in the middle."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 250]} ... {text[-240:]}"
 
 
 def _say(text: str) -> None:
-    """Print what a run found: it has been a good one even if nobody reads it."""
-    print(text, file=Lasting(sys.stdout), flush=True)
+    """Print a result; a failing standard output is ignored."""
+    print(text, file=FailsafeStream(sys.stdout), flush=True)
 
 
 def _complain(text: str) -> None:
-    print(text, file=Lasting(sys.stderr), flush=True)
+    print(text, file=FailsafeStream(sys.stderr), flush=True)
 
 
 def _unraisable(report: Any) -> None:
-    """Print what cannot be raised, but for echoes of reads and writes that failed: their own error was raised."""
+    """Print unraisable errors, except those that follow from failed reads and writes, which were raised already."""
     closed = isinstance(report.exc_value, RuntimeError) and "Event loop is closed" in str(report.exc_value)
     if not closed and not inspect.iscoroutine(report.object):
         sys.__unraisablehook__(report)

@@ -1,4 +1,4 @@
-"""Checks of the numbers that methods and their parts are made with: found when a part is made, not in a step."""
+"""Checks of coefficients, made when a method or one of its parts is built rather than in a training step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, require, shown
 
-LARGEST = 3.4e38  # float32 has no greater number, and devices compute in it
+LARGEST = 3.4e38  # about the largest float32, the dtype of coefficients on devices
 
 
 def check_number(
@@ -21,9 +21,10 @@ def check_number(
     whole: bool = False,
     or_none: bool = False,
 ) -> None:
-    """InputError unless the value is a finite number in range, or None where that says that something is off.
+    """InputError unless the value is a finite number in range.
 
-    whole: it counts something. Arrays pass, traced ones too: their values are not known yet, or dear to look at.
+    whole: require an integer. or_none: accept None, which turns a feature off. Arrays, also traced ones, pass
+    unchecked: their values are unknown or expensive to read.
 
     >>> check_number("clip low", "0.2", least=0, most=1)
     Traceback (most recent call last):
@@ -40,12 +41,12 @@ def check_number(
 
 
 def check_moments(ddof: Any, epsilon: Any) -> None:
-    """InputError for what a standard deviation cannot have: ddof is 0 or 1, epsilon (added to it) not below 0."""
+    """Check the parameters of a standard deviation: InputError unless ddof is 0 or 1 and epsilon is at least 0."""
     check_number("ddof", ddof, least=0, most=1, whole=True)
     check_number("epsilon", epsilon, least=0)
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array of numbers, of NumPy or JAX; scalars of NumPy are numbers."""
+    """Whether the value is a numeric NumPy or JAX array; NumPy scalars are numbers, not arrays."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")
-    return kind in tuple("fiuV") and not isinstance(value, Real)  # "V": bfloat16 and its like
+    return kind in tuple("fiuV") and not isinstance(value, Real)  # "V": bfloat16 and other extension dtypes

@@ -1,4 +1,4 @@
-"""The compile cache, on by default, and a count of what was compiled."""
+"""The persistent compilation cache, on by default, and a count of compilations."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _listening = False
 
 
 def default_cache_folder() -> Path:
-    """Where compiled programs are kept between processes unless JAX is configured otherwise."""
+    """The folder of the compilation cache, unless JAX is configured with another."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "jaxrl_llm" / "xla"
 
 
 def use_compile_cache() -> None:
-    """Keep compiled programs on disk, so that the next process starts at once.
+    """Enable the compilation cache, so that later processes need not compile the same programs.
 
-    A cache folder that is already configured (`jax_compilation_cache_dir`) is left as it is.
+    A cache folder that is already configured (`jax_compilation_cache_dir`) is kept.
     """
-    if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009 (the name is made at run time)
+    if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009 (JAX defines it dynamically)
         jax.config.update("jax_compilation_cache_dir", str(default_cache_folder()))
 
 
 def count_compiles() -> None:
-    """Start counting compilations in this process; calling it again changes nothing."""
+    """Start counting compilations in this process; idempotent."""
     global _listening
     if not _listening:
         jax.monitoring.register_event_duration_secs_listener(_heard)
@@ -40,5 +40,5 @@ def _heard(event: str, duration_secs: float, **_: str | int) -> None:
 
 
 def compiles() -> tuple[int, float]:
-    """How many programs were compiled, or fetched from the cache, since `count_compiles`, and their seconds."""
+    """The number of programs compiled, or fetched from the cache, since `count_compiles`, and the seconds it took."""
     return len(_seconds), sum(_seconds)

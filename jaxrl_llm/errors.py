@@ -13,8 +13,8 @@ T = TypeVar("T")
 class InputError(ValueError):
     """Bad input. The message is one line: what was found, and what to do about it.
 
-    The command line prints it without a traceback (unless `--traceback`) and exits with status 2. `known`: the names
-    that would have done, where it is about a name.
+    The command line prints it without a traceback (unless `--traceback`) and exits with status 2. `known`: the valid
+    names, if the error is about a name.
     """
 
     def __init__(self, message: str = "", known: Iterable[str] = ()) -> None:
@@ -31,7 +31,9 @@ class InputErrors(InputError):
 
 
 def gather(*checks: Callable[[], T]) -> list[T]:
-    """The results of all checks, which are all run. Raises InputError for what one found, InputErrors for several.
+    """Run all checks, even after one fails, and return their results.
+
+    Raises the InputError of the check that failed, or InputErrors with the problems of several.
 
     >>> gather(lambda: 1, lambda: 2)
     [1, 2]
@@ -51,24 +53,24 @@ def gather(*checks: Callable[[], T]) -> list[T]:
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """A value as a message shows it: on one line, of at most `most` characters.
+    """A short repr of a value for messages: one line of at most `most` characters.
 
     >>> shown("a b"), shown(10**5000)
     ("'a b'", 'a number of over 80 digits')
     """
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of over {most} digits"
-    brief = reprlib.Repr()  # a list of lists of lists, as YAML can write in a few letters, is never spelt out
+    brief = reprlib.Repr()  # bounds the work for nested lists, which a short YAML text can make huge
     brief.maxlevel, brief.maxstring, brief.maxother, brief.maxlong = 3, most, most, most
     try:
         text = " ".join(brief.repr(value).split())
-    except Exception:  # a __repr__ may raise anything; of a whole number of thousands of digits ValueError
+    except Exception:  # a __repr__ may raise anything; integers of thousands of digits raise ValueError
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not in a list, with the nearest names as suggestions.
+    """The error for an unknown name; it suggests the nearest known name and lists the known ones.
 
     >>> str(unknown("algorithm", "gropo", ["grpo", "rloo"]))
     "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo, rloo"
@@ -81,7 +83,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like this one, capital letters or not; None where none does.
+    """The known name most similar to this one, ignoring case; None if none is similar.
 
     >>> nearest("GRPO", ["dapo", "grpo"])
     'grpo'
@@ -91,7 +93,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return plain[near[0]] if near else None
 
 
-def need(package: str, extra: str, why: str) -> InputError:
+def missing_package(package: str, extra: str, why: str) -> InputError:
     """The error for an optional package that is not installed."""
     return InputError(f"{why} needs the package {package!r}: pip install 'jaxrl_llm[{extra}]'")
 
@@ -105,7 +107,7 @@ def require(
     above: float | None = None,
     below: float | None = None,
 ) -> None:
-    """InputError unless a number is in range (NaN never is). Traced values, which are not known yet, pass.
+    """InputError unless a number is in range (NaN never is). Anything else, such as a traced value, passes.
 
     >>> require("clip_low", -0.1, least=0, most=1)
     Traceback (most recent call last):
@@ -126,7 +128,7 @@ def require(
 
 
 def _plain(number: float) -> str:
-    """Whole numbers with all their digits, others with six.
+    """Integers with all their digits, other numbers with six significant digits.
 
     >>> _plain(2.0**32), _plain(1e-6)
     ('4294967296', '1e-06')
@@ -141,5 +143,5 @@ def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def is_off(coefficient: Any) -> bool:
-    """Whether a coefficient is known to be zero, so that its term can be left out. Traced values are not known."""
+    """Whether a coefficient is statically zero, so that its term can be dropped. Traced values are not static."""
     return isinstance(coefficient, int | float) and coefficient == 0

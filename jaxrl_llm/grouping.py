@@ -1,4 +1,4 @@
-"""Statistics by key: samples that share a key are a bucket; buckets may be of any size."""
+"""Statistics by key: samples that share a key form a bucket, of any size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def bucket_sums(keys: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
-    """For each sample, the sum of each of `values` f32[N] over the samples with the same key int32[N]."""
+    """For each of `values` f32[N], the sum over the samples that share a sample's key int32[N]; f32[N] each."""
     _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
     return tuple(jax.ops.segment_sum(v, index, num_segments=keys.shape[0])[index] for v in values)
 
@@ -15,9 +15,9 @@ def bucket_sums(keys: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
 def bucket_moments(keys: jax.Array, values: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Count, mean and standard deviation of each sample's bucket, f32[N] each.
 
-    NaN means not scored: it takes no part. ddof 1 is the sample and 0 the population standard deviation; where a
-    bucket has no more than `ddof` scores it is 0. Sums are of the distances to the bucket's greatest value: of equal
-    values, however large and many, the mean is that value and the deviation 0, both without rounding.
+    NaN marks a sample that is not scored; it is ignored. ddof 1 gives the sample and 0 the population standard
+    deviation, which is 0 for buckets of at most `ddof` scores. Sums are taken of differences from the bucket's maximum,
+    so equal values, however large or many, give exactly that value as the mean and exactly 0 as the deviation.
     """
     known = ~jnp.isnan(values)
     _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])

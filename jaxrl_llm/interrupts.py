@@ -1,4 +1,4 @@
-"""Ctrl-C, remembered: an exception raised by a signal may arise inside a callback of JAX and be lost there."""
+"""Deferred Ctrl-C: an exception raised by a signal handler may occur inside a JAX callback and be lost there."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_outer: list[Callable[[], bool]] = []  # the one that listens; signals belong to the whole process
+_outer: list[Callable[[], bool]] = []  # of the active context, if any; signal handlers are per process
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within, a first Ctrl-C is only remembered: the function that is given says whether one came.
+    """Context manager that defers a first Ctrl-C; it yields a function that tells whether one has occurred.
 
-    A second one raises KeyboardInterrupt, as ever. Inside another `interruptible` it is that one's function, so that
-    a whole loop and the parts that it calls look at one flag. Outside the main thread it is always false.
+    A second Ctrl-C raises KeyboardInterrupt as usual. Nested contexts yield the outermost one's function, so that a
+    loop and the functions it calls share one flag. Outside the main thread the function always returns False.
     """
     if _outer or threading.current_thread() is not threading.main_thread():
         yield _outer[0] if _outer else lambda: False
@@ -38,6 +38,6 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def stop_if(interrupted: bool) -> None:
-    """KeyboardInterrupt where Ctrl-C was heard, raised where it cannot be lost."""
+    """Raise the deferred KeyboardInterrupt, at a point where it cannot be lost."""
     if interrupted:
         raise KeyboardInterrupt

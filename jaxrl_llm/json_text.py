@@ -1,4 +1,4 @@
-"""JSON from files that others wrote, with bounds: what is wrong is one reason, never a deep stack or a huge number."""
+"""Bounded parsing of untrusted JSON: every fault is a one-line reason, never a deep stack or a huge number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError
 
-MOST_DEPTH = 64  # levels of lists and objects; what walks over values by recursion is safe below that
+MOST_DEPTH = 64  # levels of lists and objects, so that recursive code over values is safe
 _SIGNATURES = {
     b"\x1f\x8b": "it is a gzip file: unpack it first",
     b"PK\x03\x04": "it is a zip file: unpack it first",
@@ -25,7 +25,7 @@ _SIGNATURES = {
 
 
 class NotJson(ValueError):
-    """Text that is not taken as JSON: `reason` on one line, `line` in the text from 1, or 0 where it is not known."""
+    """Text rejected as JSON. `reason`: one line. `line`: line number from 1, or 0 if unknown."""
 
     def __init__(self, reason: str, line: int = 0) -> None:
         super().__init__(reason)
@@ -35,8 +35,8 @@ class NotJson(ValueError):
 def parse_json(text: str, *, lenient: bool = False) -> Any:
     """The value of a JSON text, nested at most `MOST_DEPTH` levels.
 
-    lenient: take NaN, infinities and halves of surrogate pairs such as "\\ud800" too. JSON can spell them, in Python's
-        dialect, but they are no numbers to count with and no text that UTF-8 or a tokenizer takes.
+    lenient: also accept NaN, infinities and unpaired surrogates such as "\\ud800". Python's JSON writes them, but they
+        are not valid JSON numbers, or not valid UTF-8.
 
     Raises NotJson for anything else.
 
@@ -44,7 +44,7 @@ def parse_json(text: str, *, lenient: bool = False) -> Any:
     {'a': [1, 2]}
     """
     try:
-        # Python's own hooks only where they are needed: they are slow.
+        # Hooks only in strict mode: they are slow.
         value = json.loads(text) if lenient else json.loads(text, parse_constant=_constant, parse_float=_float)
     except json.JSONDecodeError as error:
         raise NotJson(f"not JSON: {error.msg} at column {error.colno}", error.lineno) from None
@@ -52,7 +52,7 @@ def parse_json(text: str, *, lenient: bool = False) -> Any:
         raise NotJson(f"it is nested deeper than {MOST_DEPTH} levels") from None
     except NotJson:
         raise
-    except ValueError:  # int() of that many digits
+    except ValueError:  # int() of too many digits
         most = sys.get_int_max_str_digits()
         found = re.search(rf"\d{{{most + 1}}}", text)
         line = text.count("\n", 0, found.start()) + 1 if found else 0
@@ -65,13 +65,13 @@ def parse_json(text: str, *, lenient: bool = False) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file, NaN allowed. Raises FileNotFoundError, and InputError where it holds none."""
+    """The object in a small JSON file (NaN allowed). Raises FileNotFoundError, or InputError if it holds no object."""
     data = read_regular(path)
     try:
         text = data.decode("utf-8-sig")
         value = parse_json(text, lenient=True)
         if not isinstance(value, dict):
-            raise NotJson(f"a {kind_of(value)}, not an object")
+            raise NotJson(f"a {json_type(value)}, not an object")
         if not is_unicode(json.dumps(value, ensure_ascii=False)):
             raise NotJson('half of a surrogate pair, such as "\\ud800", which is no character')
     except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_regular(path: Path) -> bytes:
-    """A file's bytes. Raises FileNotFoundError, and InputError for what is no regular file or cannot be read."""
+    """A file's bytes. Raises FileNotFoundError, or InputError if it is not a regular file or cannot be read."""
     try:
         check_regular(path)
         return path.read_bytes()
@@ -95,9 +95,9 @@ def read_regular(path: Path) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """InputError for a folder, a pipe or a device, of which the last two may never end. FileNotFoundError for nothing.
+    """InputError for a folder, a pipe or a device (reading the last two may block forever).
 
-    A file that is not there is no error of the caller's, who may have a default.
+    Raises FileNotFoundError if nothing is there, since the caller may have a default.
     """
     path.stat()
     if path.is_dir():
@@ -107,7 +107,7 @@ def check_regular(path: Path) -> None:
 
 
 def not_text(head: bytes, otherwise: str = "it is not UTF-8 text") -> str:
-    """Why bytes, the first of a file or all, are not UTF-8 text or not JSON, as far as can be told."""
+    """Why the first bytes of a file are not UTF-8 text or JSON, as far as they tell."""
     for signature, reason in _SIGNATURES.items():
         if head.startswith(signature):
             return reason
@@ -117,7 +117,7 @@ def not_text(head: bytes, otherwise: str = "it is not UTF-8 text") -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a surrogate pair."""
+    """Whether a text can be encoded as UTF-8, i.e. has no unpaired surrogate."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -125,8 +125,8 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def kind_of(value: Any) -> str:
-    """What JSON calls a Python value's type."""
+def json_type(value: Any) -> str:
+    """The JSON name of a Python value's type."""
     names = {dict: "object", list: "list", str: "text", bool: "true or false", int: "number", float: "number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
 

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Lazy imports of a package's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 
 def imported_at_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`: public names, each with its module in the package, and modules by their own names."""
+    """A `__getattr__` for a package that imports on first use. modules: {public name: its module in the package}.
+
+    Modules of the package are imported by their own names too.
+    """
 
     def get(name: str) -> Any:
         if name in modules:

@@ -1,4 +1,4 @@
-"""Where log-probabilities come from, their differences, and what those say of a KL divergence."""
+"""Sources of log-probabilities, their log-ratios, and estimators of KL divergences from them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.trajectory import Trajectories
 
 SOURCES = {"behaviour": "behaviour_logp", "old": "old_logp", "reference": "reference_logp"}
-LARGEST = 20.0  # exp(20) = 5e8: far outside any clip range, and its square is finite in float32
+LARGEST = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square is finite in float32
 
 
 def needed(name: str) -> frozenset[str]:
-    """The batch field that the loop must fill in for one of SOURCES; every batch has the behaviour policy's.
+    """The batch field that the loop must compute for one of SOURCES: none for "behaviour", which every batch has.
 
     Raises InputError for another name.
     """
@@ -26,7 +26,7 @@ def needed(name: str) -> frozenset[str]:
 
 
 def source(batch: Trajectories, name: str) -> jax.Array:
-    """Log-probabilities f32[N, L] of one of SOURCES; InputError where the batch does not have them."""
+    """Log-probabilities f32[N, L] of one of SOURCES; InputError if the batch does not have them."""
     if name not in SOURCES:
         raise unknown("log-probability source", name, SOURCES)
     value = getattr(batch, SOURCES[name])
@@ -36,22 +36,22 @@ def source(batch: Trajectories, name: str) -> jax.Array:
 
 
 def log_ratio(logp: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
-    """logp - other where the mask is true, 0 elsewhere, bounded by LARGEST so that its exponential stays finite."""
+    """logp - other where the mask is true, 0 elsewhere, clipped to +-LARGEST so that its exponential is finite."""
     return jnp.clip(jnp.where(mask, logp - other, 0.0), -LARGEST, LARGEST)
 
 
 def k1(log_ratio: jax.Array) -> jax.Array:
-    """l = logp - logp_ref: an unbiased value, but a zero-mean gradient; for rewards, not for losses."""
+    """l = logp - logp_ref: unbiased in value, but its gradient has mean zero on-policy; for rewards, not for losses."""
     return log_ratio
 
 
 def k2(log_ratio: jax.Array) -> jax.Array:
-    """l^2 / 2: its gradient on-policy is that of KL(pi || ref)."""
+    """l^2 / 2: biased in value, but on-policy its gradient is that of KL(pi || ref)."""
     return 0.5 * log_ratio**2
 
 
 def k3(log_ratio: jax.Array) -> jax.Array:
-    """exp(-l) - 1 + l: unbiased and never negative; its gradient on-policy is that of KL(ref || pi) (GRPO)."""
+    """exp(-l) - 1 + l: unbiased and never negative; on-policy its gradient is that of KL(ref || pi). Used by GRPO."""
     return jnp.expm1(-log_ratio) + log_ratio
 
 
@@ -61,7 +61,7 @@ def absolute(log_ratio: jax.Array) -> jax.Array:
 
 
 def straight_through(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The value of an estimator with the gradient of k2, which is on-policy that of KL(pi || ref)."""
+    """The value of an estimator with the gradient of k2, which on-policy is that of KL(pi || ref)."""
     gradient = k2(log_ratio)
     return gradient + jax.lax.stop_gradient(estimate(log_ratio) - gradient)
 

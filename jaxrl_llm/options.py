@@ -1,4 +1,4 @@
-"""From the arguments of a command and configuration files to settings, all checked alike. Needs the package tyro."""
+"""Parse command-line arguments and configuration files into settings, with the same checks. Needs the package tyro."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, nearest, need, require, shown, unknown
+from jaxrl_llm.errors import InputError, missing_package, nearest, require, shown, unknown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.signatures import options
 
 
 def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
-    """Command line, and the file that --config names, to a configuration; where both set something, the former wins.
+    """The configuration from the command line and the --config file; the command line takes precedence.
 
     The algorithm's hyper-parameters are options of their own: --algorithm grpo --algorithm.clip-high 0.28.
-    InputError, in one line, for whatever is wrong with them.
+    Raises InputError, in one line, for anything invalid.
     """
     file, arguments = take(arguments, "--config")
     if file is not None and take(arguments, "--config")[0] is not None:
@@ -46,7 +46,7 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
         [("hyperparameters", typing.Annotated[method, as_algorithm], dataclasses.field(default_factory=method))],
         bases=(TrainConfig,),
         frozen=True,
-        namespace={"__post_init__": lambda self: None},  # ranges are checked below, all together
+        namespace={"__post_init__": lambda self: None},  # ranges are checked below, by TrainConfig
     )
     parsed = parse(command, _as_arguments(values) + arguments, "jaxrl train", description)
     settings = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(TrainConfig)}
@@ -57,9 +57,9 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
 
 
 def parse(kind: Any, arguments: list[str], program: str, description: str | None) -> Any:
-    """Arguments to an instance of a dataclass.
+    """Parse arguments into an instance of a dataclass.
 
-    InputError with what is wrong in one line; SystemExit after --help, which is printed.
+    Raises InputError with the problem in one line, and SystemExit after printing --help.
     """
     said = io.StringIO()
     try:
@@ -72,12 +72,12 @@ def parse(kind: Any, arguments: list[str], program: str, description: str | None
 
 
 def positional() -> Any:
-    """The mark of an argument that is given without its name: Annotated[str, positional()]."""
+    """Marks a positional argument: Annotated[str, positional()]."""
     return _tyro().conf.Positional
 
 
 def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
-    """The value of an option (--x V or --x=V), None without it, and the other arguments."""
+    """The value of an option (--x V or --x=V), or None if it is absent, and the remaining arguments."""
     for i, argument in enumerate(arguments):
         if argument == option:
             if i + 1 == len(arguments):
@@ -89,25 +89,25 @@ def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
 
 
 def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
-    """Whether a flag is among the arguments, and the others."""
+    """Whether a flag is among the arguments, and the remaining arguments."""
     return name in arguments, [argument for argument in arguments if argument != name]
 
 
 def check_temperature(value: float) -> None:
-    """InputError unless it is 0, which is greedy, or in the range of TrainConfig."""
+    """InputError unless the temperature is 0 (greedy) or in the range that TrainConfig allows."""
     require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
 
 
 def check_output_file(path: str | None) -> None:
-    """InputError where a file of this name cannot be written, so that nobody computes for it in vain."""
+    """InputError if the output file cannot be written, checked before anything is computed for it."""
     if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
         raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
     if path is not None and Path(path).exists() and "accuracy" not in _object_in(path):
-        raise InputError(f"--output {path!r} holds something else than figures of an evaluation: choose another name")
+        raise InputError(f"--output {path!r} exists and is not the result of an evaluation: choose another name")
 
 
 def _object_in(path: str) -> dict[str, Any]:
-    """The JSON object in a file; empty where it holds none."""
+    """The JSON object in a file; empty if it holds none."""
     from jaxrl_llm.reporting.files import read_json
 
     try:
@@ -130,12 +130,12 @@ def _tyro() -> Any:
     try:
         import tyro
     except ImportError:
-        raise need("tyro", "run", "the command line") from None
+        raise missing_package("tyro", "run", "the command line") from None
     return tyro
 
 
 def _options_of(kind: Any, prefix: str = "--") -> list[str]:
-    """The options of a dataclass, those of dataclasses inside of it too."""
+    """The options of a dataclass, including those of nested dataclasses."""
     hints, found = typing.get_type_hints(kind, include_extras=True), list[str]()
     for name, hint in hints.items():
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
@@ -148,7 +148,7 @@ def _options_of(kind: Any, prefix: str = "--") -> list[str]:
 
 
 def _in_one_line(box: str, program: str, options: list[str]) -> str:
-    """What tyro's box of text says between its title and the first rule, and the option nearest to an unknown one."""
+    """tyro's boxed error message on one line, with the option nearest to an unknown one."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     rows = [line.strip("│ ") for line in plain.splitlines()[1:] if not line.startswith("╰")]
     parts: list[list[str]] = [[]]
@@ -170,14 +170,14 @@ def _in_one_line(box: str, program: str, options: list[str]) -> str:
 
 
 def _nearest_option(wrong: str, options: list[str]) -> str | None:
-    """The option that looks like this one, or whose last part is its name."""
+    """The option whose last part is this name, or that begins with it, or else the most similar one."""
     inside = [option for option in options if option.rpartition(".")[2] == wrong.lstrip("-")]
     begins = [option for option in options if option.startswith(wrong)]
     return next(iter([*inside, *begins]), None) or nearest(wrong, options)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The settings of a .toml file, or of a YAML file of any other name."""
+    """The settings in a .toml file, or in a YAML file of any other name."""
     import tomllib
 
     if not path.is_file():
@@ -201,10 +201,10 @@ def _yaml(text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise need("pyyaml", "run", "reading a YAML file") from None
+        raise missing_package("pyyaml", "run", "reading a YAML file") from None
 
     class Loader(yaml.SafeLoader):
-        """As safe, and a key that comes twice is an error, as it is in TOML."""
+        """A SafeLoader that rejects duplicate keys, as TOML does."""
 
     def mapping(loader: Any, node: Any) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key.value, str)]
@@ -220,7 +220,7 @@ def _yaml(text: str) -> Any:
 
 
 def _check_names(values: dict[str, Any], algorithm: str, parameters: Collection[str]) -> None:
-    """InputError for a setting of a file, also one inside a section, that is not there to set."""
+    """InputError for an unknown setting in a file, at the top level or in a section."""
 
     def names(kind: Any) -> list[str]:
         return [field.name for field in dataclasses.fields(kind)]
@@ -247,7 +247,7 @@ def _check_names(values: dict[str, Any], algorithm: str, parameters: Collection[
 
 
 def _check_kinds(values: dict[str, Any], kinds: dict[str, Any], prefix: str = "") -> None:
-    """InputError for a value of a file that as an argument would mean something else: true for a number, a list ..."""
+    """InputError for a value in a file whose type would be lost as an argument, such as true for a number."""
     for name, value in values.items():
         full, kind = prefix + str(name), kinds[str(name).replace("-", "_")]
         inner, origin = typing.get_args(kind), typing.get_origin(kind)
@@ -267,7 +267,7 @@ def _check_kinds(values: dict[str, Any], kinds: dict[str, Any], prefix: str = ""
 
 
 def _as_arguments(values: dict[str, Any], prefix: str = "--") -> list[str]:
-    """Settings of a file as the command line would give them, so that both are checked alike."""
+    """Settings from a file as command-line arguments, so that both get the same checks."""
     out: list[str] = []
     for name, value in values.items():
         name = ("algorithm" if name == "hyperparameters" else name).replace("_", "-")
@@ -281,12 +281,12 @@ def _as_arguments(values: dict[str, Any], prefix: str = "--") -> list[str]:
         elif isinstance(value, list):
             out += [flag, *map(str, value)]
         elif value is not None:
-            out.append(f"{flag}={value}")  # with "=", a text may begin with a dash
+            out.append(f"{flag}={value}")  # "=" allows values that begin with a dash
     return out
 
 
 def before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
-    """The arguments before an option that takes all that follow it, and those; InputError where nothing follows."""
+    """Split arguments at an option that takes the rest: (before it, after it). InputError if nothing follows it."""
     if option not in arguments:
         return arguments, []
     at = arguments.index(option)
@@ -296,7 +296,7 @@ def before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
 
 
 def only(arguments: list[str]) -> str:
-    """The one name that a command takes; InputError where there are more."""
+    """The single name that a command takes; InputError if there are more."""
     if len(arguments) > 1:
         raise InputError(f"this command takes one name at most: remove {' '.join(arguments[1:])}")
     return arguments[0]

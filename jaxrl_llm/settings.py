@@ -1,4 +1,4 @@
-"""Settings in frozen dataclasses, checked against their annotations: what a file or a script gives may be anything."""
+"""Runtime type checks of settings in frozen dataclasses, whose values may come from files or untyped scripts."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "t
 
 
 def check_types(settings: Any, prefix: str = "") -> None:
-    """Check every field of a frozen dataclass against its annotation and store it in that type.
+    """Check every field of a frozen dataclass against its annotation, and convert it to that type.
 
-    Lists become tuples, paths become text, and scalars of NumPy become Python's. Known annotations are int, float
+    Lists become tuples, paths become strings, and NumPy scalars become Python's. Supported annotations are int, float
     (finite), str, bool, Literal, tuple[T, ...], dict[str, T], dataclasses, T | None and Any.
-    Raises InputError, which names the field with `prefix` in front, for a value of another type.
+    Raises InputError, naming the field with `prefix` in front, for a value of another type.
     """
-    if wrong := conform(settings, prefix):
-        gather(*(partial(raised, error) for error in wrong.values()))
+    if wrong := coerce_fields(settings, prefix):
+        gather(*(partial(raise_error, error) for error in wrong.values()))
 
 
-def conform(settings: Any, prefix: str = "") -> dict[str, InputError]:
-    """As `check_types`, and what is wrong, by the names of the fields, is not raised."""
+def coerce_fields(settings: Any, prefix: str = "") -> dict[str, InputError]:
+    """Like `check_types`, but returns the errors by field name instead of raising them."""
     hints, wrong = get_type_hints(type(settings)), dict[str, InputError]()
     for field in dataclasses.fields(settings):
         try:
-            value = _conform(getattr(settings, field.name), hints[field.name], prefix + field.name)
+            value = _coerce(getattr(settings, field.name), hints[field.name], prefix + field.name)
             object.__setattr__(settings, field.name, value)
         except InputError as error:
             wrong[field.name] = error
     return wrong
 
 
-def raised(error: InputError) -> None:
-    """Raise it: as a check for `gather`."""
+def raise_error(error: InputError) -> None:
+    """Raise the error; a check for `errors.gather`."""
     raise error
 
 
-def _conform(value: Any, kind: Any, name: str) -> Any:
-    """The value as `kind`, or InputError."""
+def _coerce(value: Any, kind: Any, name: str) -> Any:
+    """The value converted to `kind`; InputError if it is of another type."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(value, np.generic):
         value = value.item()
@@ -55,7 +55,7 @@ def _conform(value: Any, kind: Any, name: str) -> Any:
         if value is None and NoneType in inner:
             return None
         (kind,) = (one for one in inner if one is not NoneType)
-        return _conform(value, kind, name)
+        return _coerce(value, kind, name)
     if origin is Literal:
         if not isinstance(value, str):
             raise _wrong(name, value, f"one of {', '.join(map(str, inner))}")
@@ -65,11 +65,11 @@ def _conform(value: Any, kind: Any, name: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise _wrong(name, value, f"a list, each entry {_WORDS.get(inner[0], 'a value')}")
-        return tuple(_conform(entry, inner[0], f"an entry of {name}") for entry in value)
+        return tuple(_coerce(entry, inner[0], f"an entry of {name}") for entry in value)
     if origin is dict:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             raise _wrong(name, value, "settings by name")
-        return {key: _conform(entry, inner[1], f"{name}.{key}") for key, entry in value.items()}
+        return {key: _coerce(entry, inner[1], f"{name}.{key}") for key, entry in value.items()}
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, kind):  # type: ignore[arg-type]
             raise _wrong(name, value, "settings by name")
@@ -89,7 +89,7 @@ def _conform(value: Any, kind: Any, name: str) -> Any:
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer of hundreds of digits
         return math.inf
 
 

@@ -1,4 +1,4 @@
-"""The hyper-parameters of the catalogue's methods, read from their source: importing it takes JAX and its seconds."""
+"""The hyper-parameters of the catalogue's methods, parsed from source, because importing the methods imports JAX."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Hyperparameter(NamedTuple):
 
 
 def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparameter]:
-    """Those of a method of `algorithms.names()`, in order, with the preset's values in place of the defaults.
+    """The hyper-parameters of a method of `algorithms.names()`, in order, with the values of a preset as defaults.
 
-    InputError, with the nearest name, for an unknown method or preset.
+    Raises InputError, with the nearest name, for an unknown method or preset.
     """
     known = _methods()
     if method not in known:
-        added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # of this process
+        added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # registered in this process
         if method not in added:
             raise unknown("algorithm", method, [*known, *added])
         hints, parameters = typing.get_type_hints(added[method]), inspect.signature(added[method]).parameters
@@ -51,13 +51,13 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
 
 
 def options(method: str, preset: str | None = None) -> list[Hyperparameter]:
-    """`hyperparameters`, and what a run may say beside them: which parts it goes without (`algorithms.unfinished`)."""
+    """`hyperparameters`, and `without` for methods that lack a part here (see `algorithms.unfinished`)."""
     without = [Hyperparameter("without", str, "")] if method in _unfinished() else []
     return hyperparameters(method, preset) + without
 
 
 def _presets(method: ast.FunctionDef) -> dict[str, dict[str, Any]]:
-    """The sets of values in the decorator `algorithms.presets.presets` of a method, by name."""
+    """The presets in a method's decorator `algorithms.presets.presets`, by name."""
     calls = [one for one in method.decorator_list if isinstance(one, ast.Call)]
     return {
         keyword.arg: ast.literal_eval(keyword.value)

@@ -1,4 +1,4 @@
-"""Standard output that may go away: a closed pipe or a full disk under it must not end what is being done."""
+"""Output streams that tolerate a closed pipe or a full disk, which must not end a run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 from typing import Any, TextIO
 
 
-class Lasting:
-    """A text stream that takes whatever is written: what its file cannot show is escaped, and once it fails, dropped.
+class FailsafeStream:
+    """A text stream whose writes never fail: unencodable text is escaped, and after an error text is dropped.
 
-    stream: where the text goes; None (standard output was closed before the start) drops everything.
-    Everything else, such as `isatty` and `encoding`, is the stream's own.
+    stream: the underlying stream; None (standard output was closed before the start) drops everything.
+    Other attributes, such as `encoding`, are those of the stream.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self.lost = stream is None or stream.closed  # whether the rest is dropped
+        self.lost = stream is None or stream.closed  # whether further text is dropped
 
     def write(self, text: str) -> int:
-        """Write the text if the stream still takes it; its length either way."""
+        """Write the text, unless the stream has failed; returns its length either way."""
         if not self.lost:
             assert self._stream is not None
             try:
@@ -28,12 +28,12 @@ class Lasting:
                 except UnicodeEncodeError:
                     encoding = self._stream.encoding or "ascii"
                     self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            except (OSError, ValueError):  # the pipe has no reader, the disk is full; the stream is closed
+            except (OSError, ValueError):  # OSError: no reader, or a full disk; ValueError: the stream is closed
                 self._lose()
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what is buffered, if that is possible."""
+        """Flush the stream, if possible."""
         if not self.lost:
             assert self._stream is not None
             try:
@@ -42,7 +42,7 @@ class Lasting:
                 self._lose()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal that still takes text."""
+        """Whether the stream is a terminal that has not failed."""
         return not self.lost and self._stream is not None and self._stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
@@ -50,17 +50,17 @@ class Lasting:
 
     def _lose(self) -> None:
         self.lost = True
-        let_go(self._stream)
+        send_to_null(self._stream)
 
 
-def let_go(stream: TextIO | None) -> None:
-    """Point a stream whose writes fail at the null device.
+def send_to_null(stream: TextIO | None) -> None:
+    """Redirect a stream whose writes fail to the null device.
 
-    What it still buffers would fail again when the interpreter ends, with a message and status 120.
+    Otherwise its buffered text would fail again when the interpreter exits, with a message and status 120.
     """
     if stream is None:
         return
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no file of its own, or is closed
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no file descriptor, or closed
         null = os.open(os.devnull, os.O_WRONLY)
         try:
             os.dup2(null, stream.fileno())

@@ -1,4 +1,4 @@
-"""The two pytrees that travel through the library: `Trajectories` and `PolicyOutputs`.
+"""The two pytrees that functions of the library exchange: `Trajectories` and `PolicyOutputs`.
 
 N sequences, L token positions, right-padded; prompt and completion share a row.
 """
@@ -18,9 +18,9 @@ Array = jax.Array
 
 
 class Trajectories(flax.struct.PyTreeNode):
-    """Sampled sequences and what is known of them. Fields that are None are not known (yet).
+    """Sampled sequences and what has been computed for them. A field is None until it is computed.
 
-    Padding is what `token_mask` says, never a token id: pad and EOS are the same id in many tokenisers.
+    Padding is defined by `token_mask`, never by a token id: pad and EOS share an id in many tokenisers.
     """
 
     tokens: Array  # int32[N, L] prompt, then the policy's tokens (with environment tokens between, if any)
@@ -32,15 +32,15 @@ class Trajectories(flax.struct.PyTreeNode):
     group: Array  # int32[N] samples of one prompt share it; groups may differ in size
     prompt_id: Array  # int32[N] stable id of the prompt in its data set
     truncated: Array  # bool[N] ran out of budget before the end of the answer
-    temperature: Array | None = None  # f32[N] of the distribution that `behaviour_logp` is of
-    support_floor: Array | None = None  # f32[N, L] least log-probability that top-k/top-p/min-p kept (-inf: all)
+    temperature: Array | None = None  # f32[N] sampling temperature that `behaviour_logp` includes
+    support_floor: Array | None = None  # f32[N, L] lowest log-probability that top-k/top-p/min-p kept (-inf: all)
     whole_logp: Array | None = (
         None  # f32[N, L] as `behaviour_logp`, before filters and forbidden tokens, where there were
     )
     rewards: dict[str, Array] | None = None  # named components, f32[N] each
     reward: Array | None = None  # f32[N] their combination
-    token_rewards: Array | None = None  # f32[N, L] what each action earns by itself, e.g. a penalty; beside `reward`
-    turn_rewards: Array | None = None  # f32[N, K] of each turn, where there are turns
+    token_rewards: Array | None = None  # f32[N, L] reward of each action, e.g. a penalty; in addition to `reward`
+    turn_rewards: Array | None = None  # f32[N, K] reward of each turn, if there are turns
     state_key: Array | None = None  # uint32[N, K] hashed environment state before each turn
     advantages: Array | None = None  # f32[N, L]
     weights: Array | None = None  # f32[N, L] selection: 0 drops a token
@@ -48,36 +48,36 @@ class Trajectories(flax.struct.PyTreeNode):
     reference_logp: Array | None = None  # f32[N, L] under the frozen reference policy
     entropy: Array | None = None  # f32[N, L] of the behaviour distribution at each action
     values: Array | None = None  # f32[N, L] (or [N, L, H]) of the critic before the update, at each action
-    returns: Array | None = None  # f32[N, L] what the critic is to learn
-    info: dict[str, Array] | None = None  # [N, ...] what only some methods know of a row, by name
-    totals: dict[str, Array] | None = None  # counts over the whole batch of which this may be a slice; see `totals_of`
+    returns: Array | None = None  # f32[N, L] regression targets of the critic
+    info: dict[str, Array] | None = None  # [N, ...] further arrays, which only some methods use, by name
+    totals: dict[str, Array] | None = None  # counts over the whole batch, of which this may be a slice; see `totals_of`
     controls: dict[str, Array] | None = None  # f32[] written by controllers, read by objectives
     feedback: dict[str, Array] | None = None  # f32[] metrics of the last update; "updates" counts them
 
     @property
     def loss_weights(self) -> Array:
-        """f32[N, L]: how much each token counts in the loss: its selection weight on actions, 0 elsewhere."""
+        """f32[N, L]: weight of each token in the loss: its selection weight on actions, 0 elsewhere."""
         return jnp.where(self.action_mask, 1.0 if self.weights is None else self.weights, 0.0).astype(jnp.float32)
 
     @property
     def lengths(self) -> Array:
-        """f32[N]: actions of each row."""
+        """f32[N]: number of actions in each row."""
         return jnp.sum(self.action_mask, axis=1).astype(jnp.float32)
 
     @property
     def action_index(self) -> Array:
-        """int32[N, L]: how many actions of the row came before, whatever stands between them. -1 elsewhere."""
+        """int32[N, L]: index of each action among the actions of its row; -1 elsewhere."""
         return jnp.where(self.action_mask, jnp.cumsum(self.action_mask, axis=1) - 1, -1).astype(jnp.int32)
 
     @property
     def scores(self) -> Array:
-        """f32[N]: the combined reward; NaN, that is not scored, also where a row has no action. InputError without."""
+        """f32[N]: the combined reward, NaN (not scored) for rows without actions. InputError without rewards."""
         if self.reward is None:
             raise InputError("the batch has no rewards: score it before the advantages are computed")
         return jnp.where(jnp.any(self.action_mask, axis=1), self.reward, jnp.nan).astype(jnp.float32)
 
     def need(self, name: str) -> Array:
-        """A field, or an entry of `info`; InputError where the batch does not have it."""
+        """A field, or an entry of `info`; InputError if the batch does not have it."""
         value = getattr(self, name) if name in self.__dataclass_fields__ else (self.info or {}).get(name)
         if value is None:
             raise InputError(f"this method needs {name}, which the batch does not have")
@@ -93,33 +93,33 @@ class Trajectories(flax.struct.PyTreeNode):
 
 
 class PolicyOutputs(flax.struct.PyTreeNode):
-    """What the policy says of each action under the parameters being differentiated. Zero where there is no action."""
+    """The policy's outputs for each action under the parameters being differentiated; zero elsewhere."""
 
     logp: Array  # f32[N, L]
     entropy: Array  # f32[N, L]
-    extras: dict[str, Any] | None = None  # what else an objective declared that it needs
+    extras: dict[str, Any] | None = None  # further outputs that an objective needs, e.g. "values"
 
 
 def weighted(values: Array, batch: Trajectories) -> Array:
-    """Values times loss weights, f32[N, L]; what is masked may be anything, even NaN."""
+    """Values times loss weights, f32[N, L]; masked values may be anything, even NaN."""
     weights = batch.loss_weights
     return jnp.where(weights != 0, values, 0.0) * weights
 
 
 def row_means(values: Array, batch: Trajectories) -> Array:
-    """Mean of each row over its weighted tokens, f32[N]; 0 where there are none."""
+    """Mean of each row over its tokens, by loss weight, f32[N]; 0 for rows without weight."""
     length = jnp.sum(batch.loss_weights, axis=1)
     return jnp.sum(weighted(values, batch), axis=1) / jnp.where(length > 0, length, 1.0)
 
 
-SHARED = ("totals", "controls", "feedback")  # what has no row axis
-_KINDS: dict[str, tuple[Any, str]] = {  # by the letter in _FORMS: dtypes, and what to call them
+SHARED = ("totals", "controls", "feedback")  # fields without a row axis
+_KINDS: dict[str, tuple[Any, str]] = {  # by the letter in _FORMS: the dtype, and its name in messages
     "b": (jnp.bool_, "bool"),
     "i": (jnp.integer, "integers"),
     "f": (jnp.floating, "floating point"),
-    "n": (None, "numbers"),  # of any dtype: rewards of 0 and 1 may be integers
+    "n": (None, "numbers"),  # of any numeric dtype: rewards of 0 and 1 may be integers
 }
-_FORMS = {  # of each array: its kind and its axes, N rows, L positions, others of any length
+_FORMS = {  # the kind and the axes of each array: N rows, L positions, other axes of any length
     **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
     **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
     **dict.fromkeys(("behaviour_logp", "support_floor", "whole_logp", "old_logp", "reference_logp"), "f NL"),
@@ -135,10 +135,11 @@ _FORMS = {  # of each array: its kind and its axes, N rows, L positions, others 
 
 
 def totals_of(batch: Trajectories) -> dict[str, Array]:
-    """Denominators of the averages: weighted tokens, sequences with any weight, and sequences with any action.
+    """Denominators of averages, f32[]: "tokens" (summed weights), "sequences" (rows with any weight), and "rows" (rows
+    with any action).
 
-    A micro-batch carries the totals of the whole batch, so that sums over micro-batches of
-    `sum(values) / total` are the value for the whole batch, however it was split.
+    A micro-batch carries the totals of the whole batch, so that `sum(values) / total` summed over micro-batches is the
+    value for the whole batch, however it is split.
     """
     if batch.totals is not None:
         return batch.totals
@@ -152,7 +153,7 @@ def totals_of(batch: Trajectories) -> dict[str, Array]:
 
 
 def with_totals(batch: Trajectories) -> Trajectories:
-    """The batch with its own totals written down; do this before slicing it into micro-batches."""
+    """The batch with its own totals stored; call this before slicing it into micro-batches."""
     return batch.replace(totals=totals_of(batch.replace(totals=None)))
 
 
@@ -163,10 +164,10 @@ def map_rows(f: Any, batch: Trajectories) -> Trajectories:
 
 
 def check_batch(batch: Any) -> None:
-    """InputError, naming the field, where shapes and dtypes of a batch do not fit its tokens [N, L].
+    """InputError, naming the field, if shapes or dtypes of a batch do not match its tokens [N, L].
 
-    Nothing is computed and no value is looked at, so it works on tracers too and adds nothing to a compiled program.
-    It is called where batches come in (transforms, objectives, `compare`, the update), not by each function within.
+    The check is static: it works on tracers and adds nothing to a compiled program. It is called at public boundaries
+    (transforms, objectives, `compare`, the update), not by each function inside.
     """
     if not isinstance(batch, Trajectories):
         raise InputError(f"the batch is {in_words(batch)}, but must be Trajectories, such as `sample` gives")
@@ -202,7 +203,7 @@ _REQUIRED = [name for name, field in Trajectories.__dataclass_fields__.items() i
 
 
 def _check_array(name: str, value: Any, form: str, shape: tuple[int, ...]) -> None:
-    """InputError unless the value is an array of that form, of which N and L are the first axes of `shape`."""
+    """InputError unless the value is an array of the given form, where `shape` is (N, L)."""
     (dtype, kind), axes = _KINDS[form[0]], form[2:]
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise InputError(f"{name} is {in_words(value)}, but must be an array, {kind} {_axes(form, shape)}")
@@ -219,7 +220,7 @@ def _axes(form: str, shape: tuple[int, ...]) -> str:
 
 
 def in_words(value: Any) -> str:
-    """A value in few words: an array by dtype and shape, anything else by its type."""
+    """A value in a few words: dtype and shape of an array, the type of anything else."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     return "None" if value is None else f"of the type {type(value).__name__}"

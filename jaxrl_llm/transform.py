@@ -1,4 +1,4 @@
-"""The glue: stateful preparation (`Transform`) and stateless losses (`Objective`), both closed under composition."""
+"""How functions of a batch compose: stateful preparation (`Transform`) and stateless losses (`Objective`)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Metrics = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run knows before its first step; None for what it does not know.
+    """Sizes that a run knows before its first step; None where unknown.
 
-    prompts: how many prompts the data set has; every `prompt_id` is below it. steps: iterations of the run.
+    prompts: number of prompts in the data set; every `prompt_id` is below it. steps: iterations of the run.
     """
 
     prompts: int | None = None
@@ -38,8 +38,8 @@ class RunFacts:
 class Transform:
     """A pair of pure functions, as in optax. `apply` fills in fields of the batch; all memory is in the state.
 
-    init:  (facts=RunFacts()) -> state, a pytree. What makes a Transform may give a function without arguments; one with
-           a parameter named `facts` is told what the run knows, to size its tables.
+    init:  (facts=RunFacts()) -> state, a pytree. May be built from a function without arguments, or from one with a
+           parameter named `facts`, which gets the run's sizes, e.g. for a table with an entry per prompt.
     apply: (state, batch) -> (state, batch)
     needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `algorithms.needs`
     """
@@ -49,13 +49,13 @@ class Transform:
     needs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.init, Start):
-            object.__setattr__(self, "init", Start(self.init))
+        if not isinstance(self.init, StateInit):
+            object.__setattr__(self, "init", StateInit(self.init))
 
 
 @dataclass(frozen=True)
-class Start:
-    """A function that makes a state, called with facts of the run or without, whether it asks for them or not."""
+class StateInit:
+    """An init function that accepts an optional `RunFacts`, whether or not the wrapped function takes one."""
 
     function: Callable[..., State]
 
@@ -69,18 +69,18 @@ class Start:
         """Whether the function has a parameter named `facts`."""
         try:
             return "facts" in inspect.signature(self.function).parameters
-        except (TypeError, ValueError):  # of a function whose signature Python cannot tell
+        except (TypeError, ValueError):  # no signature is available, e.g. for some builtins
             return False
 
 
 def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
-    """The transform that applies `f` and remembers nothing."""
+    """The transform that applies `f` and has no state."""
     require_function("what makes a transform", f)
     return Transform(lambda: (), guarded(lambda state, batch: (state, f(batch))), names_of(needs))
 
 
 def guarded(apply: Callable[[State, Trajectories], Any]) -> Callable[[State, Trajectories], Any]:
-    """`apply` of a transform, behind a check of shapes and dtypes that costs nothing once it is compiled."""
+    """Wrap a transform's `apply` in a static check of the batch's shapes and dtypes (`check_batch`)."""
 
     def checked(state: State, batch: Trajectories) -> Any:
         if isinstance(state, Trajectories):
@@ -92,9 +92,9 @@ def guarded(apply: Callable[[State, Trajectories], Any]) -> Callable[[State, Tra
 
 
 def chain(*transforms: Transform) -> Transform:
-    """Apply transforms from left to right; itself a Transform whose state is the tuple of theirs.
+    """Apply transforms from left to right; the result is a Transform whose state is the tuple of theirs.
 
-    Raises InputError for a part that is no transform; when applied, for a state of other transforms.
+    Raises InputError for a part that is not a Transform and, when applied, for a state of the wrong length.
     """
     for number, part in enumerate(transforms, start=1):
         expect(f"part {number} of a chain", part, Transform)
@@ -116,14 +116,14 @@ def chain(*transforms: Transform) -> Transform:
 
 
 def names_of(needs: Iterable[str]) -> frozenset[str]:
-    """The names as a set; InputError for a single text, whose letters would be names."""
+    """The names as a set; InputError for a single string, which would be split into letters."""
     if isinstance(needs, str):
         raise InputError(f"needs is {needs!r}, but must be a set of names: {{{needs!r}}}")
     return frozenset(needs)
 
 
 def require_function(name: str, value: Any) -> None:
-    """InputError unless the value is a function of a batch: what makes a transform or an objective is none."""
+    """InputError unless the value is a function of a batch, not a factory of transforms or objectives."""
     if not callable(value):
         raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
     made = getattr(value, "__annotations__", {}).get("return")
@@ -134,7 +134,7 @@ def require_function(name: str, value: Any) -> None:
 
 
 def expect(name: str, value: Any, kind: type) -> None:
-    """InputError unless the value is of that kind; what would make one is told to be called."""
+    """InputError unless the value is an instance of `kind`; if a function returns one, the error says to call it."""
     if isinstance(value, kind):
         return
     found, hint = in_words(value), ""
@@ -144,14 +144,14 @@ def expect(name: str, value: Any, kind: type) -> None:
 
 
 def counted(apply: Callable[[jax.Array, Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
-    """The transform whose only memory is how often it was applied: `apply(step int32[], batch) -> batch`."""
+    """The transform whose state counts its applications: `apply(step int32[], batch) -> batch`."""
     return Transform(lambda: jnp.int32(0), guarded(lambda step, batch: (step + 1, apply(step, batch))), names_of(needs))
 
 
 def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], jax.Array]) -> Transform:
-    """Steer a number by the last update's metrics: `update(number f32[], feedback) -> number`.
+    """Adapt a number to the last update's metrics: `update(number f32[], feedback) -> number`.
 
-    It is in `batch.controls[name]`, and is `start` until there has been an update.
+    It is written to `batch.controls[name]`, and stays at `start` until the first update.
     """
 
     def apply(value: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
@@ -166,7 +166,7 @@ Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
 
 
 def in_turn(*refreshes: Refresh | None) -> Refresh | None:
-    """One `Refresh` that does all of them from left to right, each once; None where there is none."""
+    """Compose refreshes from left to right, dropping duplicates and Nones; None if nothing is left."""
     there = list(dict.fromkeys(one for one in refreshes if one is not None))
     if len(there) < 2:
         return there[0] if there else None
@@ -179,9 +179,9 @@ def in_turn(*refreshes: Refresh | None) -> Refresh | None:
 
 @dataclass(frozen=True)
 class Coefficient:
-    """The weight of a term that is known only in the run: `function: batch -> f32[]`, e.g. of `batch.controls`.
+    """The weight of a term that depends on the batch: `function: batch -> f32[]`, e.g. of `batch.controls`.
 
-    Like a ratio and an average it carries what it needs, and what it must find in the whole batch (`refresh`).
+    Like ratios and averages it has `needs`, and a `refresh` that computes what depends on the whole batch.
     """
 
     function: Callable[[Trajectories], jax.Array]
@@ -192,7 +192,7 @@ class Coefficient:
         return self.function(batch)
 
 
-Scale = float | jax.Array | str | Callable[[Trajectories], jax.Array]  # a Coefficient is one of the last
+Scale = float | jax.Array | str | Callable[[Trajectories], jax.Array]  # a Coefficient is such a callable
 
 
 def coefficient(scale: Scale) -> Coefficient:
@@ -212,13 +212,13 @@ def coefficient(scale: Scale) -> Coefficient:
 class Objective:
     """A loss to minimise: `(outputs, batch) -> (loss, metrics)`, pure and stateless.
 
-    Objectives add, and scale by a number, the name of a control, or a function of the batch (`Coefficient`). Loss and
-    metrics are sums over the rows of the batch divided by `totals_of(batch)`, so those of micro-batches add up to those
-    of the whole batch.
+    Objectives can be added, and scaled by a number, the name of a control, or a function of the batch (`Coefficient`).
+    Loss and metrics are sums over the rows of the batch divided by `totals_of(batch)`, so those of micro-batches add up
+    to those of the whole batch.
 
-    What depends on the whole batch at the current parameters (a quantile, a covariance, the other members of a group)
-    is in `refresh`: it gets all rows at once, without gradients, and writes what it finds into the batch, before
-    `function` sees a slice of it. Calling the objective does both, in this order.
+    Quantities that depend on the whole batch at the current parameters (a quantile, a covariance, the other members of
+    a group) are computed by `refresh`: it gets all rows at once, without gradients, and writes its results into the
+    batch before `function` sees a slice of it. Calling the objective does both, in this order.
     """
 
     function: Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
@@ -230,22 +230,22 @@ class Objective:
         return self.function(outputs, self.refreshed(outputs, batch))
 
     def refreshed(self, outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        """The whole batch with what `refresh` finds in it."""
+        """The whole batch with the results of `refresh`."""
         return batch if self.refresh is None else self.refresh(jax.lax.stop_gradient(outputs), batch)
 
     def __add__(self, other: Objective) -> Objective:
-        """The sum. A metric that both report under one name keeps it for the first; the second's is "NAME/2"."""
+        """The sum. If both report a metric of the same name, the second's is renamed to "NAME/2"."""
         expect("what is added to an objective", other, Objective)
 
         def total(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss_a, metrics_a = self.function(outputs, batch)
             loss_b, metrics_b = other.function(outputs, batch)
-            return loss_a + loss_b, both(metrics_a, metrics_b)
+            return loss_a + loss_b, merge_metrics(metrics_a, metrics_b)
 
         return Objective(total, self.needs | other.needs, in_turn(self.refresh, other.refresh))
 
     def __mul__(self, scale: Scale) -> Objective:
-        """Scale the loss, not the metrics. What is known to be scaled by 0 is left out, with what it needs."""
+        """Scale the loss, not the metrics. A term with a static scale of 0 is dropped together with its needs."""
         weight = coefficient(scale)
         if is_off(scale):
             return Objective(lambda outputs, batch: (jnp.float32(0), {}))
@@ -263,10 +263,10 @@ class Objective:
         return self + (-1.0) * other
 
 
-def both(first: Metrics, second: Metrics) -> Metrics:
-    """All metrics of two terms; a name of the first is numbered in the second, so that neither hides the other.
+def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
+    """The metrics of two terms together; a name of both is numbered in the second, so that neither is lost.
 
-    >>> both({"kl": 1, "loss": 2}, {"kl": 3, "kl/2": 4})
+    >>> merge_metrics({"kl": 1, "loss": 2}, {"kl": 3, "kl/2": 4})
     {'kl': 1, 'loss': 2, 'kl/3': 3, 'kl/2': 4}
     """
     found = dict(first)
@@ -280,7 +280,7 @@ def both(first: Metrics, second: Metrics) -> Metrics:
 
 
 def check_outputs(outputs: Any, batch: Any) -> None:
-    """InputError where an objective's arguments are swapped, or where outputs do not fit the batch; shapes only."""
+    """InputError if an objective's arguments are swapped, or the outputs' shapes do not match the batch; static."""
     if isinstance(outputs, Trajectories) and isinstance(batch, PolicyOutputs):
         raise InputError("an objective was called with (batch, outputs), but takes (outputs, batch): swap them")
     expect("the outputs of an objective", outputs, PolicyOutputs)
@@ -293,7 +293,7 @@ def check_outputs(outputs: Any, batch: Any) -> None:
 
 
 def control(batch: Trajectories, name: str) -> jax.Array:
-    """A number that a controller wrote; InputError where none did."""
+    """A number that a controller wrote; InputError if none did."""
     if name not in (batch.controls or {}):
         raise InputError(f"no transform wrote the control {name!r}: chain its controller before the objective")
     return (batch.controls or {})[name]

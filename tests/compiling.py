@@ -21,7 +21,7 @@ XLA_FLAG = "--xla_cpu_use_fusion_emitters=false"  # XLA's older emitters: the ne
 
 @cache
 def known() -> bool:
-    """Whether this XLA has the flag: it would end the process at one that it does not know."""
+    """Whether this XLA has the flag: an unknown flag would abort the process."""
     name = XLA_FLAG.strip("-").split("=")[0].encode()
     for path in Path(jaxlib.__file__).parent.glob("libjax*.so"):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -52,6 +52,6 @@ def all_optimisations() -> dict[str, str]:
 
 
 def optimised(test: Any) -> Any:
-    """Mark a test of what optimised programs are: their bits, memory or work. It is run by `make test-all`."""
+    """Mark a test of properties of optimised programs: their bits, memory or work. `make test-all` runs it."""
     skip = pytest.mark.skipif(not OPTIMISED, reason="of optimised programs: OPTIMISED=1, as in `make test-all`")
     return pytest.mark.heavy(pytest.mark.optimised(skip(test)))

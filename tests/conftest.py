@@ -1,4 +1,4 @@
-"""What many tests share: JAX on the CPU, the reference vectors of each model family, a few rollouts of each."""
+"""Shared by many tests: JAX on the CPU, the reference vectors of each model family, and a few rollouts of each."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from experiments.attacks.damage_kinds import Kind
 from experiments.attacks.worker import Reply, Worker
 
 KILLS, DAMAGES = 126, 24  # seeds: Ctrl-C in a step and a kill in a checkpoint; damages of many kinds
-GOOD = Reply(0, "going on from step 4\n", "", 1.0)
+GOOD = Reply(0, "resuming from step 4\n", "", 1.0)
 
 
 @pytest.fixture(scope="module")

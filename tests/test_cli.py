@@ -1,4 +1,4 @@
-"""The command line: what is said where, what it writes, and with which status it ends."""
+"""The command line: its output, the files it writes, and its exit status."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def output_of(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int =
 
 @pytest.fixture
 def copied_run(tmp_path: Path) -> Path:
-    """A copy of the finished run, to be changed at will, with the files that its configuration names."""
+    """A copy of the finished run that tests may modify, with the files that its configuration names."""
     shutil.copytree(runs.finished_run(), tmp_path / "run")
     return tmp_path / "run"
 
@@ -207,7 +207,7 @@ def test_any_configuration_can_be_given_as_options(tmp_path: Path) -> None:
 
 
 def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole way once, with the report and TensorBoard's files."""
+    """A complete run, with the report and TensorBoard's files."""
     config = runs.small_config(tmp_path, steps=2, tensorboard=True)
     text = output_of(capsys, "train", *runs.as_arguments(config))
     assert "grpo on " in text
@@ -232,8 +232,8 @@ def test_resume_through_the_command_line(
     before = (copied_run / "completions.jsonl").read_bytes()
     shutil.rmtree(copied_run / "checkpoints" / "4")
     text = output_of(capsys, "train", "--resume", copied_run)
-    assert f"into {copied_run}" in text, "the folder may have been moved"
-    assert "going on from step 2" in text
+    assert f"output in {copied_run}" in text, "the folder may have been moved"
+    assert "resuming from step 2" in text
     assert (copied_run / "completions.jsonl").read_bytes() == before
     assert (copied_run / "checkpoints" / "4").is_dir()
 
@@ -593,7 +593,7 @@ def test_an_interrupt_says_how_to_go_on(
 
     monkeypatch.setattr(loop, "train", stop)
     assert main(["train"]) == 130
-    assert "goes on with jaxrl train --resume RUN" in capsys.readouterr().err
+    assert "resume a training run with jaxrl train --resume RUN" in capsys.readouterr().err
 
 
 def test_the_installed_command_ends_with_its_status() -> None:

@@ -1,4 +1,4 @@
-"""Numbers that parts are made with."""
+"""Checks of coefficients."""
 
 from __future__ import annotations
 

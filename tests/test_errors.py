@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.errors import InputError, missing_package, unknown
 
 
 def test_an_input_error_is_a_value_error() -> None:
@@ -37,6 +37,6 @@ def test_unknown_shows_twelve_names_without_and_more() -> None:
 
 
 def test_need_says_how_to_install() -> None:
-    error = need("tyro", "run", "the command line")
+    error = missing_package("tyro", "run", "the command line")
     assert isinstance(error, InputError)
     assert str(error) == "the command line needs the package 'tyro': pip install 'jaxrl_llm[run]'"

@@ -1,4 +1,4 @@
-"""The C library's heap: what threads take it from. Only glibc has arenas to count."""
+"""The C library's heap: arenas shared by threads, and memory returned to the system. Only glibc has arenas to count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import ctypes, sys, threading
 from jaxrl_llm import heap
 
 if sys.argv[1] == "share":
-    heap.keep_little()
+    heap.limit_retained()
 libc, meeting, kept = ctypes.CDLL(None), threading.Barrier(4), []
 libc.malloc.restype = ctypes.c_void_p
 
@@ -56,8 +56,8 @@ def test_threads_share_a_heap(tmp_path: object) -> None:
 
 def test_what_a_compilation_leaves_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
-    heap.keep_little()
-    monkeypatch.setattr(heap, "give_back", lambda: times.append(1))
+    heap.limit_retained()
+    monkeypatch.setattr(heap, "trim", lambda: times.append(1))
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
     compiled = len(times)
@@ -81,6 +81,6 @@ def test_freed_pages_go_back() -> None:
     full, last = resident(), libc.malloc(64)  # stands behind the pieces, so that freeing them does not end the heap
     for piece in pieces:
         libc.free(ctypes.c_void_p(piece))
-    heap.give_back()
+    heap.trim()
     assert resident() < full - size * count // 2
     libc.free(ctypes.c_void_p(last))

@@ -39,6 +39,6 @@ except jaxrl_llm.InputError as error:
 def test_core_needs_only_the_jax_packages() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    # What is missing is said in one line, with the command that installs it.
+    # A missing package is reported in one line, with the command that installs it.
     assert "SAYS" in done.stdout
     assert "pip install" in done.stdout.split("SAYS")[1]

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from jaxrl_llm import json_text
-from jaxrl_llm.json_text import MOST_DEPTH, NotJson, kind_of, parse_json
+from jaxrl_llm.json_text import MOST_DEPTH, NotJson, json_type, parse_json
 
 
 def test_examples_in_docstrings() -> None:
@@ -63,6 +63,6 @@ def test_lenient_takes_what_python_wrote() -> None:
 
 
 def test_kinds_have_the_names_of_json() -> None:
-    assert [kind_of(value) for value in (None, True, 1, 1.5, "a", [], {})] == [
+    assert [json_type(value) for value in (None, True, 1, 1.5, "a", [], {})] == [
         "null", "true or false", "number", "number", "text", "list", "object",
     ]  # fmt: skip

@@ -75,6 +75,6 @@ def test_the_update_compiles_for_four_v5e_chips() -> None:
     sizes = json.loads(done.stdout.split("RESULT")[1])["update"]
     parameters = 134_515_008 * 4
     assert sizes["temporaries"] + sizes["arguments"] < 16 * 2**30, sizes
-    # Gradients, their sums and the optimiser's changes, with the padding of TPU layouts.
+    # Gradients, their sums and the optimiser's updates, with the padding of TPU layouts.
     assert sizes["temporaries"] < 8 * parameters
     assert "ratio_clip" in sizes["kernels"], sizes  # each chip on its rows

@@ -51,7 +51,9 @@ def kinds() -> list[Kind]:
         hows: tuple[str, ...] = (*act.HARMS[:7], "replaced", *act.UNREADABLE)
         hows = (*hows, "line", "half") if name == "logs" else hows
         for how in hows:
-            said = {"summary": "summary|no evaluation from before", "config": r"config\.json"}.get(name, "")
+            said = {"summary": "summary|evaluation from before training is lost", "config": r"config\.json"}.get(
+                name, ""
+            )
             said = "" if name == "config" and how not in act.UNREADABLE else said
             found.append(Kind(f"{name} {how}", partial(act.in_file, names=names, how=how), "may", said))
     found.append(Kind("tensorboard", act.scalars, "may", "tensorboard", without=("tensorboard",)))

@@ -5,9 +5,9 @@
 The plain formula takes each sequence by itself, builds its logits and their log-softmax. Errors are norms of
 differences over norms: the largest of all parameters, and the largest of all parameters of single layers.
 
-First in float64, where only mistakes would be seen. Then in float32, each thing by itself: the kernels against the
-plain formula, packing against a row for each sequence, micro-batches against one. Last, what float32 itself does: how
-far all of them, the plain formula too, are from the plain formula in float64.
+First in float64, where only bugs would be visible. Then in float32, one change at a time: the kernels against the plain
+formula, packing against a row for each sequence, micro-batches against one. Last, the error of float32 itself: how far
+all of them, including the plain formula, are from the plain formula in float64.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Rollouts: tokens a second of this sampler and of other libraries' in one run, side by side.
+"""Rollouts: tokens per second of this sampler and of other libraries in one run, side by side.
 
     python experiments/benchmarks/rollout.py --model FOLDER --batch 16 64 --prompt 64 --new 64 \\
            --transformers-python PYTHON --tunix-python PYTHON
     python experiments/benchmarks/rollout.py --batch --longtail --partial --shared        # no static cases
 
-Every column of a static case runs in a process of its own, whose peak memory is its own. Repeats go round the columns
-(ours, transformers, tunix, ours, ...), so that what else the machine does hits all. Prompts are random ids, no token
-ends a completion, temperature is 1.
+Every column of a static case runs in a separate process, so peak memory is per column. Repeats alternate between the
+columns (ours, transformers, tunix, ours, ...), so that other load on the machine affects them all. Prompts are random
+ids, no token ends a completion, temperature is 1.
 
 of bandwidth = needed bytes of a decode step / its time / bandwidth of reading memory, where
     needed bytes = weights + 2 x layers x KV heads x head size x cache item size x

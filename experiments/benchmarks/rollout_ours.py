@@ -1,6 +1,6 @@
 """Our column of the rollout benchmark; started by rollout.py.
 
-Also: the bandwidth of the machine, the bytes that a decode step must read, and what XLA says of shared prompts.
+Also: the bandwidth of the machine, the bytes that a decode step must read, and XLA's analysis of shared prompts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Ours(NamedTuple):
-    """What is measured."""
+    """The sampler under measurement."""
 
     policy: Policy
     params: Any

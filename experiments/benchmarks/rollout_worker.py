@@ -1,6 +1,6 @@
-"""What every column of the rollout benchmark runs in: a process that answers tasks, one JSON line each.
+"""The process of each column of the rollout benchmark: it answers tasks, one JSON line each.
 
-Nothing but the standard library, for other libraries' columns run in their own environments.
+Uses only the standard library, since other libraries' columns run in their own environments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train six configurations on a tiny model and compare what is logged with another checkout's, number by number.
+"""Train eight configurations on a tiny model and compare what is logged with another checkout's, number by number.
 
     python experiments/benchmarks/same_runs.py FOLDER [--against OTHER_FOLDER]
 

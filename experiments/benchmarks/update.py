@@ -11,9 +11,9 @@ lora        a gradient step with adapters of --rank, against all weights
 fused       log-probabilities and their gradients: `fused_logprob` against all logits at once
 
 All train by AdamW with clipped gradients on GRPO's mean over sequences, without a reference policy; no token ends a
-completion; temperature 1. Every line is a process of its own, one at a time, so its peak memory is its own; a round is
-one process of each, with --repeats after a first call that compiles. Our programs are kept on disk between the rounds
-of a run only, so in the first round the first call compiles them.
+completion; temperature 1. Every line runs in a separate process, one at a time, so peak memory is per line; a round is
+one process of each, with --repeats after a first call that compiles. The compilation cache of our programs is shared by
+the rounds of a run only, so the first call of the first round compiles them.
 
 of peak = needed operations / median time / (--peak-flops, or the best of some products of square matrices), where
 needed operations = 6 x (matrices of the layers x tokens + vocabulary x hidden size x new tokens)

@@ -1,11 +1,11 @@
-"""Which updates fit on which TPU slices: compiled ahead of time for their chips, none of which is needed.
+"""Which updates fit on which TPU slices: compiled ahead of time, without a TPU.
 
     JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 python experiments/benchmarks/update_fit.py 8b 1.7b-lora 70b
 
 Needs libtpu. GRPO with a KL reference; groups of 16 completions of 1,024 tokens over prompts of 1,024, each prompt
-once; bfloat16 parameters with float32 masters, first moments in bfloat16 and second in float32; weights and moments in
-pieces over all chips. A micro-batch has as many groups as said; steps may have any number of them, which costs no
-memory but that of their tokens. The reference policy's weights lie beside the update.
+once; bfloat16 parameters with float32 masters, first moments in bfloat16 and second in float32; weights and moments
+sharded over all chips. A micro-batch has the given number of groups; a step may have any number of micro-batches, which
+costs only the memory of their tokens. The reference policy's weights stay on the devices during the update.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Our columns of the update benchmark; started by update.py.
 
-Also: what the machine's matrix products give, and the operations that an update needs.
+Also: the machine's matrix-product throughput, and the operations that an update needs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GRPO: Objective = policy_gradient(token_ratio(), clip(CLIP, CLIP), sequence_mean
 
 
 class Learner(NamedTuple):
-    """A policy, and what its updates change."""
+    """A policy, its optimiser and its train state."""
 
     policy: Policy
     optimizer: optax.GradientTransformation
@@ -153,7 +153,7 @@ def iterations(
         scores = np.array([variety(completion) for completion in done], np.float32)
         sampled = time.perf_counter() - begin
         batch = batch.replace(rewards={"variety": jnp.asarray(scores)}, reward=jnp.asarray(scores))
-        heap.give_back()  # as the loop does
+        heap.trim()  # as the loop does
         plan = plan_steps(batch, micro_batches=micro_batches)
         memory, batch = prepare(algorithm.transform, memory, batch)
         learner, metrics = one_step(learner, batch, plan)
@@ -224,7 +224,7 @@ def main() -> None:
 
     def begin(**settings: Any) -> dict[str, Any]:
         start = time.perf_counter()
-        heap.keep_little()  # as training does
+        heap.limit_retained()  # as training does
         policy, params, _ = load(options.model, options.dtype, None)
         held.append(jax.block_until_ready(new_learner(policy, params, **settings)))
         device = jax.devices()[0]

@@ -1,4 +1,4 @@
-"""The work that every column of the update benchmark does; nothing but the standard library.
+"""The work that every column of the update benchmark does, with the standard library only.
 
 So all columns have the same tokens, advantages, questions and rewards.
 """

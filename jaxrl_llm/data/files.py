@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, need, shown
-from jaxrl_llm.json_text import NotJson, check_regular, kind_of, not_text, parse_json, read_object
+from jaxrl_llm.errors import InputError, missing_package, shown
+from jaxrl_llm.json_text import NotJson, check_regular, json_type, not_text, parse_json, read_object
 
 Row = dict[str, Any]
 
@@ -85,7 +85,7 @@ def _parse(path: Path, line: int, text: str) -> Any:
 def _objects(path: Path, values: Iterable[tuple[int, Any]], unit: str) -> Iterator[Row]:
     for number, value in values:
         if not isinstance(value, dict):
-            raise InputError(f"{path}, {unit} {number}: a row is a JSON object, found {kind_of(value)}")
+            raise InputError(f"{path}, {unit} {number}: a row is a JSON object, found {json_type(value)}")
         yield value
 
 
@@ -105,7 +105,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise need("pyarrow", "data", f"reading {path}") from error
+        raise missing_package("pyarrow", "data", f"reading {path}") from error
     try:
         with ParquetFile(path) as file:
             for batch in file.iter_batches():
@@ -127,7 +127,7 @@ def _read_folder(path: Path, limit: int | None) -> Iterator[Row]:
     try:
         from datasets import load_from_disk
     except ImportError as error:
-        raise need("datasets", "data", f"reading the data set folder {path}") from error
+        raise missing_package("datasets", "data", f"reading the data set folder {path}") from error
     try:
         data: Any = load_from_disk(str(path))
         yield from (data if limit is None else data.select(range(min(limit, len(data)))))

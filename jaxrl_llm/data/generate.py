@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from jaxrl_llm.errors import InputError, need, shown, unknown
+from jaxrl_llm.errors import InputError, missing_package, shown, unknown
 
 PREFIX = "reasoning-gym:"
 
@@ -43,7 +43,7 @@ def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -
         import reasoning_gym  # noqa: F401
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise need("reasoning-gym", "verifiers", f"the source {PREFIX}{task}") from error
+        raise missing_package("reasoning-gym", "verifiers", f"the source {PREFIX}{task}") from error
     if task not in DATASETS:
         raise unknown("reasoning-gym task", task, DATASETS)
     if limit is not None and limit > _MOST:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.models.settings import TEXT, check, number, reason, shown, whole
 
 # Value types by code; the letters mean the same to struct and to numpy. 8 is a string, 9 an array.
@@ -58,7 +58,7 @@ class GgufFile:
         try:
             import gguf
         except ImportError:
-            raise need("gguf", "gguf", "reading a GGUF file") from None
+            raise missing_package("gguf", "gguf", "reading a GGUF file") from None
         self._gguf: Any = gguf
         if path.exists() and not path.is_file():
             raise InputError(f"cannot read {path}: it is no file")

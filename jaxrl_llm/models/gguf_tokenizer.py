@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.errors import InputError, need, shown, unknown
+from jaxrl_llm.errors import InputError, missing_package, shown, unknown
 from jaxrl_llm.models.settings import FATAL, FLAG, TEXT, check, list_of, number, reason, whole
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     try:
         import transformers  # noqa: F401 (and with it the tokenizers)
     except ImportError:
-        raise need("transformers", "gguf", "a tokenizer") from None
+        raise missing_package("transformers", "gguf", "a tokenizer") from None
     check(metadata, _SETTINGS, "the GGUF file")
     try:
         return _build(metadata)

@@ -1,7 +1,7 @@
-"""What a run tells its user: live progress, metric writers, interval statistics and the HTML report.
+"""Reporting: live progress, metric writers, interval statistics, views of credit, and the HTML report.
 
-Importing this package needs no optional package; rich, matplotlib, jinja2, tensorboardX and wandb are imported
-by the functions that use them.
+Importing this package needs no optional dependency; rich, matplotlib, jinja2, tensorboardX and wandb are imported by
+the functions that use them.
 """
 
 from typing import TYPE_CHECKING

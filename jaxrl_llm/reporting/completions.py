@@ -1,4 +1,4 @@
-"""Completions as text for notebooks and terminals, each token shaded by what is known of it."""
+"""Completions as text for notebooks and terminals, each token shaded by a number such as its log-probability."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.sampling.arguments import check_not_negative, check_tokenizer
 from jaxrl_llm.trajectory import Trajectories, check_batch
 
-MOST_TOKENS = 1000  # of a row that get an element each; a notebook keeps what it shows
+MOST_TOKENS = 1000  # tokens of a row with an HTML element each; notebooks store their output
 
 _STYLE = """
 .jaxrl-completions{font:13px/1.6 system-ui,sans-serif}
@@ -32,27 +32,27 @@ background:none;color:inherit}
 """
 
 
-class Row(NamedTuple):
-    """One sequence to be shown; n is the number of its real tokens."""
+class ShownRow(NamedTuple):
+    """One sequence to show; n is the number of its tokens without padding."""
 
     about: str
     ids: np.ndarray  # int32[n]
     action: np.ndarray  # bool[n]
-    numbers: dict[str, np.ndarray]  # [n] of each token, by name
-    known_prompt: int  # leading tokens that the row before begins with too, if that is all of its prompt; else 0
+    numbers: dict[str, np.ndarray]  # [n] values of the tokens, by name
+    known_prompt: int  # length of the prompt if the previous row has the same one, which is not repeated; else 0
 
 
 @dataclass(frozen=True, repr=False)
 class Completions:
-    """What `show` gives: a notebook draws it, `print` writes it as plain text."""
+    """The result of `show`: a notebook displays it as HTML, `print` as plain text."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ShownRow, ...]
     tokenizer: Any
     by: str
     left_out: int  # rows of the batch that are not shown
 
     def values(self) -> np.ndarray:
-        """f64[n]: the finite values of all shown actions."""
+        """f64[n]: the finite values of all actions shown."""
         found = [row.numbers[self.by][row.action] for row in self.rows]
         values = np.concatenate(found).astype(np.float64) if found else np.zeros(0)
         return values[np.isfinite(values)]
@@ -73,7 +73,7 @@ class Completions:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        kind, limit = kind_of(self.by), typical_size(self.values().tolist())
+        kind, limit = shade_kind(self.by), typical_size(self.values().tolist())
         parts = [f"<p>{_legend(self.by, kind, limit)}{html.escape(self._range())}</p>"]
         for row in self.rows:
             body = "".join(self._elements(row, kind, limit))
@@ -82,8 +82,8 @@ class Completions:
         style = f"<style>{_STYLE}{style_rules(kind)}</style>"
         return f'<div class="jaxrl-completions show-{kind}">{style}{"".join(parts)}</div>'
 
-    def _elements(self, row: Row, kind: str, limit: float) -> Iterator[str]:
-        """One element for each action and for each run of tokens between, in order."""
+    def _elements(self, row: ShownRow, kind: str, limit: float) -> Iterator[str]:
+        """One HTML element per action and per run of other tokens, in order."""
         actions = int(row.action.sum())
         head = actions if actions <= MOST_TOKENS else MOST_TOKENS * 3 // 4
         tail, seen = actions - (MOST_TOKENS - head), 0
@@ -114,13 +114,13 @@ class Completions:
 
 
 def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) -> Completions:
-    """The completions of a batch, drawn in a notebook with each token shaded, and as text by `print`.
+    """Show the completions of a batch: in a notebook with each token shaded, with `print` as plain text.
 
-    by: "logp" (of the behaviour policy), "entropy", "advantages", or any other floating [N, L] field or entry of
-    `info`: what tokens are shaded by, in full at the 98th percentile of its size. Pointing at a token shows its
-    numbers. Tokens that the policy did not choose are pale; a prompt is shown once for neighbouring rows.
-    tokenizer: None shows token ids. rows: the first so many rows are shown.
-    Raises InputError for a field that the batch does not have, and rows below 1.
+    by: what shades the tokens: "logp" (of the behaviour policy), "entropy", "advantages", or any other floating [N, L]
+    field or entry of `info`. The full shade is at the 98th percentile of its absolute value. Hovering over a token
+    shows its numbers. Tokens that the policy did not choose are pale; a prompt that neighbouring rows share is shown
+    once. tokenizer: None shows token ids. rows: number of rows to show, from the first.
+    Raises InputError for a field that the batch does not have, and for rows below 1.
     """
     check_batch(batch)
     check_number("rows", rows, least=1, whole=True)
@@ -141,10 +141,10 @@ def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) 
     numbers = {name: np.asarray(columns[name][:count]) for name in named}
     numbers["policy_step"] = step
     check_not_negative(tokens, real)
-    out: list[Row] = []
+    out: list[ShownRow] = []
     for n in range(count):
         own = {name: x[n][real[n]] for name, x in numbers.items()}
-        row = Row(_about(batch, n), tokens[n][real[n]], action[n][real[n]], own, 0)
+        row = ShownRow(_about(batch, n), tokens[n][real[n]], action[n][real[n]], own, 0)
         given = _leading(row)
         same = bool(out) and _leading(out[-1]) == given and np.array_equal(out[-1].ids[:given], row.ids[:given])
         out.append(row._replace(known_prompt=given) if same else row)
@@ -152,11 +152,11 @@ def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) 
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text that each token adds to those before it; a character of several tokens comes with the last of them."""
+    """The text that each token adds to the ones before it; a character of several tokens is added by the last one."""
     if tokenizer is None:
         return [f"{token} " for token in ids]
     out = []
-    start, whole = 0, 0  # text up to `whole` is out; decoding from `start` keeps the spaces between tokens
+    start, whole = 0, 0  # text up to `whole` is emitted; decoding from `start` keeps the spaces between tokens
     for i in range(len(ids)):
         before = prompt_text(tokenizer, ids[start:whole]) if whole > start else ""
         text = prompt_text(tokenizer, ids[start : i + 1])
@@ -168,8 +168,8 @@ def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
     return out
 
 
-def kind_of(by: str) -> str:
-    """The kind of shade for a field."""
+def shade_kind(by: str) -> str:
+    """The kind of shade (a key of `shading.KINDS`) for a field."""
     if by.endswith(("logp", "support_floor")):
         return "logp"
     return "entropy" if "entropy" in by else "advantage"
@@ -194,13 +194,13 @@ def _about(batch: Trajectories, n: int) -> str:
     return ", ".join(said) + (", truncated" if bool(batch.truncated[n]) else "")
 
 
-def _leading(row: Row) -> int:
-    """How many tokens come before the first action."""
+def _leading(row: ShownRow) -> int:
+    """The number of tokens before the first action."""
     return int(np.argmax(row.action)) if row.action.any() else len(row.ids)
 
 
-def _token(row: Row, i: int, text: str, by: str, kind: str, limit: float) -> str:
-    """An element for an action; its title has the token, its id and its numbers."""
+def _token(row: ShownRow, i: int, text: str, by: str, kind: str, limit: float) -> str:
+    """The HTML element of an action; its title shows the token, its id and its numbers."""
     value = float(row.numbers[by][i])
     level = round(LEVELS * float(np.clip(value / limit, -1.0, 1.0))) if np.isfinite(value) else 0
     numbers = [f"{name} {x[i]:.3g}" for name, x in row.numbers.items() if np.isfinite(x[i])]
@@ -210,7 +210,7 @@ def _token(row: Row, i: int, text: str, by: str, kind: str, limit: float) -> str
 
 
 def _legend(by: str, kind: str, limit: float) -> str:
-    """The shades from the least to the greatest value, between their numbers."""
+    """The scale of shades, between the values of its ends."""
     levels = range({"entropy": 0}.get(kind, -LEVELS), {"logp": 0}.get(kind, LEVELS) + 1)
     swatches = "".join(f'<i class="{kind[0]}{level}">&nbsp;&nbsp;</i>' for level in levels)
     least, most = (f"{limit * level / LEVELS:.3g}" for level in (levels[0], levels[-1]))

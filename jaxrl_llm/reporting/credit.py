@@ -1,4 +1,4 @@
-"""Looking at credit: what several algorithms make of the same completions, token by token."""
+"""Compare credit assignment: the advantages and gradients that several algorithms give the same completions."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _STYLE = """
 
 @dataclass(frozen=True)
 class Comparison:
-    """Credit of each algorithm for each token of one batch; numpy arrays, N sequences of L positions.
+    """The credit that each algorithm gives each token of a batch; numpy arrays, N sequences of L positions.
 
-    The push of a token is - d loss / d logp: above 0, a step of gradient descent makes the token more likely.
+    The push of a token is - d loss / d logp: if it is positive, gradient descent makes the token more likely.
     """
 
     advantages: dict[str, np.ndarray]  # f32[N, L] of each algorithm; 0 where there is no action
     gradients: dict[str, np.ndarray]  # f32[N, L] d loss / d logp
     losses: dict[str, float]
-    filled: dict[str, dict[str, str]]  # what the batch lacked and the algorithm needs: what stands in for it
+    filled: dict[str, dict[str, str]]  # per algorithm, its needs that the batch lacks: a description of the stand-in
     tokens: np.ndarray  # int32[N, L] ids
     token_mask: np.ndarray  # bool[N, L]
     action_mask: np.ndarray  # bool[N, L]
@@ -66,9 +66,9 @@ class Comparison:
         return self.table()
 
     def table(self) -> str:
-        """Text: the summed push of each sequence by algorithm, and below how alike the algorithms are.
+        """A text table: the summed push of each sequence by algorithm, and below it summary statistics.
 
-        "cosine" is that of all pushes with those of the first algorithm.
+        "cosine" is the cosine similarity of an algorithm's pushes with those of the first algorithm.
         """
         head = ["row", "group", "reward", "actions", *self.names]
         rows = [
@@ -103,12 +103,12 @@ class Comparison:
         return "\n".join(lines + self._notes())
 
     def to_html(self, tokens: Sequence[Sequence[str | None]] | None = None, shade: str = "push") -> str:
-        """One line of shaded tokens for each sequence and algorithm: an HTML fragment that needs no other file.
+        """A self-contained HTML fragment with one line of shaded tokens per sequence and algorithm.
 
-        tokens: the text of each position, N lists of at most L; None leaves a position out. Without, the ids are shown.
-        shade: "push" or "advantage": blue where it is above 0, red below, in full at the algorithm's 98th percentile,
-        so that colours compare tokens, not algorithms. Hovering over a token shows its numbers; prompts are pale.
-        Raises InputError for another shade, or texts that do not fit the batch.
+        tokens: the text of each position, N lists of at most L; None omits a position. By default ids are shown.
+        shade: "push" or "advantage": blue above 0, red below, in full at the algorithm's own 98th percentile, so that
+        colours compare tokens, not algorithms. Hovering over a token shows its numbers; prompts are pale.
+        Raises InputError for another shade, or for texts that do not fit the batch.
         """
         require_choice("shade", shade, SHADES)
         texts = self._texts(tokens)
@@ -141,7 +141,7 @@ class Comparison:
         return list(zip(self.tokens.tolist(), self.token_mask.tolist(), strict=True))
 
     def _token(self, name: str, n: int, t: int, text: str, values: np.ndarray, limit: float) -> str:
-        """An element for one token; those that are no actions have no numbers."""
+        """The HTML element of a token; only actions have numbers."""
         if not self.action_mask[n, t]:
             return f'<i class="given">{visible(text)}</i>'
         level = round(LEVELS * float(np.clip(values[n, t] / limit, -1.0, 1.0)))
@@ -150,7 +150,7 @@ class Comparison:
         return f'<i {kind}title="{title}">{visible(text)}</i>'
 
     def _notes(self) -> list[str]:
-        """One line for each algorithm that was given stand-ins."""
+        """One line per algorithm with stand-ins."""
         return [
             f"{name}: the batch has no {', no '.join(f'{need} ({by} stands in)' for need, by in filled.items())}"
             for name, filled in self.filled.items()
@@ -163,11 +163,12 @@ def compare(
 ) -> Comparison:
     """The advantages and d loss / d logp that each algorithm gives every token of a scored batch.
 
-    algorithms: a name or an `Algorithm`, several, or a mapping from labels to them. outputs: of the policy at which the
-    loss is derived; by default the behaviour policy itself, as in the first step after sampling. hyperparameters go
-    to those named methods that have them; InputError for one that none has. What an algorithm needs and the batch
-    lacks is filled in as if the policy were still the one that sampled, and named in `Comparison.filled`.
-    Transforms start from their initial state. Nothing is compiled: for a few hundred sequences at most.
+    algorithms: a name or an `Algorithm`, a sequence of them, or a mapping from labels to them. outputs: of the policy
+    at which the gradient is taken; by default the behaviour policy, as in the first step after sampling.
+    hyperparameters are passed to the named methods that have them; InputError for one that none has. What an algorithm
+    needs and the batch lacks is filled in as if the policy were still the behaviour policy, and is listed in
+    `Comparison.filled`. Transforms start from their initial state. Nothing is compiled, so use at most a few hundred
+    sequences.
     """
     check_batch(batch)
     if outputs is not None:
@@ -193,7 +194,7 @@ def compare(
 
 
 def _chosen(algorithms: Which, hyperparameters: Mapping[str, Any]) -> dict[str, Algorithm]:
-    """Algorithms by label; InputError for none, for a label twice, and for a hyper-parameter that no method has."""
+    """Algorithms by label; InputError for an empty selection, a repeated label, or an unknown hyper-parameter."""
     if isinstance(algorithms, str | Algorithm):
         algorithms = [algorithms]
     if not isinstance(algorithms, Mapping | Sequence):
@@ -225,14 +226,14 @@ def _entropy(batch: Trajectories) -> jax.Array:
 
 
 def stand_in(batch: Trajectories, needs: frozenset[str]) -> tuple[Trajectories, dict[str, jax.Array], dict[str, str]]:
-    """The batch with what it lacks of `needs`, the same for the outputs' extras, and what stands in for each.
+    """(the batch with stand-ins for missing needs, the outputs' extras, a description of each stand-in).
 
-    As if old, reference and tempered policies were the behaviour policy, and a critic knew nothing.
+    Old, reference and tempered policies are taken to be the behaviour policy, and a critic's values to be 0.
     """
     b, mask = batch.behaviour_logp, batch.action_mask
     N = b.shape[0]
     policy, zeros = (b, "the behaviour policy"), (jnp.zeros(b.shape), "0")
-    # What a sum over the vocabulary of pi^k would be if its expectation under pi were the sampled token's.
+    # Sums over the vocabulary of pi^k are replaced by the sampled token's own term.
     by_name: dict[str, tuple[jax.Array, str]] = {
         "old_logp": policy,
         "reference_logp": policy,

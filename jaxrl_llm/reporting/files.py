@@ -1,4 +1,4 @@
-"""The JSON files of a run: one object, or one object a line, the last of which a kill can leave half-written."""
+"""The JSON and JSON-lines files of a run; a kill can leave the last line of the latter half-written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.json_text import NotJson, check_regular, kind_of, not_text, parse_json, read_object
+from jaxrl_llm.json_text import NotJson, check_regular, json_type, not_text, parse_json, read_object
 
-_LONGEST = 2**28  # bytes of a line; what is longer is no line of ours, and would fill the memory
+_LONGEST = 2**28  # maximum bytes of a line; a run writes no longer ones, and they could exhaust memory
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file. Raises InputError where it holds something else."""
+    """The object in a JSON file; empty if there is no such file. InputError if it holds anything else."""
     try:
         return read_object(Path(path))
     except FileNotFoundError:
@@ -24,15 +24,15 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The objects of a file of one JSON object a line, without a half-written last line if there is one.
+    """The objects of a JSON-lines file; a half-written last line is ignored.
 
-    Raises InputError for a missing file, or a whole line that is no JSON object.
+    Raises InputError if the file is missing, or a complete line is not a JSON object.
     """
     return [row for _, row in iterate_jsonl(path)]
 
 
 def iterate_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Like `read_jsonl`, one at a time, each with its byte offset in the file (for files larger than memory)."""
+    """Like `read_jsonl`, but one at a time with its byte offset in the file, for files larger than memory."""
     offset = 0
     for _, line, row in _lines(Path(path)):
         if row is not None:
@@ -41,10 +41,11 @@ def iterate_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str,
 
 
 def truncate_jsonl(path: str | os.PathLike[str], step: float) -> None:
-    """Drop the lines whose "step" is `step` or later, and a half-written last line: do this before resuming at `step`.
+    """Drop the lines whose "step" is at least `step`, and a half-written last line; for resuming at `step`.
 
-    The file is replaced in one move, so a crash leaves either the old or the new one. A missing file stays missing;
-    lines without a step stay. Raises InputError for a damaged line, or a step that is no number; the file then stays.
+    The file is replaced atomically, so a crash leaves the old or the new one. A missing file is left missing; lines
+    without a step are kept. Raises InputError, and leaves the file unchanged, for a damaged line or a step that is not
+    a number.
     """
     path = Path(path)
     if not path.exists():
@@ -70,7 +71,7 @@ def truncate_jsonl(path: str | os.PathLike[str], step: float) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError from within the name of the file that it is about: a write says only that the disk is full."""
+    """Add the file's name to an OSError raised inside; errors of writes do not include it."""
     try:
         yield
     except OSError as error:
@@ -79,12 +80,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a number, which true and false are not."""
+    """Whether a value from JSON is a number (true and false are not)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Each line's number, its bytes, and its object: None where it is blank, or the last and half-written."""
+    """Each line's number, bytes and object; the object is None for a blank line or a half-written last one."""
     try:
         check_regular(path)
         file = open(path, "rb")  # noqa: SIM115 (closed by the with below)
@@ -98,13 +99,13 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
             row, reason = _object(line)
             if reason:
                 bad = InputError(f"{path}, line {number}: {reason}; repair or remove that line")
-                if line.endswith(b"\n"):  # so it was written whole, and is lost if nobody says so
+                if line.endswith(b"\n"):  # a complete line, so this is damage
                     raise bad
             yield number, line, row
 
 
 def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
-    """The object in a line, None where there is none, and why not; blank lines need no reason."""
+    """(the object in a line, or None; the reason why there is none, empty for a blank line)."""
     if not line.strip():
         return None, ""
     try:
@@ -113,4 +114,4 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
         return None, not_text(line)
     except NotJson as error:
         return None, not_text(line, error.reason)
-    return (row, "") if isinstance(row, dict) else (None, f"a {kind_of(row)}, not a JSON object")
+    return (row, "") if isinstance(row, dict) else (None, f"a {json_type(row)}, not a JSON object")

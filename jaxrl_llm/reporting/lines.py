@@ -1,4 +1,4 @@
-"""The lines of completions.jsonl, checked: what a report or a comparison counts on is there."""
+"""Validated reading of completions.jsonl, for reports and comparisons."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.reporting.files import is_number, iterate_jsonl
 
-_VALUES = ("advantage", "logp", "entropy")  # one number a token, or null for all
+_VALUES = ("advantage", "logp", "entropy")  # each a number per token, or null
 
 
 def iterate_completions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each completion with its byte offset in the file. Raises InputError for a line that is none, with its number."""
+    """Each completion with its byte offset in the file. InputError, with the line's number, for an invalid line."""
     for offset, line in iterate_jsonl(path):
         if fault := _fault(line):
             with path.open("rb") as file:
@@ -23,7 +23,7 @@ def iterate_completions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _fault(line: dict[str, Any]) -> str | None:
-    """What makes a line no completion."""
+    """Why a line is not a valid completion; None if it is."""
     for name in ("step", "phase", "prompt_id", "tokens"):
         if name not in line:
             return f"it has no {name}"

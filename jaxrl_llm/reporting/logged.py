@@ -1,4 +1,4 @@
-"""A run's written-down completions as a batch again, to look at what other methods would make of them."""
+"""A run's logged completions as a batch, to compare the credit that other methods would give them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jaxrl_llm.trajectory import Trajectories
 
 
 def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Trajectories, list[list[str]]]:
-    """The training completions of a step (default: the last written down) and the texts of their tokens.
+    """The training completions of a step (default: the last one logged), and the texts of their tokens.
 
-    Only what is in completions.jsonl is known: actions, their log-probabilities (to four digits) and entropies, and
-    rewards; token ids are made up from the texts. Raises InputError where there are none, or a line is damaged.
+    The batch has only what is in completions.jsonl: actions, their log-probabilities and entropies (to four decimals),
+    and rewards. Token ids are hashes of the texts. Raises InputError if there are no completions, or a line is damaged.
     """
     path = Path(run_folder) / "completions.jsonl"
     if step is not None and (not isinstance(step, int) or isinstance(step, bool)):

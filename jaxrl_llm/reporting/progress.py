@@ -1,4 +1,4 @@
-"""Progress of a training run: a live bar on a terminal, one line a step anywhere else."""
+"""Progress of a training run: a live bar on a terminal, one line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, TextIO, cast
 
-from jaxrl_llm.errors import InputError, need, shown
-from jaxrl_llm.streams import Lasting
+from jaxrl_llm.errors import InputError, missing_package, shown
+from jaxrl_llm.streams import FailsafeStream
 
-# (what is shown, metric key, format)
+# (label, metric key, format)
 _SHOWN = (
     ("reward", "reward/mean", ".3f"),
     ("KL", "kl", ".2g"),
@@ -24,12 +24,12 @@ _SHOWN = (
 
 
 class Progress:
-    """Context manager that shows how far a run is, its main metrics, the time it took and the time left.
+    """Context manager that shows a run's progress, main metrics, elapsed time and time left.
 
-    `total_steps` is the number of the run, `start_step` the first that is still to do (not 0 on resume).
-    `plain=None` prints plain lines where `stream` (stdout by default) is no terminal, such as a log file.
-    The live bar needs the package rich. Where the stream's reader goes away, nothing more is printed, and the run goes
-    on. Raises InputError for steps that are no whole numbers, or a start beyond the end.
+    `total_steps` is the run's number of steps, `start_step` the first step to take (not 0 on resume). `plain=None`
+    prints plain lines if `stream` (default: stdout) is not a terminal, e.g. a log file. The live bar needs the package
+    rich. If the stream fails, e.g. because its reader has gone, printing stops and the run continues.
+    Raises InputError for steps that are not whole numbers, or a start beyond the end.
 
         with Progress(total_steps=100) as progress:
             for step in range(100):
@@ -45,7 +45,7 @@ class Progress:
         if start_step > total_steps:
             raise InputError(f"{start_step} steps are done, more than the {total_steps} of the run: raise its steps")
         self._total, self._start, self._done = total_steps, start_step, start_step
-        self._stream = Lasting(sys.stdout if stream is None else stream)
+        self._stream = FailsafeStream(sys.stdout if stream is None else stream)
         self._plain = not self._stream.isatty() if plain is None else plain
         self._metrics: Mapping[str, Any] = {}
         self._began = time.monotonic()
@@ -56,7 +56,7 @@ class Progress:
             try:
                 from rich.console import Console
             except ImportError as error:
-                raise need("rich", "run", "the live progress bar") from error
+                raise missing_package("rich", "run", "the live progress bar") from error
             self._console = Console(file=cast(TextIO, self._stream), force_terminal=True)
 
     def __enter__(self) -> Progress:
@@ -76,7 +76,7 @@ class Progress:
             self._live = None
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Say that `step`, counted from 0, is done, with its metrics; keys that are missing or not finite show "-"."""
+        """Report that `step`, counted from 0, is done, with its metrics; missing or non-finite ones show as "-"."""
         self._done, self._metrics = step + 1, metrics
         self._latest_update = time.monotonic()
         if self._first_update is None:
@@ -101,13 +101,13 @@ class Progress:
         return time.monotonic() - self._began
 
     def _left(self) -> float | None:
-        """Seconds to go at the mean pace, less what has passed of the step being done; None while unknown."""
+        """Seconds left at the mean pace, minus the time since the last step ended; None while unknown."""
         if self._done >= self._total:
             return 0.0
         if self._first_update is None:
             return None
         when, done = self._first_update
-        if self._done > done:  # the first step compiles, so its time says nothing of the others
+        if self._done > done:  # exclude the first step, which compiles
             pace = (self._latest_update - when) / (self._done - done)
         else:
             pace = (when - self._began) / max(done - self._start, 1)
@@ -133,7 +133,7 @@ class Progress:
 def _format(value: Any, how: str) -> str:
     try:
         number = math.nan if value is None else float(value)
-    except (TypeError, ValueError, OverflowError):  # a metric of another kind must not end the run
+    except (TypeError, ValueError, OverflowError):  # a metric that is not a number must not end the run
         number = math.nan
     return format(number, how) if math.isfinite(number) else "-"
 

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that opens offline, with curves, evaluations and completions shaded by token."""
+"""The report of a run: a self-contained HTML file with curves, evaluations and completions shaded by token."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.errors import InputError, missing_package, shown
 from jaxrl_llm.reporting.lines import iterate_completions
 from jaxrl_llm.reporting.shading import KINDS, LEVELS, shaded_tokens, style_rules
 from jaxrl_llm.reporting.statistics import as_number, thin, typical_size
 from jaxrl_llm.reporting.writers import read_json, read_jsonl
 
-_POINTS = 300  # of a curve: a chart is about as many pixels wide
-_TOKENS = 25_000  # shown in all, about 2.5 MB of the page
-_STEPS, _PROMPTS, _SAMPLES, _PAIRS = 6, 2, 8, 2  # shown: steps, prompts a step, samples a prompt, eval prompts a change
+_POINTS = 300  # maximum points of a curve, about the width of a chart in pixels
+_TOKENS = 25_000  # tokens shown in total, about 2.5 MB of HTML
+# Shown at most: training steps, prompts per step, samples per prompt, evaluation prompts per kind of change.
+_STEPS, _PROMPTS, _SAMPLES, _PAIRS = 6, 2, 8, 2
 _OTHER_CHARTS = 60
-_CHARTS = {  # the metrics with a chart of their own: title, and the keys that it takes
+_CHARTS = {  # the main charts: title, and a pattern of the metrics' keys
     "Reward": r"reward/mean",
     "KL to the reference": r"(?!.*mismatch)(.*/)?kl(/mean)?",
     "Entropy": r"entropy(/mean)?",
@@ -37,22 +38,22 @@ _CHARTS = {  # the metrics with a chart of their own: title, and the keys that i
     "Learning rate": r"(.*/)?learning_rate|lr",
     "Mismatch of sampler and trainer": r".*mismatch.*",
 }
-# Colours that stand in for those of the page's light or dark theme.
+# Placeholder colours, replaced by those of the page's light or dark theme.
 _INK, _LINE, _LATE = "#010203", "#010204", "#010205"
 
 
 def write_report(run_folder: Path, more: Mapping[str, str] | None = None) -> Path:
-    """Write `report.html` in a run folder from what is there, and return its path.
+    """Write `report.html` into a run's folder from the files in it, and return its path.
 
-    Reads config.json, metrics.jsonl, summary.json and completions.jsonl; any of them may be missing or empty, not all.
-    The page asks nothing of the network and stays below 5 MB: curves are thinned out (mean, and range as a band), and
-    a few steps' completions are shown. more: sections at the end, HTML by heading. Needs jinja2 and matplotlib.
-    Raises InputError where there is no run, or a file is damaged; a half-written last line does not count.
+    Reads config.json, metrics.jsonl, summary.json and completions.jsonl; any of them, but not all, may be missing or
+    empty. The page makes no network requests and stays below 5 MB: curves are thinned (mean, with the range as a band),
+    and completions of a few steps are shown. more: sections to append, {heading: HTML}. Needs jinja2 and matplotlib.
+    Raises InputError if there is no run, or a file is damaged (a half-written last line is not damage).
     """
     try:
         import jinja2
     except ImportError as error:
-        raise need("jinja2", "run", "writing the report") from error
+        raise missing_package("jinja2", "run", "writing the report") from error
     folder = Path(run_folder)
     files = [folder / name for name in ("config.json", "summary.json", "metrics.jsonl", "completions.jsonl")]
     if not any(file.exists() for file in files):
@@ -79,13 +80,13 @@ def write_report(run_folder: Path, more: Mapping[str, str] | None = None) -> Pat
     return path
 
 
-class _Row(NamedTuple):  # what is kept in memory of a line of completions.jsonl
+class _Row(NamedTuple):  # the part of a line of completions.jsonl that is kept in memory
     step: int
     phase: str
     prompt_id: int
     reward: float
     length: int  # in tokens
-    offset: int  # in bytes, to find the rest again
+    offset: int  # in bytes, to read the rest later
 
 
 def _index(path: Path) -> list[_Row]:
@@ -96,10 +97,10 @@ def _index(path: Path) -> list[_Row]:
 
 
 def _completions(path: Path, index: list[_Row]) -> dict[str, Any]:
-    """The completions to show, read and shaded: some steps of training, and pairs of before and after.
+    """The completions to show, read and shaded: some training steps, and pairs from before and after training.
 
-    Of a step, the prompts whose samples differ in reward come first: the others have no advantage to see.
-    Of the evaluation, each kind of change has its examples, and `changes` counts them all.
+    Within a step, prompts whose samples differ in reward come first, since the others typically have no advantages.
+    Pairs are examples of each kind of change in reward; `changes` counts all of each kind.
     """
     by_step: dict[int, dict[int, list[_Row]]] = defaultdict(lambda: defaultdict(list))
     for row in index:
@@ -142,10 +143,10 @@ def _completions(path: Path, index: list[_Row]) -> dict[str, Any]:
 
 
 def _curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """Charts (title, key, SVG, last value) of the known metrics and of the others, and the keys that got none.
+    """Charts (title, key, SVG, last value) of the main metrics and of the others, and the keys without a chart.
 
-    A curve has at most `_POINTS` points, each the mean of the steps around it; the band is their range, or min to max,
-    or one standard deviation, where the metrics have those.
+    A curve has at most `_POINTS` points, each the mean of a run of steps. The band is the range of those steps, or that
+    of the metrics' min and max, or of one standard deviation, if they are logged.
     """
     for row in metrics:
         at = row.get("step", 0)
@@ -187,7 +188,7 @@ def _curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def _histograms(train: Sequence[_Row]) -> list[tuple[str, str, list[str]]]:
-    """Title, SVG and the steps compared of the rewards and lengths: first against last quarter of the steps."""
+    """Histograms of rewards and lengths in the first and the last quarter of the steps: (title, SVG, labels)."""
     steps = sorted({row.step for row in train})
     quarter = max(1, len(steps) // 4)
     spans = [(part[0], part[-1]) for part in (steps[:quarter], steps[quarter:][-quarter:]) if part]
@@ -199,7 +200,7 @@ def _histograms(train: Sequence[_Row]) -> list[tuple[str, str, list[str]]]:
             continue
         values = np.array(list(chain.from_iterable(parts)))
         low, high = float(values.min()), float(values.max())
-        if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # too near to each other for twenty bins between them
+        if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # too narrow for twenty bins
             low, high = low - max(abs(low), 1.0) / 2, high + max(abs(high), 1.0) / 2
         edges = np.linspace(low, high, 21)
 
@@ -215,12 +216,12 @@ def _histograms(train: Sequence[_Row]) -> list[tuple[str, str, list[str]]]:
 
 
 def _svg(name: str, draw: Callable[[Any], None]) -> str:
-    """The drawing as an SVG element that takes its colours from the page, its ids made unique by `name`."""
+    """The drawing as an SVG element with the page's colours, and with ids made unique by `name`."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise need("matplotlib", "run", "drawing the report's curves") from error
+        raise missing_package("matplotlib", "run", "drawing the report's curves") from error
     inks = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
     style: Any = dict.fromkeys(inks, _INK) | dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
     style |= {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 8, "axes.grid": True, "grid.alpha": 0.15}

@@ -1,4 +1,4 @@
-"""Tokens shaded by a number each: the one way in which reports and notebooks show credit, surprise and entropy."""
+"""HTML of tokens shaded by a number each, used by reports and notebooks for credit, log-probability and entropy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.reporting.statistics import as_number, typical_size
 
-KINDS = {  # what tokens are shaded by: the colour (red, green, blue) below zero, and above
+KINDS = {  # kinds of values, with the colours (red, green, blue) below and above zero
     "advantage": ("214,64,52", "38,110,214"),
     "logp": ("224,122,0", "224,122,0"),
     "entropy": ("138,74,204", "138,74,204"),
@@ -24,12 +24,12 @@ LEVELS = 6  # of shade on each side of zero
 
 
 def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limit: float | None = None) -> str:
-    """HTML of one completion with each token shaded by its value, for notebooks (`IPython.display.HTML(shade(...))`).
+    """HTML of a completion with each token shaded by its value, for notebooks (`IPython.display.HTML(shade(...))`).
 
-    `values`: one for each token; None or NaN leaves it plain. `kind`: "advantage" (red below zero, blue above), "logp"
-    (the deeper, the less likely) or "entropy" (nats). `limit` > 0: the absolute value with the full shade, by default
-    the 98th percentile. Newlines and other invisible characters are made visible.
-    Raises InputError for another kind, another number of values than tokens, or another limit.
+    `values`: one per token; None or NaN leaves it unshaded. `kind`: "advantage" (red below zero, blue above), "logp"
+    (deeper is less likely) or "entropy" (nats). `limit` > 0: the absolute value at full shade, by default the 98th
+    percentile. Newlines and other invisible characters are made visible.
+    Raises InputError for another kind, a wrong number of values, or a limit that is not positive.
     """
     if kind not in KINDS:
         raise unknown("kind of shade", kind, KINDS)
@@ -43,16 +43,16 @@ def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limi
 
 
 def _check_list(name: str, values: Any, kind: Any, words: str) -> None:
-    """InputError unless it is a list (or array) whose entries are of that kind."""
+    """InputError unless `values` is a list (or array) of entries of this kind."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise InputError(f"{name} is {shown(values)}, but must be a list of {words}")
     for entry in values:
-        if not isinstance(entry, kind) and getattr(entry, "shape", None) != ():  # scalars of JAX are numbers too
+        if not isinstance(entry, kind) and getattr(entry, "shape", None) != ():  # JAX scalars count as numbers
             raise InputError(f"{name} holds {shown(entry)}, but must be a list of {words}")
 
 
 def style_rules(kind: str) -> str:
-    """The style rules of one kind: classes a-6 to a6 for the advantage, in force below an element `show-advantage`."""
+    """CSS rules of one kind, e.g. classes a-6 to a6 for the advantage, active inside an element `show-advantage`."""
     return "".join(
         f".show-{kind} .{kind[0]}{n}{{background:rgba({KINDS[kind][n > 0]},{0.6 * abs(n) / LEVELS:.1f})}}"
         for n in range(-LEVELS, LEVELS + 1)
@@ -62,7 +62,7 @@ def style_rules(kind: str) -> str:
 def shaded_tokens(
     tokens: Sequence[str], values: Mapping[str, Sequence[Any]], limits: Mapping[str, float], most: int | None = None
 ) -> str:
-    """An element a token: the classes shade it, the title has the numbers. Beyond `most`, the middle is left out."""
+    """An HTML element per token, shaded by classes, with its numbers as title. Beyond `most`, the middle is omitted."""
     for kind, column in values.items():
         if len(column) != len(tokens):
             raise InputError(f"{len(column)} values of {kind} for {len(tokens)} tokens: pass one value for each token")
@@ -81,7 +81,7 @@ def shaded_tokens(
 
 
 def visible(token: str) -> str:
-    """A token as escaped HTML in which every character can be seen; a newline is a sign and then breaks the line."""
+    """A token as escaped HTML with visible control and format characters; a newline is a sign and a line break."""
 
     def show(char: str) -> str:
         if ord(char) < 32:

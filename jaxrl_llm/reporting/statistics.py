@@ -1,4 +1,4 @@
-"""Honest numbers for evaluations: intervals of a success rate and of a mean, and pass@k."""
+"""Statistics for evaluations: confidence intervals of a success rate and of a mean, and pass@k."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, shown
 
-# Beyond this many values the bias-corrected bootstrap agrees with the percentile one, but its jackknife is quadratic.
+# With more values the BCa bootstrap agrees with the percentile one, and its jackknife takes quadratic time.
 _JACKKNIFE_MOST = 5_000
 
 
 def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a success rate, for one yes-or-no answer per prompt.
 
-    `level` in (0, 1) is the confidence. No trials tell nothing: (0, 1). Raises InputError for impossible counts.
+    `level` in (0, 1) is the confidence. Without trials the interval is (0, 1). Raises InputError for impossible counts.
     Source: Wilson 1927, Journal of the American Statistical Association 22:209.
 
     >>> low, high = wilson_interval(8, 10)
@@ -41,14 +41,14 @@ def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[f
 
 
 def pass_at_k(correct: npt.ArrayLike, samples: int, k: int) -> npt.NDArray[np.float64]:
-    """Unbiased estimate, for each prompt, of the chance that at least one of k samples is right.
+    """Unbiased estimate, for each prompt, of the probability that at least one of k samples is correct.
 
-    `correct`: int[n_prompts], how many of the prompt's `samples` (n) are right (c); 1 <= k <= n.
+    `correct`: int[n_prompts], how many of the prompt's `samples` (n) are correct (c); 1 <= k <= n.
     Returns f64[n_prompts].
 
         1 - C(n - c, k) / C(n, k)  =  1 - prod_{j < k} (n - c - j) / (n - j)
 
-    The product is of the chances that each further draw without replacement is wrong too, so nothing overflows.
+    The factors are the probabilities that each further draw without replacement is wrong too; nothing overflows.
     Raises InputError for counts out of range. Source: Chen et al. 2021, arXiv 2107.03374, equation 1.
 
     >>> pass_at_k([0, 1, 4], samples=4, k=2).tolist()
@@ -104,7 +104,7 @@ def _check_level(level: float) -> None:
 
 
 def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
-    """The values as an array; InputError for what is no list of numbers."""
+    """The values as an array; InputError unless they are a list of numbers."""
     if values is not None:
         try:
             return np.asarray(values, dtype=np.float64)
@@ -116,9 +116,9 @@ def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
 def thin(
     values: npt.ArrayLike, points: int, how: Callable[[npt.NDArray[Any]], Any] = np.mean
 ) -> npt.NDArray[np.float64]:
-    """A series f[n] in at most `points` numbers: `how` (mean, minimum ...) of each run of neighbours.
+    """Reduce a series f[n] to at most `points` numbers: `how` (mean, minimum ...) of each run of neighbours.
 
-    Values that are not finite do not count; a run without any other gives NaN. Raises InputError for points below 1.
+    Non-finite values are ignored; a run without finite values gives NaN. Raises InputError for points below 1.
 
     >>> thin([1.0, 3.0, float("nan"), 5.0], points=2).tolist()
     [2.0, 5.0]
@@ -132,9 +132,9 @@ def thin(
 
 
 def typical_size(values: Iterable[Any], percentile: float = 98.0) -> float:
-    """That percentile (0 to 100) of the absolute values, a range that a few extremes do not stretch; 1 without any.
+    """A percentile (0 to 100) of the absolute values, as a scale that is robust to outliers; 1 if there are none.
 
-    Zeros and what is no finite number do not count.
+    Zeros, and entries that are not finite numbers, are ignored.
 
     >>> typical_size([0.0, -3.0, None, 1.0], percentile=50)
     2.0
@@ -147,5 +147,5 @@ def typical_size(values: Iterable[Any], percentile: float = 98.0) -> float:
 
 
 def as_number(value: Any) -> float:
-    """A value from a JSON file as a number to draw; NaN for null, text, and beyond 1e30, which no axis shows."""
+    """A JSON value as a number to plot; NaN for null, text, and numbers of 1e30 and more, which no axis can show."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e30 else math.nan

@@ -1,4 +1,4 @@
-"""TensorBoard event files, written without a queue or a thread: what was written is there after a kill."""
+"""TensorBoard event files, written without a queue or thread, so that written events survive a kill."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.reporting.files import naming
 
 _HEAD, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 class EventFile:
-    """A new event file in `folder` (made if need be); each event goes to the operating system before `add` returns.
+    """A new event file in `folder` (created if necessary); each event is handed to the operating system at once.
 
-    A file's format is records of u64 length, u32 checksum of it, an Event protocol buffer, u32 checksum of that.
-    `purge_step`: readers forget, from earlier files, what is of that step or later.
+    The format is a sequence of records: u64 length, u32 checksum of the length, an Event protocol buffer, u32 checksum
+    of that. `purge_step`: readers drop events of that step or later from earlier files.
     """
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         self._proto = _proto()
         folder.mkdir(parents=True, exist_ok=True)
-        # Readers take files in the order of their names, which others begin with the whole second. Two of one second
-        # must not overwrite each other.
+        # Readers take files in the order of their names, which other writers begin with the time in seconds. Here it is
+        # in microseconds, so that files of the same second do not overwrite each other.
         name = f"events.out.tfevents.{time.time_ns() // 1000:016}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / name
         self._file = open(self._path, "xb")  # noqa: SIM115 (closed by close)
@@ -37,7 +37,7 @@ class EventFile:
             self._add(self._proto.Event(step=purge_step, session_log=start))
 
     def add_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append the scalars of a step as one record, so that all of them are there or none."""
+        """Append the scalars of a step as one record, so that a kill leaves all of them or none."""
         from tensorboardX.summary import scalar
 
         event = self._proto.Event(step=step)
@@ -46,7 +46,7 @@ class EventFile:
         self._add(event)
 
     def flush(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until all events are on disk."""
         with naming(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -66,10 +66,10 @@ class EventFile:
 
 
 def read_scalars(folder: str | os.PathLike[str]) -> dict[str, dict[int, float]]:
-    """The scalars in a folder's event files as TensorBoard shows them: tag -> step -> value (of float32).
+    """The scalars in a folder's event files as TensorBoard shows them: {tag: {step: value}}, values from float32.
 
-    What a resumed run has purged is left out, and so is a record that a kill left half-written. Needs tensorboardX.
-    Raises InputError where there are no event files, or one is damaged.
+    Events that a resumed run purged are left out, and so is a half-written last record. Needs tensorboardX.
+    Raises InputError if there are no event files, or one is damaged.
     """
     start = _proto().SessionLog.START
     paths = sorted(Path(folder).glob("*tfevents*"))
@@ -111,5 +111,5 @@ def _proto() -> Any:
     try:
         from tensorboardX.proto import event_pb2
     except ImportError as error:
-        raise need("tensorboardX", "run", "writing TensorBoard events") from error
+        raise missing_package("tensorboardX", "run", "writing TensorBoard events") from error
     return event_pb2

@@ -1,4 +1,4 @@
-"""Metric writers: where the numbers of each step go. The file of JSON lines is the record; the others are copies."""
+"""Metric writers. The JSON-lines file is authoritative; TensorBoard and Weights & Biases get copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl_llm.errors import InputError, need, shown
+from jaxrl_llm.errors import InputError, missing_package, shown
 from jaxrl_llm.reporting.files import iterate_jsonl, naming, read_json, read_jsonl, truncate_jsonl
 from jaxrl_llm.reporting.tensorboard import EventFile, read_scalars
 
@@ -33,26 +33,23 @@ __all__ = [
 
 
 class MetricWriter(Protocol):
-    """Anything with these three methods. `step` counts from 0; a metric is a Python, NumPy or JAX scalar."""
+    """The protocol of a metric writer. `step` counts from 0; a metric is a Python, NumPy or JAX scalar."""
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None: ...
 
     def flush(self) -> None:
-        """All that was written is on disk (or handed over, where it is not a file) when this returns.
-
-        Raises OSError where it cannot be.
-        """
+        """Wait until everything written is on disk, or handed over if it is not a file. OSError if that fails."""
         ...
 
     def close(self) -> None: ...
 
 
 class JsonlWriter:
-    """Appends one JSON object a line to `path`: `{"step": 3, "entropy": 0.4, ...}`, the metrics sorted by name.
+    """Appends a JSON object per line to `path`: `{"step": 3, "entropy": 0.4, ...}`, with metrics sorted by name.
 
-    Each line goes to the operating system at once, so that a killed run loses at most the line being written; after
+    Each line is handed to the operating system at once, so a killed run loses at most the line being written; after
     `flush`, or with `sync=True` after each line, it also survives a crash of the machine. NaN and infinities become
-    null, because JSON has none. A half-written last line that an earlier run left is dropped on opening.
+    null, since JSON has neither. A half-written last line of an earlier run is dropped on opening.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, sync: bool = False) -> None:
@@ -76,7 +73,7 @@ class JsonlWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Wait until all lines are on the disk. Raises OSError where they cannot be."""
+        """Wait until all lines are on disk. OSError if that fails."""
         with naming(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -88,10 +85,10 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """Writes scalars as TensorBoard event files in `folder`; the scalars of a step are there after a kill, or none is.
+    """Writes scalars as TensorBoard event files in `folder`; a kill leaves all scalars of a step or none.
 
     `purge_step`: on resume, the first step that will be written again; TensorBoard hides older events from there on.
-    Needs the package tensorboardX, whose own writer is not used: it has a queue that a kill loses.
+    Needs the package tensorboardX, but not its writer, whose queue would be lost in a kill.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
@@ -102,7 +99,7 @@ class TensorBoardWriter:
         self._events.add_scalars(_step(step), {name: _number(name, value) for name, value in metrics.items()})
 
     def flush(self) -> None:
-        """Wait until all events are on the disk. Raises OSError where they cannot be."""
+        """Wait until all events are on disk. OSError if that fails."""
         self._events.flush()
 
     def close(self) -> None:
@@ -113,7 +110,7 @@ class TensorBoardWriter:
 class WandbWriter:
     """Logs to a Weights & Biases run: `project` and `name` as shown there, `config` its settings.
 
-    Local files go to `folder`. Needs the package wandb. Raises InputError where the run cannot be begun.
+    Local files go to `folder`. Needs the package wandb. Raises InputError if the run cannot be started.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class WandbWriter:
             import wandb
 
             self._run: Any = wandb.init(project=project, name=name, config=dict(config), dir=os.fspath(folder))
-        except Exception as error:  # from a broken installation, no login, no network
+        except Exception as error:  # e.g. a broken installation, no login, no network
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
                 f"Weights & Biases does not start: {reason[:300]}; run `wandb login`, or set WANDB_MODE=offline, or "
@@ -137,7 +134,7 @@ class WandbWriter:
         self._run.log({name: _number(name, value) for name, value in metrics.items()}, step=_step(step))
 
     def flush(self) -> None:
-        """Nothing to do: what was logged is with a process of wandb's own, which outlives this one."""
+        """Nothing to do: logged metrics are with wandb's own process, which outlives this one."""
 
     def close(self) -> None:
         """Mark the run as finished."""
@@ -145,19 +142,19 @@ class WandbWriter:
 
 
 def check_writers(tensorboard: bool, wandb: str | None) -> None:
-    """InputError unless what the writers need is installed; imports nothing, so that it takes no time.
+    """InputError unless the packages of the writers are installed; fast, because it does not import them.
 
-    wandb: the project, or None or "" to do without.
+    wandb: the project's name, or None or "" for none.
     """
     if tensorboard and not _installed("tensorboardX"):
-        raise need("tensorboardX", "run", "writing TensorBoard events")
+        raise missing_package("tensorboardX", "run", "writing TensorBoard events")
     if wandb:
         if not isinstance(wandb, str) or len(wandb) > 128 or set(wandb) & set("/\\#?%:"):
             raise InputError(
                 f"wandb is {shown(wandb)}, but must be a project's name: at most 128 characters, none of / \\ # ? % :"
             )
         if not _installed("wandb"):
-            raise need("wandb", "wandb", "logging to Weights & Biases")
+            raise missing_package("wandb", "wandb", "logging to Weights & Biases")
 
 
 class _AllOf:
@@ -173,19 +170,19 @@ class _AllOf:
             writer.flush()
 
     def close(self) -> None:
-        # An ExitStack closes every writer even where one of them fails, and then raises that failure.
+        # An ExitStack closes every writer even if one of them fails, and then raises that error.
         with contextlib.ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)
 
 
 def all_of(*writers: MetricWriter) -> MetricWriter:
-    """The writer that passes everything on to each of `writers`, in order; with none it drops everything."""
+    """A writer that forwards to each of `writers`, in order; without any it drops everything."""
     return _AllOf(writers)
 
 
 def _installed(package: str) -> bool:
-    """Whether a package can be found. A plain folder of its name, such as wandb makes for its logs, is not it."""
+    """Whether a package is installed. A plain folder of its name, such as wandb's folder of logs, does not count."""
     if package in sys.modules:
         return sys.modules[package] is not None
     found = importlib.util.find_spec(package)
@@ -202,7 +199,7 @@ def _ends_in_newline(path: Path) -> bool:
 
 
 def _step(step: Any) -> int:
-    """A step's number, from anything that is a whole number."""
+    """The step as an int; InputError unless it is a whole number in range."""
     try:
         whole = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -213,7 +210,7 @@ def _step(step: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float | int:
-    """A metric as a Python number; whole numbers stay whole."""
+    """A metric as a Python number; integers stay integers."""
     try:
         if isinstance(value, (str, bytes)) or getattr(value, "shape", ()) != ():
             raise TypeError

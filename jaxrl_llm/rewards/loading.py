@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import InputError, need, unknown
+from jaxrl_llm.errors import InputError, missing_package, unknown
 from jaxrl_llm.rewards import verifiers
 from jaxrl_llm.rewards.calling import error_line
 
@@ -48,7 +48,7 @@ def load(name: str) -> Loaded:
     if name not in _PACKAGES:
         return Loaded(FUNCTIONS[name], digest)
     if importlib.util.find_spec(name) is None:
-        raise need(_PACKAGES[name], "verifiers", f"the reward {name!r}")
+        raise missing_package(_PACKAGES[name], "verifiers", f"the reward {name!r}")
     return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(name))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jaxrl_llm.errors import InputError, need
+from jaxrl_llm.errors import InputError, missing_package
 
 _UNSIGNED = (
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?!\w))?"
@@ -103,7 +103,7 @@ def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
     try:
         from math_verify import parse, verify
     except ImportError as error:
-        raise need("math-verify", "verifiers", "the reward 'math_verify'") from error
+        raise missing_package("math-verify", "verifiers", "the reward 'math_verify'") from error
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_is_not_about_timeouts)
 
@@ -147,7 +147,7 @@ def _scorer(task: str) -> Callable[..., float]:
     try:
         from reasoning_gym import get_score_answer_fn
     except ImportError as error:
-        raise need("reasoning-gym", "verifiers", "the reward 'reasoning_gym'") from error
+        raise missing_package("reasoning-gym", "verifiers", "the reward 'reasoning_gym'") from error
     return get_score_answer_fn(task)
 
 

@@ -1,1 +1,1 @@
-"""Runs: the host loop, its configuration, checkpoints, evaluation and folder."""
+"""Training runs: the host loop, its configuration, set-up, metrics, checkpoints, evaluation and folder."""

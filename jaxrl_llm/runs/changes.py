@@ -1,4 +1,4 @@
-"""What has changed since a checkpoint was written: settings, prompts, rewards' files, the model."""
+"""Settings and inputs (prompts, reward files, the model) that changed since a checkpoint was written."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.runs.config import TrainConfig, located, to_dict
 
-# Settings that a run may go on with when they are others: they change no parameter, or only what comes after.
-FREE = {
+# Settings that may differ on resume: they do not affect parameters, or only those of later steps.
+MAY_DIFFER = {
     "output", "steps", "slots", "micro_batches", "reference_memory", "eval_every", "checkpoint_every",
     "keep_checkpoints", "log_completions_every", "tensorboard", "wandb", "reward_time_limit",
 }  # fmt: skip
-# What the parameters are made of: all that counts for who only uses them.
-OF_PARAMETERS = {"model", "param_dtype", "algorithm", "critic", "lora_rank", "lora_alpha", "lora_targets"}
+# Settings that determine the parameters' structure and meaning: checked when a trained model is loaded.
+PARAMETER_SETTINGS = {"model", "param_dtype", "algorithm", "critic", "lora_rank", "lora_alpha", "lora_targets"}
 ACCEPT = "--accept-changed-inputs"
 
 
 def settings_to_compare(config: TrainConfig, folder: str) -> dict[str, Any]:
-    """The settings as a checkpoint keeps them: by name, sections flat, with paths as seen from `folder`."""
+    """The settings as a checkpoint stores them: a flat dict, with relative paths resolved against `folder`."""
     return _flat(to_dict(located(config, folder)))
 
 
@@ -31,11 +31,11 @@ def check_changes(
     accept: bool,
     only: Collection[str] | None = None,
 ) -> list[str]:
-    """Compare a checkpoint's record (`before`: its "settings" and "inputs") with what there is now.
+    """Compare the current settings and inputs with those of a checkpoint (`before`, with "settings" and "inputs").
 
-    Returns what is to be said: settings that may change, and all else where `accept` is true. Raises InputError, which
-    names everything that has changed, where it is false. What the record does not have is not compared; only: names of
-    the settings to compare, by default all.
+    Returns a note for each change that is allowed: to settings in `MAY_DIFFER`, and to anything if `accept` is true.
+    Raises InputError, naming every other change, if `accept` is false. Entries that `before` lacks are not compared.
+    only: names of the settings to compare; default: all.
     """
     now, then = settings_to_compare(config, folder), before.get("settings", {})
     if only is not None:
@@ -44,14 +44,14 @@ def check_changes(
     changed += [name for name in then if name not in now]
     if "algorithm" in changed:  # another method has other hyper-parameters
         changed = [name for name in changed if not name.startswith("hyperparameters.")]
-    said = {name: f"{name} was {shown(then[name], 60)}, and is now {shown(now.get(name), 60)}" for name in changed}
-    free = [text for name, text in said.items() if name in FREE]
-    fixed = [text for name, text in said.items() if name not in FREE]
+    notes = {name: f"{name} was {shown(then[name], 60)}, and is now {shown(now.get(name), 60)}" for name in changed}
+    free = [text for name, text in notes.items() if name in MAY_DIFFER]
+    fixed = [text for name, text in notes.items() if name not in MAY_DIFFER]
     inputs = before.get("inputs", {})
     fixed += [f"{name} changed" for name, digest in digests.items() if inputs.get(name, digest) != digest]
     if fixed and not accept:
         raise InputError(
-            f"not as when the checkpoint was written: {'; '.join(fixed)}. Set it back, or go on all the same with "
+            f"changed since the checkpoint was written: {'; '.join(fixed)}. Change it back, or resume anyway with "
             f"{ACCEPT}"
         )
     return [f"since the checkpoint, {text}" for text in [*free, *fixed]]
@@ -65,5 +65,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """A value as JSON gives it back."""
+    """The value after a round trip through JSON: tuples become lists."""
     return [_json(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -1,10 +1,9 @@
 """Checkpoints: asynchronous and atomic through orbax, verified when they are read.
 
-A checkpoint is a folder named by its step with the parameters, the rest of the state (optimiser, transforms), arrays
-whose shapes are another at each step (the pool of begun completions), and a JSON object (data position, counters,
-configuration) that also holds checksums of itself and of every array, and their structure. Orbax
-writes it under a temporary name and renames it when it is complete, so a process killed at any moment leaves the one
-before it.
+A checkpoint is a folder named by its step. It holds the parameters, the rest of the state (optimiser, transforms),
+arrays whose shapes vary from step to step (completions in flight), and a JSON object (data position, counters,
+settings) with checksums of itself and of every array, and their structure. Orbax writes it under a temporary name and
+renames it when it is complete, so a process killed at any moment leaves the previous checkpoint intact.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from jaxrl_llm.errors import InputError
 logger = logging.getLogger("jaxrl_llm.checkpoints")
 
 
-OWN = ("checksums", "arrays", "structure", "step")  # entries of the JSON object that are not the run's
+RESERVED = ("checksums", "arrays", "structure", "step")  # entries of the JSON object added by `Checkpoints.save`
 
 
 class Restored(NamedTuple):
-    """What a checkpoint held."""
+    """The contents of a checkpoint."""
 
     step: int
     params: Any
     state: Any
     meta: dict[str, Any]
-    arrays: dict[str, np.ndarray] = {}  # noqa: RUF012 (nobody changes it)
+    arrays: dict[str, np.ndarray] = {}  # noqa: RUF012 (never mutated)
 
 
 def checksum(tree: Any) -> dict[str, int]:
-    """crc32 of the bytes of every array, by its path."""
+    """crc32 of the bytes of every array, keyed by its path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for path, leaf in leaves}
 
 
 def structure(tree: Any) -> dict[str, str]:
-    """Dtype and shape of every array, by its path, and what is empty.
+    """Dtype and shape of every array, keyed by its path; empty containers and None are marked "empty".
 
     >>> structure({"a": np.zeros((2, 3), np.float32), "b": ()})
     {"['a']": 'float32[2, 3]', "['b']": 'empty'}
@@ -64,37 +63,37 @@ def _is_empty(node: Any) -> bool:
 
 
 def _differences(meta: dict[str, Any], shapes: tuple[Any, Any]) -> str:
-    """What differs between the structure of a checkpoint and that of (params, state); empty if nothing does."""
+    """How the structure of a checkpoint differs from that of (params, state); an empty string if it does not."""
     if "structure" not in meta:
-        return ""  # of a run from before it was kept: then reading fails
+        return ""  # an older checkpoint, without its structure: restoring reports the mismatch
     wanted, found = structure(shapes), dict(meta["structure"])
-    if shapes[1] is None:  # only the parameters are read
+    if shapes[1] is None:  # only the parameters are restored
         wanted, found = ({path: x for path, x in all_.items() if path.startswith("[0]")} for all_ in (wanted, found))
-    said = [
+    differing = [
         f"{_name(path)} is {found.get(path, 'not there')} in the checkpoint, and {wanted.get(path, 'not there')} here"
         for path in dict.fromkeys([*wanted, *found])
         if wanted.get(path) != found.get(path)
     ]
-    more = f" and {len(said) - 2} more" if len(said) > 2 else ""
-    return "; ".join(said[:2]) + more
+    more = f" and {len(differing) - 2} more" if len(differing) > 2 else ""
+    return "; ".join(differing[:2]) + more
 
 
 def _name(path: str) -> str:
-    """The path of an array as people read it."""
+    """A readable form of an array's path, for messages."""
     part = "the parameter " if path.startswith("[0]") else "the state "
     return part + "/".join(re.findall(r"\w+", path)[1:])
 
 
 def _check_readable(folder: Path, contents: bool = False) -> None:
-    """InputError where the system cannot read a checkpoint's files, which is no damage. Files may be missing.
+    """InputError if the system cannot read a checkpoint's files (which is not damage). Missing files are fine.
 
-    contents: read them to the end.
+    contents: also read every file to its end.
     """
     failed: list[OSError] = []
     for place, _, names in os.walk(folder, onerror=failed.append):
         for path in (Path(place) / name for name in names):
             try:
-                if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe, for instance, would wait for ever
+                if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe, for instance, would block forever
                     failed.append(OSError(errno.EINVAL, "not a regular file", str(path)))
                 elif contents:
                     with path.open("rb") as file:
@@ -111,7 +110,7 @@ def _check_readable(folder: Path, contents: bool = False) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of a run, newest last; keeps the last `keep` (at least 2, in case the newest is damaged)."""
+    """The checkpoints of a run; keeps the newest `keep` (at least 2, in case the newest is damaged)."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         import orbax.checkpoint as ocp
@@ -120,18 +119,18 @@ class Checkpoints:
         self._ocp = ocp
         options = ocp.CheckpointManagerOptions(max_to_keep=max(keep, 2), enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
-        self._begun: int | None = None  # the newest that is being written, or was
+        self._begun: int | None = None  # step of the last checkpoint whose write was started
 
     def save(
         self, step: int, params: Any, state: Any, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
     ) -> None:
-        """Begin to write a checkpoint; arrays may be donated, and `meta` changed, as soon as this returns.
+        """Start writing a checkpoint; arrays may be donated, and `meta` modified, as soon as this returns.
 
-        arrays: by name, of any shapes; who reads the checkpoint need not know them.
-        InputError where an earlier one could not be written, e.g. on a full disk; what was saved before it stands.
+        arrays: named arrays of any shape; restoring does not need to know their shapes.
+        InputError if this or the previous checkpoint could not be written, e.g. on a full disk; earlier ones are kept.
         """
         self.wait()
-        # Own copies: the writer works in the background, while the next update reuses these very buffers.
+        # Copies: orbax writes in the background, while the next update reuses these buffers.
         params, state = jax.tree.map(lambda x: np.array(x, copy=True), (params, state))
         meta = json.loads(json.dumps(meta))
         args = self._ocp.args
@@ -141,7 +140,7 @@ class Checkpoints:
             arrays = {name: np.array(x, copy=True) for name, x in arrays.items()}
             checksums |= checksum({"arrays": arrays})
             meta["arrays"] = {name: [list(x.shape), str(x.dtype)] for name, x in arrays.items()}
-            # Empty arrays cannot be written; their shapes say all.
+            # Orbax cannot write empty arrays; their shapes are in `meta`.
             if full := {name: x for name, x in arrays.items() if x.size}:
                 parts["arrays"] = args.StandardSave(full)
         parts["meta"] = args.JsonSave({**meta, "checksums": {**checksums, "meta": _checksum_of_json(meta)}})
@@ -166,12 +165,12 @@ class Checkpoints:
     def latest(
         self, params: Any, state: Any = None, check: Callable[[dict[str, Any]], object] | None = None
     ) -> Restored | None:
-        """The newest checkpoint that is what was written; damaged ones are passed over with a warning.
+        """The newest intact checkpoint, or None if there are none; damaged ones are skipped with a warning.
 
-        params, state: trees of arrays (or shapes) of the same structure; without a state only the parameters are read.
-        check: called with the JSON object of a checkpoint before its arrays are looked at; it may raise InputError.
-        None where there are no checkpoints. Raises InputError where a checkpoint is of another structure (it says what
-        differs), where the system cannot read it, and where all are damaged. Nothing is changed.
+        params, state: trees of arrays (or shapes) with the expected structure; without a state only the parameters are
+        restored. check: called with a checkpoint's JSON object before its arrays are read; it may raise InputError.
+        Raises InputError if a checkpoint has another structure (naming the difference), if the system cannot read it,
+        or if all checkpoints are damaged. Never modifies the folder.
         """
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (params, state))
@@ -201,7 +200,7 @@ class Checkpoints:
         )
 
     def _meta(self, step: int) -> dict[str, Any]:
-        """The JSON object of a checkpoint with its checksums; ValueError where it is not what was written."""
+        """The JSON object of a checkpoint with its checksums; ValueError if its own checksum does not match."""
         args = self._ocp.args
         meta = dict(self._manager.restore(step, args=args.Composite(meta=args.JsonRestore()))["meta"])
         checksums = meta["checksums"]
@@ -212,7 +211,7 @@ class Checkpoints:
         return meta
 
     def _restore(self, step: int, shapes: tuple[Any, Any], meta: dict[str, Any]) -> Restored:
-        """The arrays of a checkpoint of this structure; ValueError where they are not what was written."""
+        """The arrays of a checkpoint with this structure; ValueError if a checksum does not match."""
         args, (params, state) = self._ocp.args, shapes
         parts = {"params": args.StandardRestore(params)}
         if state is not None:
@@ -226,11 +225,11 @@ class Checkpoints:
         written = meta["checksums"]
         if any(written.get(name) != value for name, value in found.items()):
             raise ValueError("its contents are not what was written")
-        told = {name: value for name, value in meta.items() if name not in OWN}
-        return Restored(step, got["params"], rest, told, arrays)
+        own = {name: value for name, value in meta.items() if name not in RESERVED}
+        return Restored(step, got["params"], rest, own, arrays)
 
     def _arrays(self, step: int, shapes: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The arrays of these shapes and dtypes."""
+        """Restore the named arrays, given {name: (shape, dtype)}."""
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
         full = {name: x for name, x in arrays.items() if x.size}
         if not full:
@@ -239,7 +238,7 @@ class Checkpoints:
         return {**arrays, **{name: np.asarray(x) for name, x in got["arrays"].items()}}
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename checkpoints newer than `step`, which a resumed run writes again. Returns their new paths."""
+        """Move aside checkpoints newer than `step`, which the resumed run will rewrite; returns their new paths."""
         moved = []
         for newer in [s for s in self.steps() if s > step]:
             aside = self.folder.with_name(f"{self.folder.name}-set-aside")
@@ -252,7 +251,7 @@ class Checkpoints:
         return moved
 
     def close(self) -> None:
-        """Wait and release the writer's threads."""
+        """Wait for pending writes and stop the writer's threads."""
         self.wait()
         self._manager.close()
 
@@ -262,7 +261,7 @@ def _checksum_of_json(value: dict[str, Any]) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, on one short line without addresses of objects."""
+    """The first line of an error's message, at most 200 characters, without object addresses."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"\s*<[^<>]* at 0x\w+>|<bound method.*", "", lines[0])[:200]
 
@@ -270,9 +269,9 @@ def _reason(error: Exception) -> str:
 def _not_saved(folder: Path, step: int | None, error: Exception) -> InputError:
     what = f"checkpoint {step}" if step is not None else "the last checkpoint"
     reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    if len(reason) > 200:  # what was being done, and at the end what the system said to it
+    if len(reason) > 200:  # keep both ends: the operation, and the system's error
         reason = f"{reason[:90]} ... {reason[-100:]}"
     return InputError(
-        f"{what} could not be written to {folder} ({reason}): free space there, then go on with --resume; "
-        "the checkpoints before it are whole"
+        f"{what} could not be written to {folder} ({reason}): free space there, then resume with --resume; "
+        "earlier checkpoints are intact"
     )

@@ -1,4 +1,4 @@
-"""`TrainConfig`: everything that a run depends on, as data. Two runs with equal configurations are equal bit by bit."""
+"""`TrainConfig`: everything a run depends on, as data. Runs with equal configurations are bit-identical."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from jaxrl_llm.errors import InputError, gather, require, shown, unknown
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
-from jaxrl_llm.settings import conform, raised
+from jaxrl_llm.settings import coerce_fields, raise_error
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
-COUNT = 2**31 - 1  # the greatest whole number that a device counts with
-# Least and greatest values; None is COUNT.
+COUNT = 2**31 - 1  # largest int32, the integer type on devices
+# Smallest and largest allowed values; None stands for COUNT.
 RANGES: dict[str, tuple[float, float | None]] = {
     "steps": (1, None), "num_prompts": (1, None), "max_prompt_tokens": (1, None), "prompts_per_step": (1, 2**20),
     "group_size": (1, 2**20), "max_new_tokens": (1, 2**24), "epochs": (1, 2**20), "minibatches": (1, 2**20),
@@ -27,23 +27,23 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "reward_default": (-1e30, 1e30),
     "lora_alpha": (SMALLEST, 1e6),
 }  # fmt: skip
-GENERATED = "reasoning-gym:"  # how the names of generated prompts begin, which have no end
+GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run: what is trained, on what, how, and where the results go."""
+    """A training run: the model, the data, the method, and where results are written."""
 
     model: str = "smollm2-135m"
     """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
     output: str = "runs/train"
-    """Folder of the run; it must not hold one yet."""
+    """Folder of the run; it must not hold a run already."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation."""
+    """Dtype of the computation."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which parameters and gradients are kept; for optimiser states see optimizer.moments and master_copy."""
+    """Dtype of parameters and gradients; for the optimiser's state see optimizer.moments and optimizer.master_copy."""
     seed: int = 0
-    """Of prompt order and sampling, 0 to 2^32 - 1."""
+    """Seed of prompt order and sampling, 0 to 2^32 - 1."""
     steps: int = 100
     """Iterations: sample, score, update."""
 
@@ -54,110 +54,114 @@ class TrainConfig:
     prompt_column: str = "prompt"
     """Column that holds the prompt (a string, or a list of chat messages)."""
     prompt_template: str = "{prompt}"
-    """Made into the prompt with a row's columns, as by str.format."""
+    """Template of the prompt, filled with a row's columns as by str.format."""
     system_prompt: str | None = None
-    """System message in front of every conversation that has none."""
+    """System message prepended to every conversation that has none."""
     task_options: dict[str, str] = field(default_factory=dict)
-    """Options of the reasoning-gym task: name value name value ... (values are read as YAML)."""
+    """Options of the reasoning-gym task: name value name value ... (values are parsed as YAML)."""
     max_prompt_tokens: int = 512
-    """Longer prompts are treated as `long_prompts` says."""
+    """Longer prompts are handled according to `long_prompts`."""
     long_prompts: Literal["skip", "truncate", "error"] = "skip"
     """skip (counted in the summary), truncate (keep the end), or stop with an error."""
 
     prompts_per_step: int = 16
-    """Prompts in each iteration."""
+    """Prompts per iteration."""
     group_size: int = 8
-    """Completions of each prompt."""
+    """Completions per prompt."""
     max_new_tokens: int = 128
-    """Longest completion, tokens."""
+    """Maximum length of a completion, in tokens."""
     temperature: float = 1.0
-    """Of sampling, above 0."""
+    """Sampling temperature, above 0."""
     top_p: float = 1.0
-    """Nucleus sampling: above 0, at most 1 (off)."""
+    """Nucleus sampling: above 0, at most 1 (1 is off)."""
     top_k: int = 0
-    """Sample among the k likeliest tokens; 0 is off."""
+    """Sample from the k most likely tokens; 0 is off."""
     min_p: float = 0.0
-    """Sample among tokens of at least this fraction of the greatest probability; 0 is off."""
+    """Sample from tokens with at least this fraction of the highest probability; 0 is off."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion."""
     slots: int = 0
-    """Completions decoded at a time; 0 is all of a step's."""
+    """Completions decoded at the same time; 0 is all completions of a step."""
     cache_dtype: Literal["dtype", "bfloat16", "int8"] = "dtype"
-    """Of keys and values while sampling; below that of the computation, sampled log-probabilities are less exact."""
+    """Dtype of keys and values while sampling; at lower precision than `dtype`, sampled log-probabilities are less
+    exact."""
     oversample: float = 1.0
-    """Prompts in flight, as a multiple of prompts_per_step: above 1, a step ends when prompts_per_step groups are
-    complete, and the other completions go on in the next (partial rollouts)."""
+    """Prompts in flight, as a multiple of prompts_per_step. Above 1, a step ends when prompts_per_step groups are
+    complete, and the other completions continue in the next step (partial rollouts)."""
     segment_tokens: int = 0
-    """Above 0: a step ends when each completion in flight has so many new tokens, or is done. It trains on the groups
-    that are complete, at most prompts_per_step; the others go on in the next. Steps are full where oversample is
-    max_new_tokens / segment_tokens. Some methods have segments of their own where this is 0; t_ppo trains on all
-    completions in flight, each segment in its step."""
+    """Above 0, a step ends when each completion in flight has this many new tokens or is finished. It trains on the
+    complete groups, at most prompts_per_step; the others continue in the next step. For full batches, set oversample
+    to max_new_tokens / segment_tokens. At 0, some methods use segments of their own; t_ppo trains on all completions
+    in flight, on each segment in the step that sampled it."""
 
     rollout: str = "group"
-    """How a group of completions comes to be: group, hinted(COLUMN), forked(PLACE, ...), path/to/file.py:FUNCTION or
-    package.module:FUNCTION, an async program or a function that makes a Rollout."""
+    """Program that makes a group of completions: group, hinted(COLUMN), forked(PLACE, ...), or path/to/file.py:FUNCTION
+    or package.module:FUNCTION, which is an async program or a function that returns a Rollout."""
     rollout_time_limit: float = 60.0
-    """Seconds that a rollout program may wait for something other than tokens; its group then counts as failed."""
+    """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed."""
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
     path/to/file.py:FUNCTION or package.module:FUNCTION."""
     reward_time_limit: float = 10.0
-    """Seconds that each reward function has for a step's completions (with stream_rewards: for a group's)."""
+    """Time limit of each reward function, in seconds, for a step's completions (with stream_rewards: for a group's)."""
     stream_rewards: bool = False
-    """Score each group as soon as it is complete, while others are still sampled. Reward functions are then called
-    once a group and not once a step, so they must not compare the completions of different prompts."""
+    """Score each group as soon as it is complete, while others are still being sampled. Reward functions are then
+    called once per group instead of once per step, so they must not compare completions of different prompts."""
     reward_default: float = 0.0
-    """Score of a completion on which a reward function fails."""
+    """Score of a completion for which a reward function fails."""
     overlong_tokens: int = 0
-    """Soft overlong penalty: falls from 0 to -1 over the last so many tokens before max_new_tokens; 0 is off."""
+    """Soft overlong penalty: falls from 0 to -1 over this many tokens before max_new_tokens; 0 is off."""
 
     algorithm: str = "grpo"
-    """Method of the catalogue; `jaxrl algorithms` lists them."""
+    """Method from the catalogue; `jaxrl algorithms` lists them."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
-    """Of the algorithm."""
+    """Hyper-parameters of the algorithm."""
     critic: Literal["tower", "shared"] = "tower"
-    """Of methods that have one: a copy of the model with a value head, or a head on the policy's own states."""
+    """Critic, for methods that have one: a copy of the model with a value head (tower), or a value head on the policy's
+    hidden states (shared)."""
     critic_steps: int = 0
-    """First steps in which only the critic learns."""
+    """Number of first steps in which only the critic is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its schedule."""
     epochs: int = 1
     """Passes over each batch."""
     minibatches: int = 1
-    """Gradient steps in a pass; with micro_batches, they divide prompts_per_step."""
+    """Gradient steps per pass; minibatches x micro_batches must divide prompts_per_step."""
     micro_batches: int = 1
-    """Slices of a minibatch whose gradients are accumulated; saves memory, changes nothing else."""
+    """Slices of a minibatch whose gradients are accumulated; saves memory and changes nothing else."""
     lora_rank: int = 0
-    """Above 0: the model's weights stay as they are, and low-rank adapters (LoRA) of this rank learn, in float32. A
-    reference policy is then the model itself and costs nothing."""
+    """Above 0, the model's weights are frozen and low-rank adapters (LoRA) of this rank are trained, in float32. A
+    reference policy is then the frozen model and needs no copy."""
     lora_alpha: float = 32.0
-    """What the adapters add counts alpha / rank times."""
+    """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank."""
     lora_targets: tuple[LoraTarget, ...] = ()
-    """Projections with adapters: query, key, value, out, gate, up, down; by default all (of mixtures of experts, the
+    """Projections with adapters: query, key, value, out, gate, up, down; by default all (for mixtures of experts, the
     first four)."""
     reference_memory: Literal["device", "host"] = "device"
-    """Where a reference policy is kept while it is not used: host spares an accelerator's memory for a copy a step."""
+    """Where a reference policy is kept while it is not used: host saves accelerator memory at the cost of a transfer
+    per step."""
     remat: bool = True
-    """Recompute activations in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     keep_projections: bool = False
-    """With remat, keep what matrices of weights give, and recompute only the rest: faster where there is memory."""
+    """With remat, store the outputs of products with weight matrices and recompute only the rest: faster, more
+    memory."""
 
     eval_prompts: str | None = None
-    """Held-out prompts, given like `prompts`; by default from the same source (another seed, or set aside)."""
+    """Held-out prompts, given like `prompts`; by default from the same source (another seed, or a held-out split)."""
     eval_size: int = 256
-    """Held-out prompts; they are taken out of the training prompts. 0 is no evaluation."""
+    """Number of held-out prompts; they are removed from the training prompts. 0 disables evaluation."""
     eval_every: int = 0
-    """Steps between evaluations; 0 is only before and after."""
+    """Steps between evaluations; 0 evaluates only before and after training."""
     eval_reward: str | None = None
-    """Name of the reward that says whether an answer is right (at 1); by default the first."""
+    """Name of the reward that marks an answer as correct (at 1); by default the first."""
 
     checkpoint_every: int = 50
-    """Steps between checkpoints; 0 is only at the end."""
+    """Steps between checkpoints; 0 saves only at the end."""
     keep_checkpoints: int = 2
-    """How many to keep, at least 2: the one before is there if the newest is damaged."""
+    """Number of checkpoints to keep, at least 2, in case the newest is damaged."""
     log_completions_every: int = 10
-    """Steps between those whose completions are written down for the report; 0 is never."""
+    """Steps between those whose completions are logged for the report; 0 is never."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run's folder."""
     wandb: str | None = None
@@ -165,15 +169,15 @@ class TrainConfig:
 
     @property
     def sampling_cache(self) -> str:
-        """The dtype of keys and values while sampling."""
+        """Dtype of keys and values while sampling."""
         return self.dtype if self.cache_dtype == "dtype" else self.cache_dtype
 
     def __post_init__(self) -> None:
-        wrong = conform(self)
-        texts = [] if wrong else [self._check_texts]  # they are of texts only
+        wrong = coerce_fields(self)
+        texts = [] if wrong else [self._check_texts]  # only if every field has its type
         ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
         gather(
-            *(partial(raised, error) for error in wrong.values()),
+            *(partial(raise_error, error) for error in wrong.values()),
             *(partial(_in_range, name, getattr(self, name), *limits) for name, limits in ranges.items()),
             *([] if "optimizer" in wrong else [partial(check_optimizer, self.optimizer)]),
             *texts,
@@ -191,23 +195,23 @@ class TrainConfig:
             raise InputError("stop holds an empty string, which every text contains: remove it")
 
     def _check_together(self) -> None:
-        """What settings say of each other."""
+        """Checks that involve several settings."""
         if self.overlong_tokens > self.max_new_tokens:
             raise InputError(f"overlong_tokens is {self.overlong_tokens}, but must be at most max_new_tokens")
         if not self.lora_rank and (self.lora_targets or self.lora_alpha != TrainConfig.lora_alpha):
             given = "lora_targets are" if self.lora_targets else "lora_alpha is"
-            raise InputError(f"{given} given, but lora_rank is 0, which is off: set lora_rank to a rank")
+            raise InputError(f"{given} given, but lora_rank is 0 (off): set lora_rank too")
         if self.lora_rank and self.reference_memory == "host":
             raise InputError(
-                "reference_memory is host, but with lora_rank the reference is the model's own weights, of which there "
-                "is no second copy: leave it out"
+                "reference_memory is host, but with lora_rank the reference policy is the frozen model, which has no "
+                "second copy: leave it out"
             )
         if self.task_options and not self.prompts.startswith(GENERATED):
             raise InputError(
-                f"task_options are of {GENERATED}TASK, but prompts is {shown(self.prompts)}: leave them out"
+                f"task_options apply to {GENERATED}TASK only, but prompts is {shown(self.prompts)}: leave them out"
             )
         if not self.eval_size and (self.eval_prompts or self.eval_every):
-            raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which is no evaluation")
+            raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which disables evaluation")
         parts = self.minibatches * self.micro_batches
         if self.prompts_per_step % parts:
             raise InputError(
@@ -226,7 +230,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def from_dict(raw: dict[str, Any]) -> TrainConfig:
-    """The configuration from a JSON object; InputError for a name that it does not have, or a value out of range."""
+    """The configuration from a JSON object; InputError for an unknown setting, or a value out of range."""
 
     def build(kind: Any, values: Any, section: str) -> Any:
         if not isinstance(values, dict):
@@ -244,9 +248,9 @@ def from_dict(raw: dict[str, Any]) -> TrainConfig:
 
 
 def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
-    """The configuration with relative paths of models, prompts and rewards' files made absolute: as seen from `folder`.
+    """The configuration with relative paths of models, prompts, rewards and rollouts resolved against `folder`.
 
-    The output stays as it is. A model of which there is no such path is a name, which stays too.
+    `output` is left alone, and so is a model that is no existing path: it is a name.
     """
     base = Path(folder)
 

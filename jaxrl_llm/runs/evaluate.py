@@ -16,21 +16,21 @@ from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import Scored, score_batch
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.setup import Parts
+from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.requests import Stats
 
-RIGHT = 1.0 - 1e-6  # a reward of 1, give or take rounding, is a right answer
+CORRECT = 1.0 - 1e-6  # a reward of 1, up to rounding, marks a correct answer
 
 
 class Evaluation(NamedTuple):
-    """Figures for summary.json, and the scored completions that they are of."""
+    """Results for summary.json, and the scored completions they summarise."""
 
     figures: dict[str, Any]
     scored: Scored
 
 
-def evaluate(
+def evaluate_policy(
     policy: Policy,
     params: Params,
     prompts: PromptSet,
@@ -44,10 +44,11 @@ def evaluate(
     slots: int = 0,
     seed: int = 0,
 ) -> Evaluation:
-    """Answer every prompt and count the right answers: those to which the reward `judge` (default: the first) gives 1.
+    """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
-    temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
-    ... samples by the unbiased estimator (2107.03374), with bootstrap intervals over prompts. Intervals are 95 %.
+    Temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
+    ... up to `samples` by the unbiased estimator (arXiv 2107.03374), with bootstrap intervals over prompts. Intervals
+    are 95 %. Raises InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
@@ -65,23 +66,23 @@ def evaluate(
         slots=slots,
         stats=stats,
     )
-    stop_if(stats.interrupted)  # an evaluation of some prompts would be of the short answers
+    stop_if(stats.interrupted)  # the completions finished so far are biased towards short answers
     scored = score_batch(rewards, policy.tokenizer, prompts.rows, batch)
     assert scored.batch.rewards is not None
-    right = np.asarray(scored.batch.rewards[judge or names[0]]) >= RIGHT
-    count = right.reshape(len(prompts.ids), samples).sum(axis=1)
+    correct = np.asarray(scored.batch.rewards[judge or names[0]]) >= CORRECT
+    count = correct.reshape(len(prompts.ids), samples).sum(axis=1)
     lengths, reward = np.asarray(batch.action_mask).sum(axis=1), np.asarray(scored.batch.reward)
     figures: dict[str, Any] = {
         "prompts": len(prompts.ids),
         "samples": samples,
         "temperature": temperature,
-        "accuracy": float(right.mean()),
+        "accuracy": float(correct.mean()),
         "reward": None if np.isnan(reward).all() else float(np.nanmean(reward)),  # None: nothing was scored
         "length": float(lengths.mean()),
         "truncated": float(np.asarray(batch.truncated).mean()),
     }
     if samples == 1:
-        low, high = wilson_interval(int(right.sum()), len(right))
+        low, high = wilson_interval(int(correct.sum()), len(correct))
     else:
         low, high = bootstrap_interval(count / samples)
         figures["pass_at"] = {}
@@ -94,10 +95,10 @@ def evaluate(
     return Evaluation({**figures, "low": low, "high": high}, scored)
 
 
-def evaluate_run(config: TrainConfig, parts: Parts, params: Params) -> Evaluation:
-    """The greedy answers to a run's held-out prompts."""
+def evaluate_run(config: TrainConfig, parts: RunParts, params: Params) -> Evaluation:
+    """Greedy accuracy on a run's held-out prompts; see `evaluate_policy`."""
     assert parts.held_out is not None
-    return evaluate(
+    return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=config.slots or config.prompts_per_step * config.group_size,

@@ -1,4 +1,4 @@
-"""What a run is given besides a model: prompts and rewards, read and checked before anything else, without JAX."""
+"""A run's inputs besides the model: prompts and rewards, read and checked before anything else, without JAX."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from jaxrl_llm.runs.config import GENERATED, TrainConfig
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
 
-Rows = list[dict[str, Any]]
-HELD_OUT_SEED = 2**31 - 1  # of generated held-out prompts: not the seed of the training prompts
+PromptRows = list[dict[str, Any]]
+HELD_OUT_SEED = 2**31 - 1  # generates held-out prompts; differs from the seed of the training prompts
 
 
 class Prompts(NamedTuple):
-    """Rows of prompts, no two alike."""
+    """Rows of the data set, deduplicated by prompt."""
 
-    training: Rows
-    held_out: Rows
-    conflicting: int  # rows left out that ask what another row does, but have other columns, such as the answer
+    training: PromptRows
+    held_out: PromptRows
+    conflicting: int  # dropped duplicates of a prompt whose other columns, such as the answer, differ
 
 
 class Inputs(NamedTuple):
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
     @property
     def digests(self) -> dict[str, str]:
-        """What the data and the rewards' files hold, in a few letters each: another digest, another content."""
+        """A digest of the contents of each input (both prompt sets, and each reward), by name."""
         rewards = {f"the reward {reward.name}": reward_digest(reward) for reward in self.rewards}
         prompts = {"the prompts": self.prompts.training, "the held-out prompts": self.prompts.held_out}
         return {**{name: rows_digest(rows) for name, rows in prompts.items()}, **rewards}
@@ -48,10 +48,10 @@ class Inputs(NamedTuple):
 
 @contextmanager
 def read_inputs(config: TrainConfig, *, resume: bool = False) -> Iterator[Inputs]:
-    """The prompts and rewards of a run, whose processes end with the context.
+    """Context manager: the prompts and rewards of a run. The rewards' processes end with the context.
 
-    Everything that can be wrong with them is said together, before a model is loaded or anything is made: InputError.
-    resume: the run goes on; its folder is locked within the context. Otherwise the folder must be free.
+    Raises InputError with all problems together, before a model is loaded or anything is written.
+    resume: the run continues, and its folder is locked within the context. Otherwise the folder must be free.
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
@@ -59,36 +59,39 @@ def read_inputs(config: TrainConfig, *, resume: bool = False) -> Iterator[Inputs
     checks += [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
     checks += [] if resume else [folder.check_free]
     with locked(folder.path) if resume else nullcontext():
-        with _told_from(seen_from):
+        with _with_folder_hint(seen_from):
             prompts, rewards, *_ = gather(*checks)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
             yield Inputs(prompts, rewards)
 
 
 def _check_model(model: str) -> None:
-    """InputError where a run is given for a model."""
+    """InputError if the model is the folder of a run."""
     if RunFolder(model).is_run():
         raise InputError(f"model is {model!r}, which is a run: write its model with jaxrl export first, and give that")
 
 
 @contextmanager
-def _told_from(folder: str) -> Iterator[None]:
-    """Say of errors which folder relative paths are seen from, where it is not the working directory."""
+def _with_folder_hint(folder: str) -> Iterator[None]:
+    """Append to errors the folder that relative paths are resolved against, if it is not the working directory."""
     try:
         yield
     except InputError as error:
         problems = error.problems if isinstance(error, InputErrors) else [str(error)]
         if folder == os.getcwd() or not any(folder in problem for problem in problems):
             raise
-        hint = f"(relative paths of this run are seen from {folder}, where it was started)"
+        hint = f"(relative paths of this run are resolved against {folder}, where it was started)"
         raise InputErrors(f"{text} {hint}" if folder in text else text for text in problems) from None
 
 
 @contextmanager
 def evaluation_inputs(
     config: TrainConfig, source: str | None, size: int | None, *checks: Callable[[], Any]
-) -> Iterator[tuple[Rows, list[Reward]]]:
-    """The rows (`evaluation_rows`) and rewards of an evaluation, as `read_inputs`. checks: made with them."""
+) -> Iterator[tuple[PromptRows, list[Reward]]]:
+    """Context manager: the rows (`evaluation_rows`) and rewards of an evaluation, like `read_inputs`.
+
+    checks: further checks, whose errors are reported together with those of the inputs.
+    """
     reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
     rows, rewards, *_ = gather(*reads, *checks)
     with _checked(rewards, columns_of(rows), config.eval_reward):
@@ -97,7 +100,7 @@ def evaluation_inputs(
 
 @contextmanager
 def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Iterator[None]:
-    """InputError where a reward asks for another column, or the judge is none of them. Their processes end with it."""
+    """InputError if a reward needs a column that is missing, or `judge` is not a reward. Closes the rewards on exit."""
     try:
         require_columns(rewards, columns)
         if judge is not None and judge not in (known := [reward.name for reward in rewards]):
@@ -108,9 +111,9 @@ def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Ite
 
 
 def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
-    """The reward functions of a run; files and modules are looked for from `folder`.
+    """The reward functions of a run; relative files and modules are looked up from `folder`.
 
-    InputError for all that cannot be loaded, or where two share a name.
+    Raises InputError for rewards that cannot be loaded, or share a name.
     """
     rewards = [
         dataclasses.replace(reward, time_limit=config.reward_time_limit, default=config.reward_default)
@@ -119,18 +122,18 @@ def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
     names = [reward.name for reward in rewards]
     if twice := {name for name in names if names.count(name) > 1}:
         close_rewards(rewards)
-        raise InputError(f"two rewards are named {min(twice)!r}, and so would be their metrics: rename one of them")
+        raise InputError(f"two rewards are named {min(twice)!r}, so their metrics would clash: rename one of them")
     return rewards
 
 
 def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
-    """What reward functions may ask for: columns that all rows have, and what `rollout.score_batch` adds to them."""
+    """Arguments available to reward functions: columns that all sets have, and those that `score_batch` adds."""
     rows = [some[0] for some in sets if some]
     return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
 
 
 def split_prompts(config: TrainConfig) -> Prompts:
-    """Rows to train on, and held-out rows. No held-out prompt is among the training prompts."""
+    """Training and held-out rows; no prompt is in both."""
     apart = _has_own_source(config)
     number = config.num_prompts + (0 if apart else config.eval_size)
     reads = [lambda: _load(config, config.prompts, number, config.seed)]
@@ -142,7 +145,7 @@ def split_prompts(config: TrainConfig) -> Prompts:
         rows = without(rows, [])
         if len(rows) <= config.eval_size:
             raise InputError(
-                f"{config.prompts} has {len(rows)} different prompts, too few to set {config.eval_size} aside for the "
+                f"{config.prompts} has {len(rows)} different prompts, too few to hold {config.eval_size} out for "
                 "evaluation: lower eval_size or give eval_prompts"
             )
         order = np.random.default_rng(config.seed).permutation(len(rows))
@@ -153,11 +156,12 @@ def split_prompts(config: TrainConfig) -> Prompts:
     return Prompts(rows, held_out, conflicting(loaded))
 
 
-def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | None = None) -> Rows:
-    """Rows to evaluate a trained run on: its own held-out ones, or those of another source as they are.
+def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | None = None) -> PromptRows:
+    """Rows to evaluate a trained run on: its own held-out rows, or those of another `source`.
 
-    size: how many (default: as many as the run has, 256 of another source). More than the run has come from where its
-    held-out prompts came from, without those that it was trained on; InputError where that cannot be.
+    size: number of rows (default: all held-out rows of the run; for another source the run's eval_size, or 256). If it
+    exceeds the run's held-out rows, more are drawn from the same source, without training prompts; InputError if the
+    held-out rows were split from the training file, which has no others.
     """
     if source is not None:
         return _held_out(config, source, size or config.eval_size or TrainConfig.eval_size)
@@ -168,34 +172,34 @@ def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | 
     if size > len(rows):
         if not _has_own_source(config):
             raise InputError(
-                f"the run set {len(rows)} prompts of {config.prompts} aside, and was trained on the others: give a "
-                f"size of at most that, or other prompts than these (asked for: {size})"
+                f"the run held {len(rows)} prompts of {config.prompts} out and was trained on the others: give a "
+                f"size of at most {len(rows)}, or other prompts (asked for: {size})"
             )
         rows = _held_out(config, config.eval_prompts or config.prompts, size, seen=trained)
     return rows[:size]
 
 
 def _has_own_source(config: TrainConfig) -> bool:
-    """Whether held-out prompts are drawn apart from the training prompts, not set aside from them."""
+    """Whether held-out prompts are drawn separately, rather than split off the training prompts."""
     return config.eval_prompts is not None or config.prompts.startswith(GENERATED)
 
 
-def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> Rows:
-    # Generated tasks repeat themselves, so more are drawn than are wanted.
+def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> PromptRows:
+    # Generated tasks repeat, so draw more than needed.
     return without(_load(config, source, 2 * size, HELD_OUT_SEED), seen)[:size]
 
 
-def _load(config: TrainConfig, source: str, limit: int, seed: int) -> Rows:
+def _load(config: TrainConfig, source: str, limit: int, seed: int) -> PromptRows:
     options = {name: read_value(text, f"task_options.{name}") for name, text in config.task_options.items()}
     return load_prompts(
         source, limit=limit, seed=seed, prompt_column=config.prompt_column, prompt_template=config.prompt_template,
-        # Options are of the training task; held-out prompts may come out of a file all the same.
+        # The options belong to the generated task; held-out prompts may come from a file.
         task_options=options if source == config.prompts or source.startswith(GENERATED) else None,
     )  # fmt: skip
 
 
 def read_value(text: Any, name: str = "a value") -> Any:
-    """The value that a piece of text from the command line stands for, as YAML reads it. InputError if it is none."""
+    """The value of a text from the command line, parsed as YAML; InputError if it is not valid YAML."""
     import yaml
 
     try:
@@ -207,10 +211,10 @@ def read_value(text: Any, name: str = "a value") -> Any:
 def prompt_sets(
     config: TrainConfig, tokenizer: Any, context: int, prompts: Prompts | None = None
 ) -> tuple[PromptSet, PromptSet | None]:
-    """Training and held-out prompts. No held-out prompt is among the training prompts.
+    """Training and held-out prompts, tokenised; no prompt is in both.
 
-    context: tokens of the model's context (0: unlimited); prompt and completion must fit into it. prompts: those of
-    the configuration, where they have been read already.
+    context: the model's context length in tokens (0: unlimited), which must hold prompt and completion.
+    prompts: the configuration's prompts, if they have been read already.
     """
     training, held_out, conflicting = split_prompts(config) if prompts is None else prompts
     encoded = encode_for(config, tokenizer, context, training)._replace(conflicting=conflicting)
@@ -218,11 +222,11 @@ def prompt_sets(
 
 
 def encode_for(config: TrainConfig, tokenizer: Any, context: int, rows: Sequence[dict[str, Any]]) -> PromptSet:
-    """Prompts ready to sample, as the configuration says; see `prompt_sets`."""
+    """Tokenise prompts as the configuration says; see `prompt_sets`."""
     limit = min(config.max_prompt_tokens, context - config.max_new_tokens) if context else config.max_prompt_tokens
     if limit < 1:
         raise InputError(
-            f"max_new_tokens is {config.max_new_tokens}, but the model's whole context is {context} tokens"
+            f"max_new_tokens is {config.max_new_tokens}, but the model's context length is {context} tokens"
         )
     return encode_rows(
         tokenizer, rows, max_tokens=limit, long_prompts=config.long_prompts, system_prompt=config.system_prompt

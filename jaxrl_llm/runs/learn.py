@@ -1,4 +1,4 @@
-"""One step's learning: a scored batch in, new parameters out."""
+"""The learning half of a step: a scored batch in, new parameters out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.setup import Parts, needs_values
+from jaxrl_llm.runs.setup import RunParts, needs_values
 from jaxrl_llm.runs.state import RunState
 from jaxrl_llm.trajectory import Trajectories
 
@@ -25,16 +25,16 @@ WARM_UP = value_loss()
 
 
 class Learned(NamedTuple):
-    """What a step's learning gave."""
+    """The result of `learn`."""
 
     state: RunState
-    batch: Trajectories  # as the method prepared it, filled up
+    batch: Trajectories  # after preparation, with any rows that pad it to its full size
     metrics: dict[str, float]  # of the update
-    filled: float  # share of places in packed rows that hold a token
+    filled: float  # fraction of positions in packed rows that hold a token
 
 
 def learn(
-    parts: Parts,
+    parts: RunParts,
     config: TrainConfig,
     state: RunState,
     params: Params,
@@ -42,10 +42,11 @@ def learn(
     step: int,
     feedback: Mapping[str, float],
 ) -> Learned:
-    """Plan, provide, prepare, update. The state's parameters and moments are donated.
+    """Plan the gradient steps, compute what the method needs, prepare the batch, update the parameters.
 
-    params: the policy's, before the update. batch: scored, on the host. feedback: metrics of the last update.
-    Raises NotFiniteError where the update was not taken, because a number in it was not finite.
+    params: the policy's parameters before the update. batch: scored, on the host. feedback: metrics of the last update.
+    The state's parameters and moments are donated. Raises NotFiniteError if the update was rejected because a loss,
+    gradient or parameter was not finite.
     """
     algorithm, policy, mesh = parts.algorithm, parts.policy, parts.mesh
     batch = fill_up(batch, config.prompts_per_step * config.group_size, config.group_size)
@@ -73,5 +74,5 @@ def learn(
 
 
 def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
-    """The batch with the metrics of the last update, if there was one."""
+    """The batch with the metrics of the last update; `feedback` is None before the first."""
     return batch.replace(feedback={name: jnp.float32(value) for name, value in feedback.items()} or None)

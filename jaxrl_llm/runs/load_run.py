@@ -1,4 +1,4 @@
-"""A model by name, or the trained model of a run."""
+"""Load the trained model of a run, or a model by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import Policy, load_policy
 from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.runs.changes import OF_PARAMETERS, check_changes
+from jaxrl_llm.runs.changes import PARAMETER_SETTINGS, check_changes
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.run_folder import RunFolder, run_config
@@ -24,12 +24,12 @@ logger = logging.getLogger("jaxrl_llm.runs")
 def load_run(
     path_or_name: str, *, digests: Mapping[str, str] | None = None, accept_changed_inputs: bool = False
 ) -> tuple[TrainConfig, Policy, Params, Any]:
-    """Configuration, policy, parameters and tokenizer: of a run's newest checkpoint, or of a model (as `load_policy`).
+    """Configuration, policy, parameters and tokenizer of a run's newest checkpoint, or of a model (as `load_policy`).
 
-    The parameters of a run with LoRA are the model's with adapters (`lora.merge` puts them into the weights).
-    digests: of other inputs of the run, by the names of `inputs.Inputs.digests`.
-    InputError where a run has no checkpoint that can be used, or, unless they are accepted, where its model, settings
-    of its parameters, or these inputs are not what they were when the checkpoint was written.
+    With LoRA, the parameters are the model's together with the adapters (`lora.merge` adds them to the weights).
+    digests: of further inputs to compare, named as in `inputs.Inputs.digests`.
+    Raises InputError if a run has no usable checkpoint or, unless changes are accepted, if its model, the settings
+    that determine its parameters, or these inputs have changed since the checkpoint.
     """
     folder = RunFolder(path_or_name)
     if not folder.is_run():
@@ -43,7 +43,7 @@ def load_run(
     frozen, params = split_parameters(config, policy, params)
 
     def changes(meta: dict[str, Any]) -> list[str]:
-        return check_changes(meta, config, os.getcwd(), found, accept_changed_inputs, only=OF_PARAMETERS)
+        return check_changes(meta, config, os.getcwd(), found, accept_changed_inputs, only=PARAMETER_SETTINGS)
 
     with closing(Checkpoints(folder.checkpoints)) as checkpoints:
         restored = checkpoints.latest(params, check=changes)

@@ -1,4 +1,4 @@
-"""A lock on a run's folder: one process at a time writes it."""
+"""A lock on a run's folder, so that only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAME = "run.lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which ends with the process at the latest: what a killed one left behind is no lock.
+    """Hold the folder's lock. It is released when the process ends, so a killed process leaves no stale lock.
 
-    Raises InputError, "in use by process N on host H", where another process holds it. On a file system without locks
-    the process that the file names is looked for instead; one on another host counts as alive.
+    Raises InputError, "in use by process N on host H", if another process holds it. On a file system without locks,
+    checks instead whether the process named in the file is alive; one on another host is assumed to be.
     """
     path = folder / NAME
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -40,7 +40,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(file: int) -> bool:
-    """Whether the lock is ours now."""
+    """Try to take the lock; returns whether this process holds it."""
     try:
         import fcntl
 
@@ -49,14 +49,14 @@ def _lock(file: int) -> bool:
     except (ImportError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
-    owner = _owner(file)  # there are no locks here
+    owner = _owner(file)  # the file system has no locks
     if not owner or owner.get("process") == os.getpid():
         return True
     return owner.get("host") == socket.gethostname() and not _is_alive(owner.get("process"))
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name: its last owner may just have removed it."""
+    """Whether the path still names the open file: its last owner may have just removed it."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except OSError:
@@ -68,7 +68,7 @@ def _is_alive(process: Any) -> bool:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, TypeError):
         return False
-    except OSError:  # it is another user's
+    except OSError:  # exists, but belongs to another user
         pass
     return True
 
@@ -83,6 +83,6 @@ def _owner(file: int) -> dict[str, Any]:
 def _in_use(folder: Path, owner: dict[str, Any]) -> str:
     who = f"process {owner.get('process', 'unknown')} on host {owner.get('host', 'unknown')}"
     return (
-        f"{folder} is in use by {who}: wait until it is done or end it; if there is no such process any more, remove "
+        f"{folder} is in use by {who}: wait until it is done, or stop it; if that process no longer exists, remove "
         f"{folder / NAME}"
     )

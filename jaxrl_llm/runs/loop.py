@@ -1,4 +1,4 @@
-"""The host loop: sample, score, prepare, update. Plain lines over the same parts that a script would use."""
+"""The host loop: sample, score, prepare, update, in plain lines over the same functions that a script would use."""
 
 from __future__ import annotations
 
@@ -23,11 +23,20 @@ from jaxrl_llm.runs.evaluate import evaluate_run
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
 from jaxrl_llm.runs.learn import learn
 from jaxrl_llm.runs.lock import locked
-from jaxrl_llm.runs.record import about, as_scored, describe, known, metrics_of, outcome, tally, writers
+from jaxrl_llm.runs.metrics import (
+    accuracy_line,
+    closing_summary,
+    count_step,
+    metric_writers,
+    opening_notes,
+    scored_rows,
+    step_metrics,
+    without_nan,
+)
 from jaxrl_llm.runs.run_folder import Clock, RunFolder
-from jaxrl_llm.runs.setup import Parts, set_up
+from jaxrl_llm.runs.setup import RunParts, set_up
 from jaxrl_llm.runs.source import source_of
-from jaxrl_llm.runs.state import Course, RunState, record_of, restore, save
+from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save
 
 logger = logging.getLogger("jaxrl_llm.runs")
 
@@ -39,22 +48,22 @@ def train(
     inputs: Inputs | None = None,
     accept_changed_inputs: bool = False,
     algorithm: Algorithm | None = None,
-    source: Callable[[Parts], Source] | None = None,
+    source: Callable[[RunParts], Source] | None = None,
 ) -> dict[str, Any]:
-    """Run (or go on with) a training run and return its summary, which is also in summary.json.
+    """Start or resume a training run, and return its summary, which is also written to summary.json.
 
-    All state is in the parameters, the optimiser, the transforms, the position in the prompts and the pool of begun
-    completions; each is in every checkpoint, and the randomness of a step comes from (seed, step). So a run that was
-    killed and resumed gives the same parameters and metrics, bit by bit, as one that was not.
+    The state is the parameters, the optimiser, the transforms' memory and the source (position in the prompts,
+    completions in flight). All of it is in every checkpoint, and a step's randomness depends on (seed, step) only, so
+    a run that is killed and resumed has bit-identical parameters and metrics.
 
-    inputs: prompts and rewards, where they have been read already (`read_inputs`, within its context).
-    accept_changed_inputs: resume although settings, prompts, rewards or the model are not what they were.
-    algorithm: in place of the configured one. source: makes what gives the batches, in place of prompts, rollouts and
+    inputs: prompts and rewards that are already read (by `read_inputs`, within its context).
+    accept_changed_inputs: resume even if settings, prompts, rewards or the model have changed.
+    algorithm: replaces the configured one. source: makes the `Source` of batches, which replaces prompts, rollouts and
     rewards (see `rollouts.sources`).
 
-    Raises InputError for bad input, before anything is made; where the run is in use by another process; and on resume
-    where there are checkpoints of which none can be used, or they are of other inputs. NotFiniteError where a loss, a
-    gradient or a new parameter is not finite (the last good checkpoint stands). KeyboardInterrupt after Ctrl-C.
+    Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
+    no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is
+    not finite (the last good checkpoint is kept), and KeyboardInterrupt after Ctrl-C.
     """
     if inputs is None:
         with read_inputs(config, resume=resume) as inputs:
@@ -62,7 +71,7 @@ def train(
                 config, resume=resume, inputs=inputs, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm,
                 source=source,
             )  # fmt: skip
-    heap.keep_little()
+    heap.limit_retained()
     use_compile_cache()
     count_compiles()
     clock = Clock()
@@ -81,14 +90,14 @@ def train(
         summary = _run(config, parts, state, batches, folder, clock, interrupted, resume, accept_changed_inputs)
         try:
             write_report(folder.path)
-        except (InputError, OSError) as error:  # e.g. no matplotlib; the run itself is done and saved
-            logger.warning("there is no report: %s", error)
+        except (InputError, OSError) as error:  # e.g. matplotlib is missing; the run itself is complete and saved
+            logger.warning("no report was written: %s", error)
         return summary
 
 
 def _run(
     config: TrainConfig,
-    parts: Parts,
+    parts: RunParts,
     state: RunState,
     source: Source,
     folder: RunFolder,
@@ -97,16 +106,16 @@ def _run(
     resumed: bool,
     accept_changed_inputs: bool,
 ) -> dict[str, Any]:
-    """`train`, once all is set up."""
-    checkpoints, record = Checkpoints(folder.checkpoints, config.keep_checkpoints), record_of(config, parts)
-    course = Course()
+    """The body of `train`, after set-up."""
+    checkpoints, provenance = Checkpoints(folder.checkpoints, config.keep_checkpoints), provenance_of(config, parts)
+    loop = LoopState()
     if resumed:
-        state, course = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
-    first, summary = course.step, course.summary
-    # Completions of the evaluation before training count as of step -1; they come again if its result was lost.
+        state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
+    first, summary = loop.step, loop.summary
+    # Completions of the evaluation before training are logged as step -1; it is repeated if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
 
-    def test(name: str, step: int, title: str) -> None:
+    def evaluate(name: str, step: int, title: str) -> None:
         if parts.held_out is None:
             return
         if name != "eval_before" or name not in summary:
@@ -116,51 +125,51 @@ def _run(
             folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, groups=8)
             folder.write(folder.summary, summary)
             stop_if(interrupted())
-        progress.say(f"{title}: {describe(summary[name])}")
+        progress.say(f"{title}: {accuracy_line(summary[name])}")
 
     with ExitStack() as stack:
-        writer = stack.enter_context(closing(writers(config, folder, first)))
+        writer = stack.enter_context(closing(metric_writers(config, folder, first)))
         stack.callback(checkpoints.close)
         progress = stack.enter_context(Progress(config.steps, first))
-        for text in [*about(config, parts, first, resumed), *course.remarks]:
+        for text in [*opening_notes(config, parts, first, resumed), *loop.notes]:
             progress.say(text)
         if first and parts.held_out is not None and "eval_before" not in summary:
-            progress.say("no evaluation from before training is left; eval_before is of the resumed parameters")
-        test("eval_before", -1, "before training")
+            progress.say("the evaluation from before training is lost; eval_before is of the resumed parameters")
+        evaluate("eval_before", -1, "before training")
         key = jax.random.key(config.seed)
         for step in range(first, config.steps):
             before, taken = dict(clock.seconds), int(state.train.step)
             params = join(parts.frozen, state.train.params)
             found, at = source.next(state.source, params, jax.random.fold_in(key, step), step)
             stop_if(interrupted())
-            heap.give_back()
+            heap.trim()
             with clock("update"):
                 state = state._replace(source=at)
-                learned = learn(parts, config, state, params, found.scored.batch, step, course.feedback)
+                learned = learn(parts, config, state, params, found.scored.batch, step, loop.feedback)
             state = learned.state
-            metrics = metrics_of(config, parts, found, learned, before, clock.seconds, taken)
+            metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(interrupted())
-            course.feedback = {**learned.metrics, "updates": course.feedback.get("updates", 0.0) + 1}
-            course.counts, remarks = tally(course.counts, step, metrics, config)
-            for text in remarks:
+            loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}
+            loop.counts, notes = count_step(loop.counts, step, metrics, config)
+            for text in notes:
                 progress.say(text)
-            metrics = known(found, metrics)
+            metrics = without_nan(found, metrics)
             writer.write(step, metrics)
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
-                folder.log_completions(step, "train", parts.tokenizer, as_scored(found, learned), found.rows)
+                folder.log_completions(step, "train", parts.tokenizer, scored_rows(found, learned), found.rows)
             progress.update(step, metrics)
-            course.step = step + 1
-            if config.eval_every and course.step % config.eval_every == 0 and course.step < config.steps:
-                test("eval_latest", step, f"after step {course.step}")
-            if course.step == config.steps or (config.checkpoint_every and course.step % config.checkpoint_every == 0):
+            loop.step = step + 1
+            if config.eval_every and loop.step % config.eval_every == 0 and loop.step < config.steps:
+                evaluate("eval_latest", step, f"after step {loop.step}")
+            if loop.step == config.steps or (config.checkpoint_every and loop.step % config.checkpoint_every == 0):
                 with clock("checkpoint"):
-                    writer.flush()  # what is logged of these steps must not be lost once they are not taken again
-                    save(state, course, source, checkpoints, folder, clock, record)
+                    writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
+                    save(state, loop, source, checkpoints, folder, clock, provenance)
                 stop_if(interrupted())
-        test("eval_after", config.steps, "after training")
+        evaluate("eval_after", config.steps, "after training")
         with clock("checkpoint"):
             checkpoints.wait()
-        summary |= outcome(config, parts.prompts, course.counts, clock.seconds)
+        summary |= closing_summary(config, parts.prompts, loop.counts, clock.seconds)
         folder.write(folder.summary, summary)
         for text in summary["warnings"]:
             progress.say(f"warning: {text}")
@@ -168,5 +177,5 @@ def _run(
 
 
 def resume(path: str, accept_changed_inputs: bool = False) -> dict[str, Any]:
-    """Go on with the run in a folder, as if it had never stopped; see `train`."""
+    """Resume the run in a folder as if it had never stopped; see `train`."""
     return train(RunFolder(path).read_config(), resume=True, accept_changed_inputs=accept_changed_inputs)

@@ -1,4 +1,4 @@
-"""The rollout of a run: its program, and when a step's rollout ends early."""
+"""The rollout of a run: its program, and its rule for ending a step early."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ GREEDY = "greedy_reward"
 
 
 def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError where the rollout cannot be what the configuration says."""
+    """InputError if the configured rollout is unknown or does not fit the method."""
     rollout_of(config, algorithm)
     strategy_of(config, algorithm)
 
 
 def check_columns(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> None:
-    """InputError where the rollout reads a column that no row of the prompts has."""
+    """InputError if the rollout reads a column that no row of the prompts has."""
     rollout = rollout_by_name(config.rollout)
     for column in rollout.columns:
         if not any(column in row for row in rows):
@@ -31,16 +31,16 @@ def check_columns(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
-    """The run's program, with what the method needs of it. InputError for an unknown one."""
+    """The run's rollout program, with a greedy baseline if the method needs one. InputError for an unknown program."""
     rollout = rollout_by_name(config.rollout)
     return with_greedy_baseline(rollout) if GREEDY in algorithm.needs else rollout
 
 
 def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
-    """How a step's rollout ends early, if it does: as the run's settings say, where they do, else as the method asks.
+    """When a step's rollout ends early (None: it does not). The run's settings override the method's.
 
-    InputError where the method resamples: both choose which groups a step waits for; and where whole groups are to be
-    scored at once, but are not finished at once.
+    Raises InputError together with dynamic sampling, since both choose which groups a step waits for, and for a method
+    that trains on unfinished groups together with stream_rewards, which scores complete ones.
     """
     strategy, given = algorithm.strategy, dict[str, Any]()
     if config.oversample > 1:
@@ -51,8 +51,8 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
         strategy = dataclasses.replace(strategy or Partial(), **given)
     if strategy is not None and algorithm.curriculum is not None:
         raise InputError(
-            f"{config.algorithm} samples other prompts for groups without signal, which partial rollouts (oversample, "
-            "segment_tokens) cannot do: leave out one of the two"
+            f"{config.algorithm} resamples groups without a learning signal, which partial rollouts (oversample, "
+            "segment_tokens) do not support: leave out one of the two"
         )
     if strategy is not None and strategy.train_unfinished and config.stream_rewards:
         raise InputError(

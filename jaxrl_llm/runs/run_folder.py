@@ -20,12 +20,12 @@ from jaxrl_llm.runs.config import TrainConfig, from_dict, located
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.scoring import Scored
 
-FIGURES = ("accuracy", "low", "high", "prompts", "length")  # of an evaluation, for `record.describe`
-STARTED_IN = "started_in"  # in config.json beside the settings: the folder that relative paths are seen from
+FIGURES = ("accuracy", "low", "high", "prompts", "length")  # entries of an evaluation that `accuracy_line` reads
+STARTED_IN = "started_in"  # entry of config.json: the folder that relative paths are resolved against
 
 
 class RunFolder:
-    """Paths and small files of a run. Files are replaced whole, so a killed process leaves the old or the new one."""
+    """Paths and small files of a run. JSON files are replaced atomically, so a kill leaves the old or the new one."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder)
@@ -34,40 +34,43 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     def check_free(self) -> None:
-        """InputError where a new run cannot begin here: the folder holds one, or it cannot be written."""
+        """InputError if a new run cannot start here: the folder holds a run already, or is not writable."""
         try:
             there = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         except OSError as error:  # e.g. a name that is too long
             raise InputError(f"{self.path} cannot be the output: {error.strerror}") from None
         if self.config.exists():
             raise InputError(
-                f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --output"
+                f"{self.path} holds a run already: resume it with --resume {self.path}, or choose another --output"
             )
         around = next((folder for folder in self.path.absolute().parents if RunFolder(folder).is_run()), None)
         if around is not None:
-            raise InputError(f"{self.path} is inside of the run {around}: choose another --output")
+            raise InputError(f"{self.path} is inside the run {around}: choose another --output")
         if self.checkpoints.exists() or self.metrics.exists():
             raise InputError(f"{self.path} holds parts of a run without its config.json: choose another --output")
         if not there.is_dir():
             raise InputError(f"{self.path} cannot be the output: {there} is a file")
         if not os.access(there, os.W_OK | os.X_OK):
-            raise InputError(f"{self.path} cannot be the output: {there} may not be written to")
+            raise InputError(f"{self.path} cannot be the output: {there} is not writable")
 
     def create(self, config: dict[str, Any]) -> None:
-        """Begin a new run; relative paths in it are seen from the working directory. InputError as `check_free`."""
+        """Create the folder of a new run; its relative paths are those of the working directory now.
+
+        Raises InputError as `check_free` does.
+        """
         self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
         self.write(self.config, {**config, STARTED_IN: os.getcwd()})
 
     def read_config(self) -> TrainConfig:
-        """The configuration of the run, which puts its results here; paths are as seen from where it was started.
+        """The configuration of the run, with this folder as its output and other relative paths made absolute.
 
-        InputError where there is none, or it is damaged.
+        Raises InputError if there is none, or it is damaged.
         """
         if not self.config.exists():
             raise InputError(f"{self.path} holds no run (no config.json): give the folder that jaxrl train wrote")
         if not self.config.is_file():
-            raise InputError(f"{self.config} is no file but a folder, a pipe or the like: put the file back")
+            raise InputError(f"{self.config} is not a regular file: put the file back")
         if not self.is_run():
             raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
         raw, seen_from = read_json(self.config), self.started_in()
@@ -81,42 +84,42 @@ class RunFolder:
         return located(config, seen_from)
 
     def started_in(self) -> str:
-        """The folder that relative paths of the run are seen from; the working directory before there is a run."""
+        """The folder that the run's relative paths are resolved against; the working directory if there is no run."""
         folder = read_json(self.config).get(STARTED_IN, os.getcwd())
         if not isinstance(folder, str):
             raise InputError(f"{self.config}: {STARTED_IN} is {shown(folder)}, but must be a folder")
         return folder
 
     def is_run(self) -> bool:
-        """Whether the folder's config.json is of a run; model folders have a file of that name too."""
+        """Whether the folder's config.json is a run's; model folders have a file of that name too."""
         try:
             return self.config.is_file() and "prompts_per_step" in read_json(self.config)
         except OSError:  # e.g. a name that is too long
             return False
 
     def logs(self) -> dict[str, list[int]]:
-        """How many bytes the logs have, and their crc32, for a checkpoint."""
+        """Size in bytes and crc32 of each log, for a checkpoint."""
         return {file.name: [size, crc] for file in self._logs if (size := _size(file)) for crc in [_crc(file, size)]}
 
     def check_logs(self, first: int, checkpoint_every: int, logs: dict[str, list[int]]) -> list[str]:
-        """What is wrong with the logs of a run that goes on at step `first`; InputError where they cannot be read.
+        """Problems with the logs of a run that resumes at step `first`; InputError if they cannot be read.
 
-        logs: of the checkpoint, see `logs`: the files must begin with what they were then. Without a checkpoint
-        (`first` is 0) they must not tell of steps that have left one, which to begin again would drop: a checkpoint is
-        complete before the one after the next is begun.
+        logs: sizes and checksums at the checkpoint (see `logs`): each file must still begin with those bytes. Without
+        a checkpoint (`first` is 0), logs of more than two checkpoint intervals mean that checkpoints were lost, since
+        a checkpoint is complete before the next but one is started; starting over would drop those steps.
         """
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
-            raise InputError(f"{self.checkpoints} is no folder: put the checkpoints back; nothing was changed")
-        steps = [len(read_jsonl(file)) if file.exists() else 0 for file in self._logs]  # nothing is half cut later on
+            raise InputError(f"{self.checkpoints} is not a folder: put the checkpoints back; nothing was changed")
+        steps = [len(read_jsonl(file)) if file.exists() else 0 for file in self._logs]  # finds damage before `rewind`
         wrong = [
-            f"{self.path / name} does not begin with the {size} bytes that it had at the checkpoint"
+            f"{self.path / name} does not begin with the {size} bytes it had at the checkpoint"
             for name, (size, crc) in logs.items()
             if _size(self.path / name) < size or _crc(self.path / name, size) != crc
         ]
         if not first and checkpoint_every and steps[0] > 2 * checkpoint_every:
             wrong.append(
                 f"{self.metrics} has {steps[0]} steps, but there are no checkpoints in {self.checkpoints}: put them "
-                "back, or begin a new run in another folder"
+                "back, or start a new run in another folder"
             )
         return wrong
 
@@ -125,7 +128,7 @@ class RunFolder:
         return self.metrics, self.completions
 
     def read_summary(self) -> dict[str, Any]:
-        """What summary.json holds so far; empty where there is none. InputError for evaluations that are none."""
+        """The contents of summary.json, empty if it does not exist. InputError for malformed evaluations."""
         summary = read_json(self.summary)
         for name, figures in summary.items():
             if name.startswith("eval_") and not (isinstance(figures, dict) and set(FIGURES) <= set(figures)):
@@ -133,7 +136,7 @@ class RunFolder:
         return summary
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged at `step` and after, which a resumed run writes again. InputError for damaged logs."""
+        """Drop log entries of `step` and later, which a resumed run writes again. InputError for damaged logs."""
         for file in self._logs:
             if file.exists():
                 truncate_jsonl(file, step)
@@ -152,7 +155,7 @@ class RunFolder:
     def log_completions(
         self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
     ) -> None:
-        """Append the completions of the first few groups, token by token, for the report."""
+        """Append the completions of the first `groups` groups to completions.jsonl, token by token, for the report."""
         from jaxrl_llm.sampling import completion_ids  # here: the rest of the module needs no JAX
 
         batch = scored.batch
@@ -187,7 +190,7 @@ class RunFolder:
 
 
 def run_config(path_or_name: str) -> TrainConfig:
-    """The configuration of a run, or of a model by its name with all else as it comes. InputError as `read_config`."""
+    """The configuration of a run, or the defaults with the given model. InputError as `RunFolder.read_config`."""
     folder = RunFolder(path_or_name)
     return folder.read_config() if folder.is_run() else TrainConfig(model=path_or_name)
 
@@ -214,7 +217,7 @@ def _number(x: Any) -> float | None:
 
 
 class Clock:
-    """Seconds spent in each phase of a run."""
+    """Accumulates the seconds spent in each phase of a run."""
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.seconds = dict(seconds or {})

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: the method, the model, the prompts, the rewards, the optimiser."""
+"""Set-up of a run from its configuration: the method, the model, the prompts, the rewards, the optimiser."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import RunFacts, Transform, chain
 
 
-class Parts(NamedTuple):
-    """What a run is made of and does not change."""
+class RunParts(NamedTuple):
+    """Everything that stays constant over a run."""
 
     algorithm: Algorithm
     policy: Policy
@@ -49,16 +49,16 @@ class Parts(NamedTuple):
     rewards: list[Reward]
     optimizer: optax.GradientTransformation
     rate: optax.Schedule
-    digests: dict[str, str]  # of what it was given: prompts, rewards' files, the model
-    reference: Params | None  # the initial weights, where the method needs them
+    digests: dict[str, str]  # of the inputs: prompts, reward files, the model
+    reference: Params | None  # the initial weights, if the method needs them
     mesh: jax.sharding.Mesh
-    frozen: Params | None = None  # the model's weights, where only adapters learn
+    frozen: Params | None = None  # the model's weights, if only adapters are trained
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
-    """The configured method, told the facts of the run, with the soft overlong penalty in front where it is on.
+    """The configured method, built with what the run knows, after the soft overlong penalty if that is on.
 
-    InputError for an unknown method or hyper-parameter, a value out of range, or a part that the method lacks.
+    Raises InputError for an unknown method or hyper-parameter, a value out of range, or a part that the method lacks.
     """
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
     provided = {*reward_names(config.rewards), *rollout_by_name(config.rollout).provides}
@@ -66,7 +66,7 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
     given = with_facts(constructor(config.algorithm), chosen, learning_rate=config.optimizer.learning_rate, **facts)
     algorithm = get(config.algorithm, **given)
     for need in algorithm.needs:
-        value_of(need)  # for its own check
+        value_of(need)  # raises InputError for a malformed need
     if not config.overlong_tokens:
         return algorithm
     penalty: Transform = soft_overlong_penalty(config.max_new_tokens, config.overlong_tokens)
@@ -79,9 +79,9 @@ def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError where a method compares the samples of a prompt, but there is one of each: it would learn nothing.
+    """InputError if a method compares the samples of a prompt but group_size is 1, so that it would learn nothing.
 
-    Found by trying: such a method gives no token of four lone samples with different rewards a gradient.
+    Found by trying it: on four groups of one sample with different rewards, such a method has zero gradients.
     """
     if config.group_size > 1:
         of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
@@ -133,16 +133,16 @@ def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Param
 
 
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
-    """What a model holds, in a few letters: another digest, another content."""
+    """Digests of the model's weights (without a critic) and of its tokenizer."""
     weights = {name: x for name, x in params.items() if name != "critic"}
     return {"the model's weights": weights_digest(weights), "the tokenizer": tokenizer_digest(tokenizer)}
 
 
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
-    """The parameters that never learn, None for none, and those that do: `lora.join` makes the policy's of them.
+    """(frozen parameters or None, trained parameters); `lora.join` combines them into the policy's.
 
-    Without LoRA all learn. With it, the model's weights do not, and new adapters do, and a critic where there is one.
-    Raises InputError where the model cannot have the adapters.
+    Without LoRA all parameters are trained. With it the model's weights are frozen, and new adapters are trained
+    together with the critic, if there is one. Raises InputError if the model cannot have the adapters.
     """
     if not config.lora_rank:
         return None, params
@@ -154,7 +154,7 @@ def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tup
 
 
 def reference_of(config: TrainConfig, frozen: Params | None, params: Params) -> Params:
-    """The initial policy, in buffers that no update donates: frozen weights themselves, or a copy where all learn."""
+    """The initial policy in buffers that no update donates: the frozen weights, or a copy if all are trained."""
     if frozen is not None:
         return frozen
     copy = jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name != "critic"})
@@ -162,7 +162,7 @@ def reference_of(config: TrainConfig, frozen: Params | None, params: Params) -> 
 
 
 def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError where settings are of a critic, but the method has none."""
+    """InputError if settings of a critic are given, but the method has none."""
     if needs_values(algorithm):
         return
     default = TrainConfig()
@@ -173,16 +173,16 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
-    """InputError where a hyper-parameter is to name one of the rewards, but does not."""
+    """InputError if a hyper-parameter that names a reward does not name one of the run's."""
     named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
     if named is not None and named not in known:
         raise unknown(f"reward for the hyper-parameter accuracy of {config.algorithm}", named, known)
 
 
 def check_method(config: TrainConfig, mesh: jax.sharding.Mesh, algorithm: Algorithm | None = None) -> Algorithm:
-    """The method of a run. InputError for all that is wrong with it and its batches, before a model is loaded.
+    """The method of a run. Raises InputError for all problems with it and its batches, before a model is loaded.
 
-    algorithm: in place of the configured one.
+    algorithm: replaces the configured one.
     """
     if algorithm is None:
         algorithm = make_algorithm(config)
@@ -198,11 +198,11 @@ def check_method(config: TrainConfig, mesh: jax.sharding.Mesh, algorithm: Algori
 
 def set_up(
     config: TrainConfig, inputs: Inputs | None = None, algorithm: Algorithm | None = None
-) -> tuple[Parts, TrainState, Any]:
-    """The parts of a run, and its state and the method's memory before the first step, on all devices.
+) -> tuple[RunParts, TrainState, Any]:
+    """The parts of a run, its initial train state and the method's initial memory, on all devices.
 
-    inputs: prompts and rewards, where they have been read already; else the rewards' processes end with this one.
-    algorithm: in place of the configured one.
+    inputs: prompts and rewards that are already read; otherwise the rewards' processes live as long as this one.
+    algorithm: replaces the configured one.
     """
     mesh = data_mesh()
     algorithm = check_method(config, mesh, algorithm)
@@ -212,7 +212,7 @@ def set_up(
     check_columns(config, inputs.prompts.training)
     policy, params, tokenizer = load_model(config, algorithm)
     for layer in values_of(algorithm.needs, "internal_logp"):
-        inner_policy(policy, params, int(layer))  # for its own check
+        inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
     digests = {**inputs.digests, **model_digests(params, tokenizer)}
     if mesh.size > 1:
@@ -222,10 +222,10 @@ def set_up(
     reference = reference_of(config, frozen, params) if refers else None
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
-    # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
+    # Put everything on the mesh from the start: other shardings in the first step would compile the step twice.
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
     state, memory = replicate((init_state(params, optimizer), algorithm.transform.init(facts)), mesh)
-    parts = Parts(
+    parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""From a configuration to the standard source."""
+"""The standard source of batches, made from the configuration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from jaxrl_llm.rollouts.experience import Clock, Experience, experience
 from jaxrl_llm.rollouts.sources import Source, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
-from jaxrl_llm.runs.setup import Parts
+from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.sampling.config import SamplingConfig
 
 
-def source_of(config: TrainConfig, parts: Parts, clock: Clock) -> Source:
-    """Where a run's batches come from."""
+def source_of(config: TrainConfig, parts: RunParts, clock: Clock) -> Source:
+    """The `Source` of a run: curriculum, rollouts, rewards."""
     sampling = SamplingConfig(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.min_p, config.stop, config.slots,
         config.sampling_cache,

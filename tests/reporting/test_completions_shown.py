@@ -12,7 +12,7 @@ import pytest
 import jaxrl_llm
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting import show
-from jaxrl_llm.reporting.completions import MOST_TOKENS, kind_of, token_texts
+from jaxrl_llm.reporting.completions import MOST_TOKENS, shade_kind, token_texts
 from jaxrl_llm.reporting.shading import KINDS
 from jaxrl_llm.trajectory import Trajectories
 
@@ -104,7 +104,7 @@ def test_the_legend_of_what_has_one_sign_has_one_side() -> None:
     ],
 )
 def test_the_kind_of_shade(name: str, kind: str) -> None:
-    assert kind_of(name) == kind
+    assert shade_kind(name) == kind
     assert kind in KINDS
 
 

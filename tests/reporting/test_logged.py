@@ -1,4 +1,4 @@
-"""What was written down of a run is a batch again, and other methods' credit joins its report."""
+"""A run's logged completions become a batch again, and other methods' credit is added to its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard: what was written is there after a kill, and read back as TensorBoard would show it."""
+"""TensorBoard: written events survive a kill, and are read back as TensorBoard would show them."""
 
 import errno
 import os

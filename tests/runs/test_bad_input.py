@@ -1,4 +1,4 @@
-"""Whatever is wrong with what was asked for: one line on stderr that says so, status 2, no traceback, no run begun."""
+"""Bad input: one line on stderr per problem, status 2, no traceback, no run started."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ CASES = {
     "a package that is missing": (["--wandb", "project"], "needs the package 'wandb'"),
     "a reward that ends Python": (["--rewards", "{folder}/leave.py:f"], "cannot load rewards from"),
     "an unknown judge": (["--eval-reward", "evn"], "unknown reward to judge by 'evn': did you mean 'even'?"),
-    "too few prompts": (["--eval-size", "12"], "too few to set 12 aside"),
+    "too few prompts": (["--eval-size", "12"], "too few to hold 12 out"),
     "all prompts too long": (["--max-prompt-tokens", "9"], "all 8 prompts have more than 9 tokens"),
     "one prompt too long": (
         ["--max-prompt-tokens", "9", "--long-prompts", "error"], "a prompt has 10 tokens, more than max_prompt_tokens 9"
     ),
-    "no room in the context": (["--max-new-tokens", "128"], "the model's whole context is 128 tokens"),
+    "no room in the context": (["--max-new-tokens", "128"], "the model's context length is 128 tokens"),
     "a system prompt without a chat template": (["--system-prompt", "x"], "a system prompt needs a chat template"),
     "no such configuration file": (["--config", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
 }  # fmt: skip
@@ -198,7 +198,7 @@ def test_data_that_cannot_be_used(
 
 
 def test_a_reward_that_the_held_out_prompts_cannot_feed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They lack a column that the training prompts have: every answer would count as wrong."""
+    """Held-out prompts lack a column that the training prompts have: every answer would count as wrong."""
     (tmp_path / "eval.jsonl").write_text('{"prompt": "a question"}\n')
     arguments = options(tmp_path, "--eval-prompts", str(tmp_path / "eval.jsonl"), reward="from_answer")
     assert "column that the reward 'from_answer' needs, 'answer'" in rejected(capsys, *arguments)
@@ -246,14 +246,14 @@ def test_configuration_files_that_cannot_be_used(
 def test_folders_that_hold_a_run_and_folders_that_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.finished_run()
     before = sorted(path.name for path in run.iterdir())
-    assert "holds a run already: go on with --resume" in rejected(capsys, *options(tmp_path, "--output", str(run)))
+    assert "holds a run already: resume it with --resume" in rejected(capsys, *options(tmp_path, "--output", str(run)))
     assert sorted(path.name for path in run.iterdir()) == before
     assert "holds no run" in rejected(capsys, "train", "--resume", str(tmp_path))
     assert "holds no run" in rejected(capsys, "train", "--resume", str(tmp_path / "nowhere"))
     assert "holds a model, not a run" in rejected(capsys, "train", "--resume", str(runs.MODEL))
     assert "--resume needs a value" in rejected(capsys, "train", "--resume")
     said = rejected(capsys, "train", "--resume", str(run), "--steps", "9")
-    assert "goes on with the run's own settings; remove --steps 9" in said
+    assert "uses the run's own settings; remove --steps 9" in said
     (tmp_path / "config.json").write_text('{"prompts_per_step"')
     assert "not a JSON object" in rejected(capsys, "train", "--resume", str(tmp_path))
     for command in ("report", "eval"):
@@ -323,6 +323,6 @@ def test_a_full_disk_stops_the_run_and_harms_nothing(
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     loop.resume(str(run))
     whole = runs.reproducible(runs.finished_run() / "metrics.jsonl")
-    # The finished run set 4 prompts aside, so it had others; only the form can be compared.
+    # The finished run held out 4 other prompts, so only the keys can be compared.
     assert [sorted(line) for line in runs.reproducible(run / "metrics.jsonl")] == [sorted(line) for line in whole]
     assert read_json(run / "summary.json")["tokens"]["sampled"] > 0

@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were written, or not at all."""
+"""Checkpoints are restored exactly as written, or rejected."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_only_the_last_are_kept_and_at_least_two(tmp_path: Path) -> None:
 
 
 def test_buffers_may_be_donated_at_once(tmp_path: Path) -> None:
-    """The next update writes over the very buffers that are being saved; the file must not see it."""
+    """The next update overwrites the buffers that are being saved; the checkpoint must not change."""
 
     @partial(jax.jit, donate_argnums=0)
     def update(params: jax.Array) -> jax.Array:
@@ -191,7 +191,7 @@ def test_a_part_that_is_missing_as_a_whole_counts_as_damage(folder: Path, part: 
 def test_no_flipped_bit_gets_through(
     tmp_path_factory: pytest.TempPathFactory, place: float, bit: int, which: int
 ) -> None:
-    """Whatever bit of the data is flipped: what is read is what was written, of this checkpoint or an older one."""
+    """For any flipped bit, the restored arrays are those written, of this checkpoint or an older one."""
     folder = tmp_path_factory.mktemp("flip") / "checkpoints"
     shutil.copytree(_flippable(tmp_path_factory), folder)
     files = data_files(folder / "2")
@@ -203,7 +203,7 @@ def test_no_flipped_bit_gets_through(
 
 
 def test_flipped_numbers_in_arrays_and_meta_are_found(folder: Path) -> None:
-    """Damage that still parses: only the checksums can tell."""
+    """Damage that still parses is found only by checksums."""
     flipped = 0
     path = next(path for path in data_files(folder / "3") if path.parent.name == "meta")
     text = path.read_text()
@@ -323,7 +323,7 @@ def test_another_structure_is_no_damage_and_is_said(
 
 @pytest.mark.parametrize("with_state", [True, False])
 def test_what_the_system_cannot_read_is_no_damage(folder: Path, with_state: bool) -> None:
-    """A link to itself stands for an input/output error; a pipe would be waited for."""
+    """A symbolic link to itself stands in for an I/O error; reading a pipe would block."""
     path = data_files(folder / "3")[0]
     path.unlink()
     path.symlink_to(path)
@@ -360,7 +360,7 @@ def test_a_step_that_is_there_or_past_is_not_passed_over_in_silence(opened: Chec
 
 
 def test_reading_changes_nothing(folder: Path) -> None:
-    """A run may be looked at while it goes on: its half-written checkpoint must stay."""
+    """A run may be read while it trains: its half-written checkpoint must be kept."""
     (folder / "4.orbax-checkpoint-tmp").mkdir()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert step_read(folder, with_state=False) == 3

@@ -1,4 +1,4 @@
-"""Accuracy and pass@k are counts of what the reward says."""
+"""Accuracy and pass@k count the completions with reward 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.runs.evaluate import Evaluation, evaluate
+from jaxrl_llm.runs.evaluate import Evaluation, evaluate_policy
 from jaxrl_llm.sampling import completion_ids, sample
 
 
@@ -33,11 +33,11 @@ def prompts(model: tuple[Any, Any, Any]) -> PromptSet:
 def run(model: tuple[Any, Any, Any], prompts: PromptSet, reward: Any, **settings: Any) -> Evaluation:
     policy, params, _ = model
     rewards = reward if isinstance(reward, list) else [Reward(reward, name="reward")]
-    return evaluate(policy, params, prompts, rewards, max_new_tokens=6, **settings)
+    return evaluate_policy(policy, params, prompts, rewards, max_new_tokens=6, **settings)
 
 
 def fixed(*scores: float) -> Any:
-    """A reward that does not look."""
+    """A reward that ignores the completions."""
     return lambda completions: list(scores)
 
 

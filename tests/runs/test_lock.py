@@ -1,4 +1,4 @@
-"""One process at a time writes a run's folder."""
+"""Only one process at a time writes to a run's folder."""
 
 from __future__ import annotations
 

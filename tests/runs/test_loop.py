@@ -1,4 +1,4 @@
-"""A run does what its configuration says, and says aloud where it cannot learn."""
+"""A run follows its configuration, and reports when it cannot learn."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_run_without_a_report_is_a_run(
     monkeypatch.setattr(loop, "write_report", fail)
     summary = loop.train(runs.small_config(tmp_path, steps=1, eval_size=0))
     assert summary["learned"]
-    assert "there is no report: writing the report needs the package 'matplotlib'" in caplog.text
+    assert "no report was written: writing the report needs the package 'matplotlib'" in caplog.text
 
 
 def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: P
 
 
 def test_at_learning_rate_0_only_the_samples_change(tmp_path: Path) -> None:
-    """Two steps over the same prompts with the same parameters: the key is another, so the completions are."""
+    """Two steps over the same prompts with the same parameters have other keys, and so other completions."""
     config = runs.small_config(
         tmp_path, steps=2, eval_size=0, num_prompts=4, optimizer=OptimizerConfig(learning_rate=0.0)
     )
@@ -176,7 +176,7 @@ def test_one_sample_a_prompt_is_a_signal_where_the_method_takes_it_for_one(tmp_p
 
 @pytest.mark.heavy
 def test_completions_of_one_token_are_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model of which every token ends the completion, as where the chat template is the wrong one."""
+    """A model for which every token ends the completion, as with a wrong chat template."""
     model = tmp_path / "model"
     shutil.copytree(runs.MODEL, model, copy_function=shutil.copyfile)
     for name in ("config.json", "generation_config.json"):
@@ -196,7 +196,7 @@ def test_completions_of_one_token_are_said_aloud(tmp_path: Path, capsys: pytest.
 
 
 def nan_from(step: int) -> Callable[[], Algorithm]:
-    """A method that counts its batches, and whose advantages are NaN from one of them on."""
+    """A method that counts its batches, and whose advantages are NaN from a given batch on."""
 
     def count(seen: jax.Array, batch: Trajectories) -> tuple[jax.Array, Trajectories]:
         values = jnp.where(seen >= step, jnp.nan, 1.0)
@@ -313,4 +313,4 @@ def test_four_devices_train_evaluate_and_resume(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "4 cpu devices" in done.stdout
-    assert "going on from step 2" in done.stdout
+    assert "resuming from step 2" in done.stdout

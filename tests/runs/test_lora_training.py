@@ -1,4 +1,4 @@
-"""Training adapters: the model never changes, costs no gradient or moment, and is the reference; runs resume."""
+"""Training adapters: the model is frozen, has no gradients or moments, and is the reference; runs resume."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def batch_of(rows: int = 4, length: int = 8) -> Trajectories:
 
 
 def parts(rank: int = 2) -> tuple[Any, Any]:
-    """The frozen part and adapters that add something."""
+    """The frozen parameters, and adapters with a non-zero output."""
     base = init_params(jax.random.key(0), SMALL, scale=0.5)
     adapters = lora.init(KEY, SMALL, rank)
     return lora.scaled(base, rank, 4.0), jax.tree.map(lambda x: x + 0.1, adapters)
@@ -245,7 +245,7 @@ def test_the_reference_is_the_frozen_weights_and_not_a_copy(tmp_path: Path) -> N
 
 
 def test_a_critic_learns_beside_the_adapters(tmp_path: Path) -> None:
-    """In bfloat16 the model's weights are narrow, and what learns is not; a warm-up moves the critic alone."""
+    """With bfloat16 weights the trained parameters are float32; a warm-up updates only the critic."""
     config = config_of(tmp_path, algorithm="ppo", critic="shared", param_dtype="bfloat16")
     found, state, _ = set_up(config)
     assert state.params.keys() == {"layers", "critic"}

@@ -1,4 +1,4 @@
-"""What methods ask of the host loop: more prompts, greedy completions, a critic, feedback, other looks at the policy.
+"""What methods need of the host loop: more prompts, greedy completions, a critic, feedback, further policy outputs.
 
 One method for each need; that every method runs by name is the table of experiments/RESULTS.md.
 """

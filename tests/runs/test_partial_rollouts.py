@@ -77,7 +77,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], dict]:
 
 
 def test_log_probabilities_are_those_of_the_weights_of_each_token(kept: Kept) -> None:
-    """Completions that went on under newer weights: each token is checked against the weights that drew it."""
+    """Completions that continue under newer weights: each token is checked against the weights that sampled it."""
     policy, _, _ = load_policy(runs.MODEL, dtype="float32")
     recompute = jax.jit(policy_outputs, static_argnums=0)
     mixed, old = 0, 0
@@ -96,7 +96,7 @@ def test_log_probabilities_are_those_of_the_weights_of_each_token(kept: Kept) ->
 
 
 def test_weights_of_other_steps_give_other_log_probabilities(kept: Kept) -> None:
-    """Else the test above would pass with any weights."""
+    """Otherwise the test above would pass with any weights."""
     policy, _, _ = load_policy(runs.MODEL, dtype="float32")
     batch = kept.steps[0].scored.batch
     logp = jax.jit(policy_outputs, static_argnums=0)(policy, kept.steps[-1].params, batch).logp
@@ -255,7 +255,7 @@ def test_which_strategy_a_run_has() -> None:
     asks = algorithms.Algorithm(grpo.transform, grpo.objective, strategy=Partial(3.0))
     assert strategy_of(off, asks) == Partial(3.0)
     assert strategy_of(TrainConfig(oversample=1.5), asks) == Partial(1.5), "the run's settings win"
-    with pytest.raises(InputError, match=r"samples other prompts .* partial rollouts \(oversample, segment_tokens\)"):
+    with pytest.raises(InputError, match=r"resamples groups .* partial rollouts \(oversample, segment_tokens\)"):
         strategy_of(TrainConfig(oversample=2.0, algorithm="dapo"), dapo)
     assert strategy_of(TrainConfig(algorithm="dapo"), dapo) is None
 

@@ -1,4 +1,4 @@
-"""Runs whose groups are programs: forks, pauses, a second turn; killed and resumed, they end as if they were not."""
+"""Runs whose groups are programs with forks, pauses and a second turn; a killed and resumed run ends the same."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_rollouts_that_are_none(spec: str, message: str) -> None:
 
 
 def test_a_group_whose_program_fails_gets_the_rewards_defaults(tmp_path: Path) -> None:
-    """And is counted; the run goes on."""
+    """The failure is counted, and the run continues."""
     (tmp_path / "faulty.py").write_text(
         "async def faulty(tools, task):\n"
         "    episodes = [await tools.sample(task.prompt, number=i) for i in range(task.samples)]\n"

@@ -1,4 +1,4 @@
-"""The programs that are new, trained on a real model: a hint for groups that all fail, forks, and two turns."""
+"""Rollout programs trained on a real model: a hint for groups that all fail, forks, and two turns."""
 
 from __future__ import annotations
 

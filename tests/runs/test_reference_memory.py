@@ -1,4 +1,4 @@
-"""A reference policy in the host's memory: the same numbers, and no room on the device while it is not used."""
+"""A reference policy in host memory: the same numbers, and no device memory while it is not used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kinds(tree: Any) -> set[str]:
 
 
 def test_the_reference_in_the_hosts_memory_gives_the_same_numbers(vectors: Callable[[str], Any]) -> None:
-    """CPUs have memory of that kind too, so the way there and back is the one of accelerators."""
+    """CPUs have host memory as a memory kind too, so the transfers are those of accelerators."""
     model, batch = vectors("llama_tied"), rollouts_of("llama_tied", "plain")
     there = to_memory(model.params, HOST)
     assert kinds(there) == {HOST}

@@ -1,4 +1,4 @@
-"""A run that was killed, whenever that was, ends as one that was not."""
+"""A run that is killed at any moment and resumed ends like one that was not killed."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(
     ours = [record.getMessage() for record in caplog.records if record.name == "jaxrl_llm.checkpoints"]
     assert len([message for message in ours if "is damaged and skipped" in message]) == 1
     said = capsys.readouterr().out
-    assert "going on from step 4" in said
+    assert "resuming from step 4" in said
     assert "a damaged checkpoint is now " in said
     assert files_of(run / "checkpoints-set-aside" / "6") == damaged
     assert_same_run(run, Path(unbroken.output))
@@ -204,7 +204,7 @@ CANNOT: dict[str, tuple[Callable[[Path], None], str]] = {
         edit(optimizer={"learning_rate": 0.5}),
         "learning_rate was 0.002, and is now 0.5",
     ),
-    "fewer steps": (edit(steps=3), "the checkpoint is of step 6, but steps is 3: raise it to go on"),
+    "fewer steps": (edit(steps=3), "the checkpoint is of step 6, but steps is 3: raise steps"),
 }
 
 
@@ -281,7 +281,7 @@ def test_changed_inputs_are_refused_unless_they_are_accepted(
     run = Path(config.output)
     change(tmp_path)
     before = files_of(run)
-    with pytest.raises(InputError, match=f"not as when the checkpoint was written: ({said})") as caught:
+    with pytest.raises(InputError, match=f"changed since the checkpoint was written: ({said})") as caught:
         resumed(run)
     assert "--accept-changed-inputs" in str(caught.value)
     assert files_of(run) == before
@@ -300,7 +300,7 @@ def test_a_run_in_use_is_left_alone(unbroken: TrainConfig, resumed: Callable[[Pa
 
 
 def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heard inside of a callback, where an exception would be swallowed: the loop stops at its next look."""
+    """Ctrl-C inside a callback, where an exception would be swallowed: the loop stops at its next check."""
     config = runs.small_config(tmp_path, eval_size=0)
 
     def swallow(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Around the sampler: which prompts a run trains and is tested on, and how completions reach the rewards."""
+"""Which prompts a run trains on and is evaluated on, and how completions reach the rewards."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ def test_options_of_the_task_are_not_asked_of_a_file(tokenizer: Any, tmp_path: P
     _, held_out = prompt_sets(of_task(eval_prompts=str(theirs)), tokenizer, 0)
     assert held_out is not None
     assert len(held_out.rows) == 12
-    with pytest.raises(InputError, match="task_options are of reasoning-gym"):
+    with pytest.raises(InputError, match="task_options apply to reasoning-gym"):
         prompt_sets(of_file(tmp_path, 12, task_options={"max_terms": "2"}), tokenizer, 0)
 
 
-@pytest.mark.parametrize(("count", "message"), [(4, "4 different prompts, too few to set 4 aside"), (3, "3 different")])
+@pytest.mark.parametrize(("count", "message"), [(4, "4 different prompts, too few to hold 4 out"), (3, "3 different")])
 def test_too_few_prompts_to_set_any_aside(tokenizer: Any, tmp_path: Path, count: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prompt_sets(of_file(tmp_path, count), tokenizer, 0)
@@ -112,7 +112,7 @@ def test_a_run_is_evaluated_on_what_it_was_not_trained_on(tokenizer: Any, tmp_pa
     assert held_out is not None
     assert texts(evaluation_prompts(config, tokenizer)) == texts(held_out)
     assert texts(evaluation_prompts(config, tokenizer, size=3)) == texts(held_out)[:3]
-    with pytest.raises(InputError, match=r"set 4 prompts of .* aside, and was trained on the others: .*asked for: 5"):
+    with pytest.raises(InputError, match=r"held 4 prompts of .* out and was trained on the others: .*asked for: 5"):
         evaluation_prompts(config, tokenizer, size=5)
     with pytest.raises(InputError, match="no held-out prompts"):
         evaluation_prompts(of_file(tmp_path, 12, eval_size=0), tokenizer)
@@ -162,7 +162,7 @@ def test_prompt_and_completion_fit_into_the_context(tokenizer: Any, tmp_path: Pa
     assert len(prompt_sets(of_file(tmp_path, 12, max_new_tokens=10), tokenizer, 20)[0].rows) == 8
     with pytest.raises(InputError, match="all 8 prompts have more than 9 tokens"):
         prompt_sets(of_file(tmp_path, 12, max_new_tokens=11), tokenizer, 20)
-    with pytest.raises(InputError, match="max_new_tokens is 128, but the model's whole context is 128 tokens"):
+    with pytest.raises(InputError, match="max_new_tokens is 128, but the model's context length is 128 tokens"):
         prompt_sets(of_file(tmp_path, 12, max_new_tokens=128), tokenizer, 128)
 
 

@@ -1,4 +1,4 @@
-"""The files of a run: begun once, replaced whole, rewound."""
+"""The files of a run: created once, replaced atomically, rewound."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_run_is_begun_once(tmp_path: Path) -> None:
     folder.create(config)
     assert folder.is_run()
     assert folder.read_config() == TrainConfig(output=str(folder.path))
-    with pytest.raises(InputError, match=r"holds a run already: go on with --resume .*, or choose another --output"):
+    with pytest.raises(InputError, match=r"holds a run already: resume it with --resume .*, or choose another"):
         folder.create(config)
 
 
@@ -105,7 +105,7 @@ def test_logs_begin_with_what_they_were_at_the_checkpoint(tmp_path: Path) -> Non
     for content in ('{"step": 0}\n', '{"step": 0}\n{"step": 3}\n', ""):
         folder.completions.write_text(content)
         assert folder.check_logs(2, 1, logs) == [
-            f"{folder.completions} does not begin with the 24 bytes that it had at the checkpoint"
+            f"{folder.completions} does not begin with the 24 bytes it had at the checkpoint"
         ]
     folder.completions.unlink()
     assert len(folder.check_logs(2, 1, logs)) == 1

@@ -1,9 +1,10 @@
-"""The same loop over batches that nobody samples: supervised steps, and a file of scored trajectories."""
+"""The same loop over batches that are not sampled: supervised steps, and a file of scored trajectories."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxrl_llm.rollouts import experience
 from jaxrl_llm.rollouts.ready_made import demonstrations, trajectories
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.setup import Parts
+from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.sampling import completion_ids, sample
 from jaxrl_llm.transform import stateless
 
@@ -41,7 +42,7 @@ def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.heavy
 def test_supervised_steps_learn_and_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    def source(parts: Parts) -> Source:
+    def source(parts: RunParts) -> Source:
         return demonstrations(parts.tokenizer, ROWS, 4)
 
     config = runs.small_config(
@@ -97,7 +98,7 @@ def test_trajectories_of_a_file_are_trained_on(tmp_path: Path) -> None:
     ]  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def source(parts: Parts) -> Source:
+    def source(parts: RunParts) -> Source:
         return trajectories(path, parts.tokenizer, 2)
 
     config = runs.small_config(
@@ -110,4 +111,4 @@ def test_trajectories_of_a_file_are_trained_on(tmp_path: Path) -> None:
     assert found[1]["mismatch"] > 1e-4, "the file stays what it was, and the policy does not"
     path.write_text('{"prompt": [1], "completion": [2, 3], "logp": [-1.0], "reward": 1, "group": 0}\n')
     with pytest.raises(InputError, match=r"line 1 of .* is not a trajectory .*: it needs a prompt, and a logp"):
-        source(type("Parts", (), {"tokenizer": policy.tokenizer}))  # type: ignore[arg-type]
+        source(types.SimpleNamespace(tokenizer=policy.tokenizer))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Groups that are scored while others are still sampled: the same scores, and nothing half done after Ctrl-C."""
+"""Groups that are scored while others are still being sampled: the same scores, and no partial step after Ctrl-C."""
 
 from __future__ import annotations
 

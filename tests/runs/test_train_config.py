@@ -1,4 +1,4 @@
-"""The configuration of a run: there and back, and nothing out of range gets in."""
+"""The configuration of a run: round trips, and values out of range are refused."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_several_settings_out_of_range_are_said_together() -> None:
 
 
 def test_settings_that_belong_to_others() -> None:
-    with pytest.raises(InputError, match="task_options are of reasoning-gym:TASK"):
+    with pytest.raises(InputError, match="task_options apply to reasoning-gym:TASK"):
         TrainConfig(prompts="a.jsonl", task_options={"max_digits": "3"})
     with pytest.raises(InputError, match="eval_size is 0"):
         TrainConfig(eval_size=0, eval_prompts="b.jsonl")

@@ -1,4 +1,4 @@
-"""Runs that train on the newest windows of completions that are not finished: what is trained, scored and kept."""
+"""Runs that train on the newest windows of unfinished completions: what is trained on, scored and kept."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def hand_made(unfinished: list[bool], window: list[int]) -> Trajectories:
 
 
 class Letters:
-    """A tokenizer that is not asked for much."""
+    """A minimal tokenizer."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return "x" * len(ids)

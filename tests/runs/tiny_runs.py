@@ -1,4 +1,4 @@
-"""What tests of whole runs share: a configuration that takes seconds, rewards, and runs in processes of their own."""
+"""Shared by tests of whole runs: a configuration that takes seconds, rewards, and runs in separate processes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def write_prompts(path: Path, count: int = 12, first: int = 0) -> Path:
 def small_config(folder: Path, **changes: Any) -> TrainConfig:
     """A run into folder/run: a reference policy, nucleus sampling and two minibatches; 4 steps of 4 x 4 completions.
 
-    Changes of data, rewards, steps and files leave its compiled programs as they are; other changes take compiling.
+    Other data, rewards, steps and files reuse its compiled programs; other changes recompile.
     """
     reward = f"{write_rewards(folder)}:{changes.pop('reward', 'even')}"
     settings: dict[str, Any] = {
@@ -141,7 +141,7 @@ class Taken(NamedTuple):
 
 @contextlib.contextmanager
 def watched(taken: list[Taken]) -> Iterator[None]:
-    """Runs inside of it put down what their sources give."""
+    """Context manager that records what the sources of runs inside it return."""
     inner = loop.source_of
 
     def source_of(*arguments: Any) -> Source:

@@ -1,4 +1,4 @@
-"""What is said and written down about a run: metrics of a step, notes on the screen, the outcome."""
+"""What a run reports: metrics of each step, notes on the screen, and the final summary."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.learn import Learned
 from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.runs.run_folder import RunFolder
-from jaxrl_llm.runs.setup import Parts
+from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.trajectory import map_rows
 
 SINGLE = "does the model expect another chat template?"
 
 
-def writers(config: TrainConfig, folder: RunFolder, step: int) -> MetricWriter:
-    """metrics.jsonl, and what else the configuration asks for, from `step` on."""
+def metric_writers(config: TrainConfig, folder: RunFolder, step: int) -> MetricWriter:
+    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, from `step` on."""
     out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
     if config.tensorboard:
         out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step))
@@ -36,8 +36,8 @@ def writers(config: TrainConfig, folder: RunFolder, step: int) -> MetricWriter:
     return all_of(*out)
 
 
-def facts(scored: Scored, config: TrainConfig, seconds: float) -> dict[str, float]:
-    """Metrics of a scored batch: rewards, lengths, groups without signal, failures, speed."""
+def batch_metrics(scored: Scored, config: TrainConfig, seconds: float) -> dict[str, float]:
+    """Metrics of a scored batch: rewards, lengths, uniform groups, failures, tokens per second."""
     batch = scored.batch
     reward, length = np.asarray(batch.reward), np.asarray(batch.action_mask).sum(axis=1)
     known = reward[~np.isnan(reward)]
@@ -65,40 +65,41 @@ def facts(scored: Scored, config: TrainConfig, seconds: float) -> dict[str, floa
     return {name: float(value) for name, value in out.items()}
 
 
-def about(config: TrainConfig, parts: Parts, first: int, resumed: bool) -> list[str]:
-    """What a run says at its start."""
+def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: bool) -> list[str]:
+    """Lines printed when a run starts or resumes."""
     policy, prompts, strategy = parts.policy, parts.prompts, strategy_of(config, parts.algorithm)
     devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
     text = [
-        f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts of "
-        f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions a step, {devices}, "
-        f"into {config.output}"
+        f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts from "
+        f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions per step, {devices}, "
+        f"output in {config.output}"
     ]
     if prompts.skipped or prompts.shortened:
         text.append(f"prompts longer than allowed: {prompts.skipped} skipped, {prompts.shortened} cut on the left")
     if prompts.conflicting:
         text.append(
-            f"{prompts.conflicting} prompts come again with other columns, such as another answer: the first counts"
+            f"{prompts.conflicting} duplicate prompts have other columns, such as another answer: the first is used"
         )
     if strategy is not None:
         segment = f", at most {strategy.segment_tokens} new tokens of each" if strategy.segment_tokens else ""
         text.append(
             f"partial rollouts: {strategy.in_flight(config.prompts_per_step)} prompts in flight a step{segment}; "
-            "completions that are not done go on in the next step"
+            "unfinished completions continue in the next step"
         )
     if resumed:
-        text.append(f"going on from step {first}" if first else "no checkpoint to go on from: starting at step 0")
+        text.append(f"resuming from step {first}" if first else "no checkpoint to resume from: starting at step 0")
     return text
 
 
-def tally(
+def count_step(
     counts: dict[str, int], step: int, metrics: dict[str, float], config: TrainConfig
 ) -> tuple[dict[str, int], list[str]]:
-    """Counts over the run with one more step, and what is to be said of it (the first time, then every tenth).
+    """Add a step to the run's counts; returns them with the notes to print (the first time, then every tenth).
 
-    counts: "tokens" sampled, steps that were "silent" (no token has a learning signal) and of "single" tokens only.
+    counts: "tokens" sampled, "silent" steps (no token has a learning signal), and "single" steps (every completion has
+    one token).
     """
-    said = {
+    notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
         "single": (
             metrics["completion/longest"] <= 1 < config.max_new_tokens,
@@ -106,7 +107,7 @@ def tally(
         ),
     }
     new, texts = {"tokens": counts.get("tokens", 0) + int(metrics["completion/tokens"])}, []
-    for name, (is_so, text) in said.items():
+    for name, (is_so, text) in notes.items():
         new[name] = counts.get(name, 0) + is_so
         if is_so and (new[name] == 1 or new[name] % 10 == 0):
             texts.append(f"step {step + 1}: {text}")
@@ -114,7 +115,7 @@ def tally(
 
 
 def _why_silent(metrics: dict[str, float]) -> str:
-    """Why the method makes nothing of a step's completions, as far as their rewards tell."""
+    """Why a step has no learning signal, as far as its rewards tell."""
     if metrics.get("reward/unscored") == 1.0:
         return "no completion was scored: the reward functions return None or NaN for all of them"
     if metrics["groups/uniform"] == 1.0:
@@ -125,10 +126,10 @@ def _why_silent(metrics: dict[str, float]) -> str:
     return "the method gives every token the advantage 0"
 
 
-def outcome(
+def closing_summary(
     config: TrainConfig, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float]
 ) -> dict[str, Any]:
-    """The end of summary.json. `learned` is false where no step had a signal to learn from."""
+    """The final entries of summary.json. `learned` is false if no step had a learning signal."""
     warnings, silent, single = [], counts.get("silent", 0), counts.get("single", 0)
     if silent == config.steps:
         warnings.append("nothing was learned: no step had a learning signal (no token had an advantage)")
@@ -152,10 +153,10 @@ def outcome(
     }
 
 
-def describe(figures: dict[str, Any]) -> str:
-    """One line about an evaluation.
+def accuracy_line(figures: dict[str, Any]) -> str:
+    """An evaluation as one line of text.
 
-    >>> describe({"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 256, "length": 4.2})
+    >>> accuracy_line({"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 256, "length": 4.2})
     'accuracy 50.0 % (40.0 to 60.0) on 256 held-out prompts, 4.2 tokens a completion'
     """
     low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
@@ -163,37 +164,40 @@ def describe(figures: dict[str, Any]) -> str:
     return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {of}"
 
 
-def metrics_of(
+def step_metrics(
     config: TrainConfig,
-    parts: Parts,
+    parts: RunParts,
     found: Step,
     learned: Learned,
     before: Mapping[str, float],
     seconds: Mapping[str, float],
     taken: int,
 ) -> dict[str, float]:
-    """All metrics of a step. before, seconds: of the clock before the step and now; taken: gradient steps before it."""
-    scored, batch = as_scored(found, learned), learned.batch
+    """All metrics of a step.
+
+    before, seconds: the clock's seconds of each phase, before the step and now. taken: gradient steps before it.
+    """
+    scored, batch = scored_rows(found, learned), learned.batch
     metrics = {**learned.metrics, "signal": signal(batch), "packing/filled": learned.filled}
     shaped, reward = np.asarray(batch.need("reward"))[: len(scored.texts)], np.asarray(scored.batch.need("reward"))
     if not np.array_equal(shaped, reward, equal_nan=True):
         metrics["reward/shaped"] = float(np.nanmean(shaped))
     took = sum(seconds.values()) - sum(before.values())
-    metrics |= facts(scored, config, took) | found.metrics
+    metrics |= batch_metrics(scored, config, took) | found.metrics
     metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
     metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in seconds.items()}
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
 
 
-def as_scored(found: Step, learned: Learned) -> Scored:
-    """The prepared batch without rows that fill up, with the rewards as they were scored: what is written down."""
+def scored_rows(found: Step, learned: Learned) -> Scored:
+    """The prepared batch without padding rows and with the rewards as scored, for the logs."""
     rows, batch, scored = len(found.scored.texts), learned.batch, found.scored
     if rows < batch.tokens.shape[0]:
         batch = map_rows(lambda x: x[:rows], batch)
     return scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
 
 
-def known(found: Step, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics but for those of a rollout that are NaN: of completions that were finished, where none was."""
-    unknown = {name for name, value in found.metrics.items() if np.isnan(value)}
-    return {name: value for name, value in metrics.items() if name not in unknown}
+def without_nan(found: Step, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics without those of the rollout that are NaN, such as means over finished completions when none is."""
+    undefined = {name for name, value in found.metrics.items() if np.isnan(value)}
+    return {name: value for name, value in metrics.items() if name not in undefined}
