@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.objectives.guidance import guided, guided_rows, summed
+from jaxrl_llm.objectives.guidance import guided, guided_rows, scaled_sum
 from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.trajectory import Array, Trajectories
@@ -111,7 +111,7 @@ def ampo_multi_guidance(
 
     verified = rescore(lambda b: jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores))
     apart = by_rows(guided=sequence_mean(), otherwise=token_mean())
-    average = apart if over == "kinds" else summed(8192.0 if max_length is None else max_length)
+    average = apart if over == "kinds" else scaled_sum(8192.0 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), guided(clip(clip_low, clip_high, dual_clip), shape), average)
     objective -= entropy_coefficient * entropy()
     return Algorithm(chain(leave_out(superfluous), verified, group_relative(scale)), objective)

@@ -119,7 +119,7 @@ def test_llds_by_loop(over: str) -> None:
     assert_judged(found, loss, LOGP)
     method = llds(penalty_over=over)
     at_start = method.objective(outputs_of(X.behaviour), prepared(method, TURNS))[1]
-    assert float(at_start["likelihood/fallen"]) == 0, "nothing has fallen yet"
+    assert float(at_start["likelihood/fallen"]) == 0, "no drop yet"
     assert method.needs == frozenset(), "no KL: no reference policy"
 
 

@@ -73,7 +73,7 @@ def drawn(seed: int = 0, *, weights: bool = True, garbage: bool = True) -> tuple
     return PolicyOutputs(noise(logp), jnp.zeros((N, L))), batch
 
 
-def derived(objective: Any, outputs: PolicyOutputs, batch: Trajectories) -> Any:
+def value_and_grad(objective: Any, outputs: PolicyOutputs, batch: Trajectories) -> Any:
     """(loss, metrics), gradient by logp."""
 
     def loss(logp: jax.Array) -> Any:
@@ -97,8 +97,8 @@ def test_the_kernel_is_the_composition(ratio: str, surrogate: str, kernel: str) 
     make = partial(policy_gradient, RATIOS[ratio], CLIPS[surrogate])
     for average in (token_mean(), sequence_mean()):
         composed, fused = make(average, kernel=None), make(average, kernel=by_kernel)
-        wanted = derived(composed, outputs, batch)
-        agree(derived(fused, outputs, batch), wanted)
+        wanted = value_and_grad(composed, outputs, batch)
+        agree(value_and_grad(fused, outputs, batch), wanted)
         assert fused.needs == composed.needs
     (loss, metrics), gradient = wanted
     assert np.isfinite(loss)
@@ -114,7 +114,7 @@ def test_with_every_average(name: str) -> None:
     for weights in (False, True):
         outputs, batch = drawn(1, weights=weights)
         make = partial(policy_gradient, sequence_ratio(), clip(0.2, 0.28), average)
-        agree(derived(make(), outputs, batch), derived(make(kernel=None), outputs, batch))
+        agree(value_and_grad(make(), outputs, batch), value_and_grad(make(kernel=None), outputs, batch))
 
 
 def test_the_weights_of_tokens_in_an_average_by_hand() -> None:
@@ -127,16 +127,16 @@ def test_the_weights_of_tokens_in_an_average_by_hand() -> None:
         assert token_weights(average, batch) is None
         # Then all is composed.
         make = partial(policy_gradient, token_ratio(), clip(), average)
-        agree(derived(make(kernel=refuses), outputs, batch), derived(make(kernel=None), outputs, batch))
+        agree(value_and_grad(make(kernel=refuses), outputs, batch), value_and_grad(make(kernel=None), outputs, batch))
 
 
 def test_slices_add_up_and_objectives_add() -> None:
     outputs, batch = drawn(3)
     whole = policy_gradient(sequence_ratio(), clip(), sequence_mean()) + 0.1 * kl()
-    wanted = derived(whole, outputs, batch)
+    wanted = value_and_grad(whole, outputs, batch)
     batch = with_totals(batch)
     parts = [
-        derived(whole, jax.tree.map(lambda x, s=s: x[s], outputs), map_rows(lambda x, s=s: x[s], batch))
+        value_and_grad(whole, jax.tree.map(lambda x, s=s: x[s], outputs), map_rows(lambda x, s=s: x[s], batch))
         for s in (slice(0, 3), slice(3, 4), slice(4, N))
     ]
     agree(jax.tree.map(lambda *x: sum(x), *[part[0] for part in parts]), wanted[0])
@@ -147,11 +147,11 @@ def test_a_traced_range_is_taken_too() -> None:
     outputs, batch = drawn(4)
 
     def found(low: jax.Array, high: jax.Array, dual: jax.Array) -> Any:
-        return derived(policy_gradient(token_ratio(), clip(low, high, dual), token_mean()), outputs, batch)
+        return value_and_grad(policy_gradient(token_ratio(), clip(low, high, dual), token_mean()), outputs, batch)
 
     mapped = jax.vmap(found)(jnp.array([0.1, 0.2]), jnp.array([0.3, 0.1]), jnp.array([1.5, 4.0]))
     for n, given in enumerate(((0.1, 0.3, 1.5), (0.2, 0.1, 4.0))):
-        wanted = derived(policy_gradient(token_ratio(), clip(*given), token_mean(), kernel=None), outputs, batch)
+        wanted = value_and_grad(policy_gradient(token_ratio(), clip(*given), token_mean(), kernel=None), outputs, batch)
         agree(jax.tree.map(lambda x, n=n: x[n], mapped), wanted)
 
 
@@ -179,7 +179,7 @@ def test_anything_else_is_composed(ratio: Ratio, surrogate: Any) -> None:
     outputs, batch = drawn(5)
     batch = batch.with_controls(clip_low=jnp.float32(0.8), clip_high=jnp.float32(1.2))
     make = partial(policy_gradient, ratio, surrogate, token_mean())
-    agree(derived(make(kernel=refuses), outputs, batch), derived(make(kernel=None), outputs, batch))
+    agree(value_and_grad(make(kernel=refuses), outputs, batch), value_and_grad(make(kernel=None), outputs, batch))
 
 
 def test_the_plain_ones_do_reach_the_kernel() -> None:

@@ -132,9 +132,9 @@ def test_what_does_not_count_may_be_anything() -> None:
     def loss(logp: jax.Array, batch: Trajectories) -> Any:
         return whole(outputs_of(logp), batch)
 
-    derive = jax.value_and_grad(loss, has_aux=True)
-    (value, metrics), gradient = derive(jnp.asarray(LOGP), clean)
-    (dirty_value, dirty_metrics), dirty_gradient = derive(jnp.asarray(np.where(hole, garbage, LOGP)), dirty)
+    grad_fn = jax.value_and_grad(loss, has_aux=True)
+    (value, metrics), gradient = grad_fn(jnp.asarray(LOGP), clean)
+    (dirty_value, dirty_metrics), dirty_gradient = grad_fn(jnp.asarray(np.where(hole, garbage, LOGP)), dirty)
     assert np.isfinite(value)
     assert float(dirty_value) == float(value)
     assert {k: float(v) for k, v in dirty_metrics.items()} == {k: float(v) for k, v in metrics.items()}
