@@ -80,14 +80,14 @@ def masked_quantile(values: jax.Array, mask: jax.Array, level: jax.Array | float
     check_number("level", level, least=0, most=1)
     count = jnp.sum(mask, axis=-1, keepdims=True)
     in_order = jnp.sort(jnp.where(mask, values, jnp.inf), axis=-1)
-    place = level * jnp.maximum(count - 1, 0).astype(jnp.float32)
-    below = jnp.floor(place).astype(jnp.int32)
+    position = level * jnp.maximum(count - 1, 0).astype(jnp.float32)
+    below = jnp.floor(position).astype(jnp.int32)
     low, high = (
         jnp.take_along_axis(in_order, jnp.minimum(i, jnp.maximum(count - 1, 0)), axis=-1) for i in (below, below + 1)
     )
     some = count > 0
     low, high = jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
-    return (low + (place - below) * (high - low))[..., 0]
+    return (low + (position - below) * (high - low))[..., 0]
 
 
 def margin_over_second(values: jax.Array, keys: jax.Array) -> jax.Array:

@@ -94,10 +94,10 @@ def solved_without(
 def joint_key(*keys: jax.Array) -> jax.Array:
     """int32[N]: equal for rows that agree in all keys [N]. Overflows int32 above N = 46,000 with two keys."""
     size = keys[0].shape[0]
-    places = [jnp.unique(key, return_inverse=True, size=size)[1].reshape(-1) for key in keys]
-    joint = places[0]
-    for place in places[1:]:
-        joint = joint * size + place
+    indices = [jnp.unique(key, return_inverse=True, size=size)[1].reshape(-1) for key in keys]
+    joint = indices[0]
+    for index in indices[1:]:
+        joint = joint * size + index
     return joint.astype(jnp.int32)
 
 

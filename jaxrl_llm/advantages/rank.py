@@ -36,8 +36,8 @@ def effective_rank(hidden: jax.Array, mask: jax.Array) -> jax.Array:
 def prefix_ranks(hidden: jax.Array, count: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
     """Effective rank f32[J] of rows 0 .. j stride, for j = 1 .. J, and bool[J], which of these are below `count`."""
     ends = jnp.arange(stride, hidden.shape[0], stride)
-    place = jnp.arange(hidden.shape[0])
-    ranks = jax.lax.map(lambda end: effective_rank(hidden, place <= jnp.minimum(end, count - 1)), ends)
+    index = jnp.arange(hidden.shape[0])
+    ranks = jax.lax.map(lambda end: effective_rank(hidden, index <= jnp.minimum(end, count - 1)), ends)
     return ranks, ends < count
 
 

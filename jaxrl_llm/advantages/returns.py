@@ -69,9 +69,9 @@ def last_actions_of_turns(batch: Trajectories, turns: int) -> jax.Array:
     N, L = batch.tokens.shape
     known = batch.action_mask & (batch.turn >= 0) & (batch.turn < turns)
     key = jnp.where(known, jnp.arange(N)[:, None] * turns + batch.turn, N * turns).reshape(-1)
-    place = jnp.broadcast_to(jnp.arange(L), (N, L)).reshape(-1)
-    last = jax.ops.segment_max(place, key, num_segments=N * turns + 1)[key]
-    return known & (last == place).reshape(N, L)
+    position = jnp.broadcast_to(jnp.arange(L), (N, L)).reshape(-1)
+    last = jax.ops.segment_max(position, key, num_segments=N * turns + 1)[key]
+    return known & (last == position).reshape(N, L)
 
 
 def terminal_rewards(batch: Trajectories) -> jax.Array:

@@ -82,11 +82,11 @@ def form_draws(
     require_choice("ragged", ragged, ("repeat", "smallest"))
     N, known = reward.shape[0], ~jnp.isnan(reward)
     _, index = jnp.unique(group, return_inverse=True, size=N)
-    place = jnp.where(known, index, N)  # index N is dropped
-    size = jnp.zeros(N, jnp.int32).at[place].add(1, mode="drop")
+    target = jnp.where(known, index, N)  # index N is dropped
+    size = jnp.zeros(N, jnp.int32).at[target].add(1, mode="drop")
     rank = ranks_within(group, -order, jnp.zeros(N), known)
-    responses = jnp.zeros((N, N), jnp.int32).at[place, rank].set(jnp.arange(N), mode="drop")
-    of = jnp.zeros(N, jnp.int32).at[place].set(bundle, mode="drop")
+    responses = jnp.zeros((N, N), jnp.int32).at[target, rank].set(jnp.arange(N), mode="drop")
+    of = jnp.zeros(N, jnp.int32).at[target].set(bundle, mode="drop")
     question = size > 0
     draw = jnp.arange(N)[None]
     rows = jnp.take_along_axis(responses, draw % jnp.maximum(size, 1)[:, None], axis=1)

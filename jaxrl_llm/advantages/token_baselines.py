@@ -20,7 +20,7 @@ def logit_energy(probability: jax.Array, squared_probability: jax.Array) -> jax.
     return jnp.maximum(1 - 2 * probability + squared_probability, 0.0)
 
 
-def place_by_action(values: jax.Array, action_index: jax.Array) -> jax.Array:
+def scatter_by_action(values: jax.Array, action_index: jax.Array) -> jax.Array:
     """f32[N, L]: the value of a row's t-th action in column t, 0 in the rest; action_index is -1 off the actions."""
     rows = jnp.arange(values.shape[0])[:, None]
     column = jnp.where(action_index < 0, values.shape[1], action_index)
@@ -44,7 +44,7 @@ def token_baseline(
     """
     known = action_index >= 0
     there, G, w = (
-        place_by_action(jnp.where(known, x, 0.0), action_index) for x in (jnp.ones_like(returns), returns, energy)
+        scatter_by_action(jnp.where(known, x, 0.0), action_index) for x in (jnp.ones_like(returns), returns, energy)
     )
     W = jnp.cumsum(w, axis=1) * there
     count, mass, weighted = bucket_sums(keys, there, W, G * W)

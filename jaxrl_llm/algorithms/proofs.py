@@ -90,5 +90,5 @@ PROOFS = {
 
 
 def proof(method: str) -> str | None:
-    """Where the test is, from the root of the repository: "tests/algorithms/FILE::TEST"; None for a method without."""
+    """The test of a method, "tests/algorithms/FILE::TEST" from the root of the repository; None if it has none."""
     return f"tests/algorithms/{PROOFS[method]}" if method in PROOFS else None

@@ -27,8 +27,8 @@ def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 def first_k(order: tuple[jax.Array, ...], mask: jax.Array, k: jax.Array) -> jax.Array:
     """The k masked elements that come first by `order[0]`, ties broken by `order[1]` and so on; bool, same shape."""
     flat = mask.reshape(-1)
-    places = jnp.lexsort((*(x.reshape(-1) for x in reversed(order)), ~flat))
-    rank = jnp.zeros(flat.shape, jnp.int32).at[places].set(jnp.arange(flat.size, dtype=jnp.int32))
+    sorting = jnp.lexsort((*(x.reshape(-1) for x in reversed(order)), ~flat))
+    rank = jnp.zeros(flat.shape, jnp.int32).at[sorting].set(jnp.arange(flat.size, dtype=jnp.int32))
     return mask & (rank < k).reshape(mask.shape)
 
 

@@ -58,18 +58,16 @@ def _with_masked_advantages(batch: Trajectories) -> Trajectories:
     return batch.replace(advantages=jnp.where(batch.loss_weights != 0, batch.advantages, 0.0))
 
 
-def _expect_function(place: str, part: Any, made: str, count: int) -> None:
+def _expect_function(role: str, part: Any, made: str, count: int) -> None:
     """InputError unless the part is a function of `count` arguments; also for a factory, which returns a `made`."""
     name = getattr(part, "__name__", in_words(part))
     if getattr(part, "__annotations__", {}).get("return") == made:
-        raise InputError(
-            f"the {place} of policy_gradient is the function {name}, which makes one: call it, {name}(...)"
-        )
+        raise InputError(f"the {role} of policy_gradient is the function {name}, which makes one: call it, {name}(...)")
     try:
         inspect.signature(part).bind(*range(count))
     except TypeError:
         raise InputError(
-            f"the {place} of policy_gradient is {name}, but must be a function of {count} arguments: the order is "
+            f"the {role} of policy_gradient is {name}, but must be a function of {count} arguments: the order is "
             "policy_gradient(ratio, surrogate, average)"
         ) from None
     except ValueError:  # Python cannot inspect the function's signature

@@ -90,9 +90,9 @@ def over_span(values: jax.Array, batch: Trajectories, span: str, *, mean: bool) 
     keys = batch.turn if span == "turn" else batch.need("segment")
     N, L = values.shape
     # Keys are clipped below L, because a row has no more spans than tokens; -1 means no span.
-    place = (jnp.arange(N)[:, None] * (L + 1) + jnp.clip(keys, -1, L - 1) + 1).reshape(-1)
+    segment = (jnp.arange(N)[:, None] * (L + 1) + jnp.clip(keys, -1, L - 1) + 1).reshape(-1)
     total, number = (
-        jax.ops.segment_sum(x.reshape(-1), place, num_segments=N * (L + 1))[place].reshape(N, L)
+        jax.ops.segment_sum(x.reshape(-1), segment, num_segments=N * (L + 1))[segment].reshape(N, L)
         for x in (values, counts)
     )
     return total / jnp.maximum(number, 1) if mean else total

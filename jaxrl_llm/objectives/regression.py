@@ -89,8 +89,8 @@ def toward_ratio(name: str = "ratio_target") -> Surrogate:
 def next_action_value(values: jax.Array, mask: jax.Array) -> jax.Array:
     """values f32[N, L] at the next masked position of the row, f32[N, L]; 0 after the last one and outside the mask."""
     L = values.shape[1]
-    place = jnp.where(mask, jnp.arange(L), L)
-    after = jnp.pad(jax.lax.cummin(place, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=L)
+    position = jnp.where(mask, jnp.arange(L), L)
+    after = jnp.pad(jax.lax.cummin(position, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=L)
     found = jnp.take_along_axis(jnp.where(mask, values, 0.0), jnp.minimum(after, L - 1), axis=1)
     return jnp.where(mask & (after < L), found, 0.0)
 

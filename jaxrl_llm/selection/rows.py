@@ -37,8 +37,8 @@ def ranks_within(keys: jax.Array, values: jax.Array, ties: jax.Array, valid: jax
     N = keys.shape[0]
     _, index = jnp.unique(keys, return_inverse=True, size=N)
     order = jnp.lexsort((ties, jnp.where(valid, -values, 0.0), ~valid, index))
-    place = jnp.argsort(order)
-    return place - jax.ops.segment_min(place, index, num_segments=N)[index]
+    position = jnp.argsort(order)
+    return position - jax.ops.segment_min(position, index, num_segments=N)[index]
 
 
 def max_variance_subset(values: jax.Array, valid: jax.Array, keep: jax.Array | float, ties: jax.Array) -> jax.Array:
@@ -56,8 +56,8 @@ def max_variance_subset(values: jax.Array, valid: jax.Array, keep: jax.Array | f
     n = jnp.clip(jnp.asarray(keep), 0, M).astype(jnp.int32)
     mean = jnp.sum(jnp.where(valid, values, 0.0)) / jnp.maximum(M, 1)
     centred = jnp.where(valid, values - mean, 0.0)
-    place = M - 1 - ranks_within(jnp.zeros(N, jnp.int32), values, ties, valid)  # ascending; valid rows at 0..M-1
-    ascending = jnp.zeros(N).at[jnp.where(valid, place, N)].set(centred, mode="drop")
+    position = M - 1 - ranks_within(jnp.zeros(N, jnp.int32), values, ties, valid)  # ascending; valid rows at 0..M-1
+    ascending = jnp.zeros(N).at[jnp.where(valid, position, N)].set(centred, mode="drop")
     largest = jnp.arange(N + 1)
 
     def taken(x: jax.Array) -> jax.Array:
@@ -70,7 +70,7 @@ def max_variance_subset(values: jax.Array, valid: jax.Array, keep: jax.Array | f
     variance = jnp.where(largest <= n, variance, -jnp.inf)
     good = variance >= jnp.max(variance) - 1e-5 * jnp.mean(centred**2)
     k = jnp.argmin(jnp.where(good, jnp.abs(2 * largest - n), 4 * N))
-    return valid & ((place < n - k) | (place >= M - k))
+    return valid & ((position < n - k) | (position >= M - k))
 
 
 def rank_weights(rank: jax.Array, count: jax.Array, scheme: str) -> jax.Array:
@@ -79,7 +79,7 @@ def rank_weights(rank: jax.Array, count: jax.Array, scheme: str) -> jax.Array:
     best_random: 1/2 for the best, 1/2 shared by the others; best_worst: 1/2 each; best: only the best; uniform: 1 / n.
     """
     require_choice("scheme", scheme, RANK_SCHEMES)
-    first, last = ((rank == place).astype(jnp.float32) for place in (0, count - 1))
+    first, last = ((rank == position).astype(jnp.float32) for position in (0, count - 1))
     if scheme == "best_random":
         return jnp.where(count > 1, jnp.where(rank == 0, 0.5, 0.5 / jnp.maximum(count - 1, 1)), first)
     by_scheme = {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}

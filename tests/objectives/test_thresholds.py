@@ -124,7 +124,7 @@ def test_the_loss_shows_the_penalty_and_its_gradient_is_the_divergence() -> None
         assert float(metrics["kl"]) == pytest.approx(l[MASK].mean(), rel=1e-5)
         assert float(metrics["kl/threshold"]) == pytest.approx(0.4, rel=1e-5)
         np.testing.assert_allclose(
-            gradient.logp, np.where(MASK, 2 * l / MASK.sum(), 0) * gradient, rtol=1e-5, atol=1e-7
+            gradient.logp, np.where(MASK, 2 * l / MASK.sum(), 0) * with_gradient, rtol=1e-5, atol=1e-7
         )
 
 
