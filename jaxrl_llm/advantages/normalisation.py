@@ -43,9 +43,9 @@ def whiten(values: jax.Array, mask: jax.Array, ddof: int = 1, epsilon: float = 1
 
 
 class RunningMoments(NamedTuple):
-    """Count, mean, and sum of squared differences to the mean of all values so far, f32[] each."""
+    """Number, mean, and sum of squared differences to the mean of all values so far, f32[] each."""
 
-    count: jax.Array
+    samples: jax.Array
     mean: jax.Array
     squares: jax.Array
 
@@ -62,17 +62,17 @@ def update_moments(running: RunningMoments, values: jax.Array, mask: jax.Array) 
     """
     mean, variance = moments(values, mask, 0)
     new = jnp.sum(mask).astype(jnp.float32)
-    count = running.count + new
+    count = running.samples + new
     share = new / jnp.maximum(count, 1)
     distance = jnp.where(new > 0, mean - running.mean, 0.0)
-    squares = running.squares + variance * new + distance**2 * running.count * share
+    squares = running.squares + variance * new + distance**2 * running.samples * share
     return RunningMoments(count, running.mean + distance * share, squares)
 
 
 def running_std(running: RunningMoments, ddof: int = 1) -> jax.Array:
     """Standard deviation f32[]; 1 if the values so far are too few or all equal, so that it is a safe divisor."""
-    variance = running.squares / jnp.maximum(running.count - ddof, 1)
-    varies = (running.count > ddof) & (variance > 1e-12 * jnp.maximum(running.mean**2, 1.0))
+    variance = running.squares / jnp.maximum(running.samples - ddof, 1)
+    varies = (running.samples > ddof) & (variance > 1e-12 * jnp.maximum(running.mean**2, 1.0))
     return jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1.0)), 1.0)
 
 

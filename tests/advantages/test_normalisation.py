@@ -1,4 +1,4 @@
-"""Running statistics are those of everything so far."""
+"""Running moments equal the moments of all values so far."""
 
 from __future__ import annotations
 

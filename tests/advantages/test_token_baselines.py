@@ -1,4 +1,4 @@
-"""Baselines per action: where they are put, and the groups that other methods are."""
+"""Per-action baselines: their alignment with actions, and special cases that equal other methods."""
 
 from __future__ import annotations
 

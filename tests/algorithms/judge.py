@@ -1,4 +1,4 @@
-"""What judges of methods share: one compiled step of a method, and a batch as numpy arrays in double precision."""
+"""Helpers of the tests of methods: one compiled step of a method, and a batch as numpy arrays in double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method of the catalogue, whatever it is: named, documented, checked, usable with its defaults."""
+"""Every method of the catalogue: named, documented, checked, usable with its defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `jaxrl algorithms` prints: true of every method, and a composition that runs where it is pasted."""
+"""The output of `jaxrl algorithms`: correct for every method, with a composition that runs as a standalone file."""
 
 from __future__ import annotations
 

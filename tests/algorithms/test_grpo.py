@@ -1,4 +1,4 @@
-"""GRPO from rewards to loss: the worked example, and what the loss does not depend on."""
+"""GRPO from rewards to loss: the worked example, and the invariances of the loss."""
 
 from __future__ import annotations
 

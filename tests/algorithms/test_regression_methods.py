@@ -92,7 +92,7 @@ def test_rover_worked_example() -> None:
     batch = batch_of(np.ones((2, 2)), np.array([1.0, 0]), np.tile(old[[0, 1], acts], (2, 1)))
     batch = batch.with_info(mean_logp=jnp.asarray(np.tile(old.mean(1), (2, 1)), jnp.float32))
     logp = np.tile(new[[0, 1], acts], (2, 1))
-    # The card's one response has r_c = 0.5; the second row is a copy with r_c = -0.5 that is left out here.
+    # The worked example has one response with r_c = 0.5; the second row is a copy with r_c = -0.5, ignored here.
     batch = batch.replace(weights=jnp.asarray([[1.0, 1.0], [0.0, 0.0]]))
     found = learn(rover(), batch, logp, mean_logp=np.tile(new.mean(1), (2, 1)).astype(np.float32))
     assert found.loss == pytest.approx(0.299145, abs=1e-6)
@@ -135,7 +135,7 @@ def test_otr_by_loop() -> None:
     assert (found.by_entropy == 0).all()
 
 
-def test_otr_value_is_the_expected_loss_of_the_card() -> None:
+def test_otr_value_is_the_expected_loss() -> None:
     logits = np.array([1, 0.5, 0, -0.5])
     logp = logits - np.log(np.exp(logits).sum())
     batch = batch_of([[1]], [1.0], logp[:1, None])

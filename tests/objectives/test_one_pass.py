@@ -1,4 +1,4 @@
-"""The policy gradient by one kernel against the same composed of its parts: loss, gradient and metrics."""
+"""The fused policy gradient against the one composed of its parts: loss, gradient and metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CLIPS = {"symmetric": clip(0.2, 0.2), "asymmetric": clip(0.1, 0.35), "dual": cli
 
 
 def drawn(seed: int = 0, *, weights: bool = True, garbage: bool = True) -> tuple[PolicyOutputs, Trajectories]:
-    """A batch with holes, padding, an empty row, weights, and garbage where nothing counts."""
+    """A batch with holes, padding, an empty row, weights, and garbage on tokens with weight 0."""
     random = np.random.default_rng(seed)
     mask = random.random((N, L)) < 0.8
     mask[:, 9:] = False
@@ -74,7 +74,7 @@ def drawn(seed: int = 0, *, weights: bool = True, garbage: bool = True) -> tuple
 
 
 def value_and_grad(objective: Any, outputs: PolicyOutputs, batch: Trajectories) -> Any:
-    """(loss, metrics), gradient by logp."""
+    """(loss, metrics), and the gradient with respect to logp."""
 
     def loss(logp: jax.Array) -> Any:
         return objective(outputs.replace(logp=logp), batch)
@@ -125,7 +125,7 @@ def test_the_weights_of_tokens_in_an_average_by_hand() -> None:
     np.testing.assert_allclose(token_weights(sequence_mean(), batch), mask / lengths / (N - 1), rtol=1e-6)
     for average in (lambda x, _: jnp.max(x), lambda x, _: jnp.sum(x * x), lambda x, _: jnp.sum(jnp.exp(x))):
         assert token_weights(average, batch) is None
-        # Then all is composed.
+        # These fall back to the composed loss.
         make = partial(policy_gradient, token_ratio(), clip(), average)
         agree(value_and_grad(make(kernel=refuses), outputs, batch), value_and_grad(make(kernel=None), outputs, batch))
 

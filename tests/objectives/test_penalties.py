@@ -76,7 +76,7 @@ def test_expectation_under_an_older_policy() -> None:
 @pytest.mark.parametrize(
     ("estimator", "gradient"),
     [
-        ("k1", [0.0, 0.0, 0.0, 0.0]),  # nothing at all: no use in a loss
+        ("k1", [0.0, 0.0, 0.0, 0.0]),  # zero-mean gradient: useless in a loss
         ("k2", [-0.299752, 0.154848, -0.071149, 0.216053]),  # of KL(pi || ref)
         ("k3", [-0.3, 0.2, -0.05, 0.15]),  # of KL(ref || pi): pi - ref
         ("k1+", [-0.299752, 0.154848, -0.071149, 0.216053]),

@@ -38,7 +38,7 @@ def batch_of(reward: float = 0.5, kl: float = 2.0, entropy: float = 1.5) -> Traj
     )  # fmt: skip
 
 
-def test_three_steps_of_the_card() -> None:
+def test_three_steps_worked_example() -> None:
     transform = kl_threshold()
     state = transform.init()
     seen = []
@@ -99,7 +99,7 @@ def test_the_controller_is_its_loop() -> None:
         assert float(state.kl) == pytest.approx(kl_average, rel=1e-5)
 
 
-def test_the_penalty_of_the_card_and_its_slope() -> None:
+def test_penalty_worked_example_and_slope() -> None:
     numbers = (jnp.float32(0.4), jnp.float32(0.36), jnp.float32(1.5))
     penalty, slope = excess_penalty(*numbers, 0.1, 2.0)
     assert float(penalty) == pytest.approx(0.0002, abs=1e-8)
@@ -129,7 +129,7 @@ def test_the_loss_shows_the_penalty_and_its_gradient_is_the_divergence() -> None
 
 
 def sliced(objective: object, outputs: PolicyOutputs, batch: Trajectories) -> float:
-    """The loss as the sum over single rows, after the refresh of the whole."""
+    """The loss as the sum over single rows, after a refresh on the whole batch."""
     whole = objective.refreshed(outputs, with_totals(batch))  # type: ignore[attr-defined]
     shared, total = {name: getattr(whole, name) for name in SHARED}, 0.0
     for n in range(N):
