@@ -41,7 +41,7 @@ def standard_scores(
 ) -> jax.Array:
     """(x - mean) / (std + epsilon) over the masked tokens of a key; 0 outside the mask and where values are equal."""
     _, mean, deviation = token_moments(values, mask, keys, ddof)
-    differ = mask & (deviation > 1e-6 * jnp.abs(mean))  # not by rounding alone
+    differ = mask & (deviation > 1e-6 * jnp.abs(mean))  # by more than rounding
     return jnp.where(differ, (values - mean) / jnp.where(differ, deviation + epsilon, 1.0), 0.0)
 
 

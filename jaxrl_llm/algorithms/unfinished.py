@@ -58,17 +58,17 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
         "answers": ("votes of answers; whole completions vote", "a reward that writes the answers' keys"),
     },
     "fapo": {
-        "sound": ("a judge that finds the first wrong step", "a reward of the name sound"),
+        "sound": ("a judge that finds the first wrong step", "a reward named sound"),
     },
     "hapo_heterogeneous": {
         "temperature": (
-            "a sampling temperature of each token by its entropy; the other three rules are there",
+            "a sampling temperature per token that depends on its entropy; the other three rules are implemented",
             "a sampler with a temperature that depends on the token's entropy",
         ),
     },
     "hbpo": {
         "budgets": (
-            "samples of one prompt that are told different budgets; every row has the same",
+            "samples of one prompt with different budgets in their prompts; every row has the same",
             "a rollout that writes info['budget']",
         ),
     },
@@ -82,7 +82,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
         "turns": ("episodes of several turns", "a rollout of turns, which writes batch.turn"),
     },
     "otr": {
-        "labels": ("supervised labels; the run's own right answers stand for them", "a source of supervised texts"),
+        "labels": ("supervised labels; the run's own right answers replace them", "a source of supervised texts"),
     },
     "polychromic": {
         "answers": ("diversity of answers; whole completions are compared", "a reward that writes the answers' keys"),
@@ -90,7 +90,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "remix": {
         "replay": (
-            "rollouts of the last policies mixed with fresh ones, and the change of the anchor during the run",
+            "rollouts of the last policies mixed with fresh ones, and a change of the anchor during the run",
             "replay, and a reference that may be replaced",
         ),
     },
@@ -108,13 +108,13 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "verpo": {
         "tests": (
-            "results of single tests of code, and several attempts; reward components stand for tests",
+            "results of single tests of code, and several attempts; reward components replace them",
             "a reward that writes info['tests']",
         ),
     },
     "xrpo": {
         "budget": (
-            "samples given to prompts in rounds by what is known of them, and examples before prompts without success",
+            "samples assigned to prompts in rounds by their statistics, and examples prepended to unsolved prompts",
             "a rollout in rounds",
         ),
     },

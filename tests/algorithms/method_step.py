@@ -68,7 +68,7 @@ def arrays(batch: Trajectories) -> Arrays:
     )
 
 
-def assert_judged(found: Learned, loss: Any, logp: np.ndarray, tolerance: float = 2e-6) -> None:
+def assert_matches_loop(found: Learned, loss: Any, logp: np.ndarray, tolerance: float = 2e-6) -> None:
     """Value and gradient are those of the loop `loss(logp f64[N, L]) -> float`."""
     logp = np.asarray(np.asarray(logp, np.float32), np.float64)
     np.testing.assert_allclose(found.loss, loss(logp), rtol=2e-5, atol=tolerance)
