@@ -1,4 +1,4 @@
-"""As many bad samples as good ones in each group."""
+"""Groups balanced by dropping bad samples in excess of the good ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from jaxrl_llm.transform import Transform, counted
 
 
 def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array:
-    """bool[N]: the samples that stay when random bad ones are dropped until they are no more than the good ones.
+    """bool[N]: the samples that are kept when random bad ones are dropped until they do not outnumber the good ones.
 
-    Good: reward >= the group's mean. reward f32[N], NaN where not scored (dropped). Greatest noise f32[N] goes first.
+    Good: reward >= the group's mean. reward f32[N], NaN where not scored (dropped). Samples with the largest noise
+    f32[N] are dropped first.
     """
     known = ~jnp.isnan(reward)
     good = known & (reward >= bucket_moments(group, reward)[1])
@@ -27,7 +28,7 @@ def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array
 
 
 def balanced_relative(scale: str = "none", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
-    """Group-relative advantages of `balanced` samples among themselves; 0 for those dropped."""
+    """Group-relative advantages among the `balanced` samples; 0 for dropped ones."""
 
     def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
         kept = balanced(batch.scores, batch.group, row_noise(batch, step))

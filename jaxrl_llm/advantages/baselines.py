@@ -1,6 +1,6 @@
-"""Baselines by key: what a sample's value is compared with, so that good means better than expected.
+"""Baselines by key: subtract from each sample's value a statistic of its bucket.
 
-Samples f32[N] that share a key int32[N] are a bucket. NaN is not scored: it takes no part and gets 0.
+Samples f32[N] that share a key int32[N] form a bucket. NaN means not scored: ignored, with result 0.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ def above_baseline(
     weights: jax.Array | None = None,
     level: jax.Array | float = 0.5,
 ) -> jax.Array:
-    """r_i - b_i, f32[N], with b from the other values of the bucket:
+    """r_i - b_i, f32[N], with the baseline b of the bucket:
 
-        mean            their mean, r_i included
-        leave_one_out   (sum_j r_j - r_i) / (n - 1): independent of the sample, so without bias (2402.14740)
-        weighted        sum w_j r_j / sum w_j, `weights` f32[N], at least 0, in which a sample's own counts too; with
-                        w the squared norm of its score, the constant of least variance (2505.23585)
-        median          the 0.5-quantile; quantile: that of `level`
-        best            the greatest
+        mean            the mean, including r_i
+        leave_one_out   (sum_j r_j - r_i) / (n - 1): independent of the sample, hence unbiased (2402.14740)
+        weighted        sum w_j r_j / sum w_j, including the sample itself, `weights` f32[N] >= 0; with w the squared
+                        norm of the score function, the minimum-variance constant (2505.23585)
+        median          the 0.5-quantile
+        quantile        the quantile of `level`
+        best            the maximum
         none            0
 
-    Of equal values the difference is 0 exactly, and so is that of the only one of a bucket, except from "none".
+    The difference is exactly 0 if all values of a bucket are equal or it has a single one, except for "none".
 
     >>> print(above_baseline(jnp.array([0.2, 0.5, 0.9]), jnp.zeros(3, jnp.int32), "leave_one_out").round(3))
     [-0.5  -0.05  0.55]
@@ -59,19 +60,19 @@ def above_baseline(
 
 
 def bucket_best(keys: jax.Array, values: jax.Array) -> jax.Array:
-    """The greatest value of each sample's bucket, f32[N]; 0 where there is none."""
+    """The maximum of each sample's bucket, f32[N]; 0 if no sample is scored."""
     _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
     top = jax.ops.segment_max(jnp.where(jnp.isnan(values), -jnp.inf, values), index, num_segments=keys.shape[0])[index]
     return jnp.where(jnp.isfinite(top), top, 0.0)
 
 
 def bucket_quantile(keys: jax.Array, values: jax.Array, level: jax.Array | float) -> jax.Array:
-    """The quantile of each sample's bucket, f32[N], linear between its values; 0 where there is none."""
+    """The linearly interpolated quantile of each sample's bucket, f32[N]; 0 if no sample is scored."""
     return masked_quantile(values[None], (keys[:, None] == keys[None]) & ~jnp.isnan(values)[None], level)
 
 
 def masked_quantile(values: jax.Array, mask: jax.Array, level: jax.Array | float) -> jax.Array:
-    """The quantile along the last axis of what the mask has, linear between values; 0 where it has nothing.
+    """The linearly interpolated quantile along the last axis of the values where the mask is true; 0 if it never is.
 
     >>> print(masked_quantile(jnp.array([3.0, 1.0, 9.0]), jnp.array([True, True, False]), 0.25))
     1.5
@@ -79,20 +80,20 @@ def masked_quantile(values: jax.Array, mask: jax.Array, level: jax.Array | float
     check_number("level", level, least=0, most=1)
     count = jnp.sum(mask, axis=-1, keepdims=True)
     in_order = jnp.sort(jnp.where(mask, values, jnp.inf), axis=-1)
-    place = level * jnp.maximum(count - 1, 0).astype(jnp.float32)
-    below = jnp.floor(place).astype(jnp.int32)
+    position = level * jnp.maximum(count - 1, 0).astype(jnp.float32)
+    below = jnp.floor(position).astype(jnp.int32)
     low, high = (
         jnp.take_along_axis(in_order, jnp.minimum(i, jnp.maximum(count - 1, 0)), axis=-1) for i in (below, below + 1)
     )
     some = count > 0
     low, high = jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
-    return (low + (place - below) * (high - low))[..., 0]
+    return (low + (position - below) * (high - low))[..., 0]
 
 
 def margin_over_second(values: jax.Array, keys: jax.Array) -> jax.Array:
-    """Best minus second best for the best of each bucket, 0 for the others, f32[N] (2503.19595).
+    """Maximum minus second largest value for the best sample of each bucket, 0 for the others, f32[N] (2503.19595).
 
-    That of the best is its expected gain in E[max] over a bucket without it. Equal bests, and the only one, get 0.
+    This is how much the maximum of the bucket would drop without the sample. 0 for ties and in a bucket of one.
     """
     known = ~jnp.isnan(values)
     rank = ranks_within(keys, values, jnp.zeros(values.shape), known)

@@ -1,4 +1,4 @@
-"""Credit by the prompt: weights from how its samples did, and parts of a group with a target of their own."""
+"""Credit by prompt difficulty: weights from the rewards of a group, and subgroups with their own target."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def length_gain(
 ) -> jax.Array:
     """bool[N]: in the row's group the longest correct sample is longer than the mean of the wrong ones (2602.10019).
 
-    correct, wrong bool[N] (a row may be neither), lengths f32[N]. Where a side is empty: "strict", false without a
-    correct sample and else true without a wrong one; "lenient", true without a correct one, else false.
+    correct, wrong bool[N] (a row may be neither), lengths f32[N]. edges, for groups without a correct or without a
+    wrong sample: "strict" is false without a correct one, else true; "lenient" is true without a correct one, else
+    false.
     """
     require_choice("edges", edges, EDGES)
     _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
@@ -69,10 +70,10 @@ def promising(
     hard: float | jax.Array = 0.5,
     edges: str = "strict",
 ) -> jax.Array:
-    """bool[N]: whether a row's prompt is one to learn more from now (ADORA, 2602.10019).
+    """bool[N]: whether a row's prompt gets a higher weight now (ADORA, 2602.10019).
 
-    rule "length": `length_gain`, where samples that were cut off count as neither correct nor wrong unless they are
-    correct; "difficulty": the share of samples with reward > success is at most `hard`; "or", "and": of the two.
+    rule "length": `length_gain`, where a truncated sample (cut_off bool[N]) that is not correct does not count as
+    wrong; "difficulty": the share of samples with reward > success is at most `hard`; "or", "and": both combined.
     """
     require_choice("rule", rule, RULES)
     correct, known = reward > success, ~jnp.isnan(reward)
@@ -85,18 +86,18 @@ def promising(
 def solved_without(
     reward: jax.Array, helped: jax.Array, group: jax.Array, success: float | jax.Array = 0.5
 ) -> jax.Array:
-    """bool[N]: some sample of the row's group that was not helped (bool[N]) has a reward above `success`."""
+    """bool[N]: whether some sample of the row's group with helped[i] False has a reward above `success`."""
     (solved,) = bucket_sums(group, ((reward > success) & ~helped).astype(jnp.float32))
     return solved > 0
 
 
 def joint_key(*keys: jax.Array) -> jax.Array:
-    """int32[N]: the same for rows that agree in all keys [N]; N below 46,000 with two keys."""
+    """int32[N]: equal for rows that agree in all keys [N]. Overflows int32 above N = 46,000 with two keys."""
     size = keys[0].shape[0]
-    places = [jnp.unique(key, return_inverse=True, size=size)[1].reshape(-1) for key in keys]
-    joint = places[0]
-    for place in places[1:]:
-        joint = joint * size + place
+    indices = [jnp.unique(key, return_inverse=True, size=size)[1].reshape(-1) for key in keys]
+    joint = indices[0]
+    for index in indices[1:]:
+        joint = joint * size + index
     return joint.astype(jnp.int32)
 
 
@@ -111,8 +112,9 @@ def subgroup_advantage(
 ) -> jax.Array:
     """A_i = coefficient (mean of the subgroup - target_i) + (r_i - mean_g)/(std_g + epsilon), f32[N] (2507.15844).
 
-    reward f32[N], NaN where not scored (advantage 0, takes no part); target f32[N], what the subgroup could reach;
-    subgroup [N] divides the groups. The samples of a subgroup share its first term. A group of one has advantage 0.
+    reward f32[N], NaN where not scored (ignored, advantage 0); target f32[N], the highest reward that the subgroup can
+    reach; subgroup [N] partitions the groups. All samples of a subgroup with one target share the first term. A group
+    of one has advantage 0.
     """
     count, _, _ = bucket_moments(group, reward)
     _, mean, _ = bucket_moments(joint_key(group, subgroup), reward)

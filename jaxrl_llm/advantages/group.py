@@ -1,4 +1,4 @@
-"""Group-relative credit: a sample is as good as it is better than the other samples of its prompt."""
+"""Group-relative credit: each sample is compared with the other samples of its prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, require_function, stateless
 
 SCALES = ("std", "none", "batch", "sum", "mean")
-TOLERANCE = 1e-7  # rewards that differ by rounding alone are equal; a small epsilon would blow the difference up
+TOLERANCE = 1e-7  # rewards that differ by less are equal: dividing by a small epsilon would amplify rounding errors
 
 
 def group_advantage(
@@ -31,11 +31,11 @@ def group_advantage(
 ) -> jax.Array:
     """A_i = (r_i - mean_g) / (std_g + epsilon), f32[N], over the samples of the same group (DeepSeekMath, 2402.03300).
 
-    reward f32[N], NaN where not scored (advantage 0, left out of mean and std); group int32[N]; groups may differ in
-    size. baseline: what is subtracted, see `baselines.above_baseline` (and there `weights`). scale: what is divided by:
-    "std" of the group, "batch" that of all rewards, "sum" of both, "mean" of the group (0 where that is not positive),
-    or "none". ddof: the paper does not say; 1 is what implementations use. A group of one, or whose standard deviation
-    is within `tolerance` of 0, has advantage 0. Raises InputError for a scale that is not one of SCALES.
+    reward f32[N], NaN where not scored (advantage 0, not in mean and std); group int32[N]; groups may differ in size.
+    baseline and its weights: see `baselines.above_baseline`. scale, the divisor: "std" of the group, "batch", the std
+    of all rewards, "sum" of both, "mean" of the group (advantage 0 where that is not positive), or "none". ddof: the
+    paper does not specify it; implementations use 1. A group of one, or with a standard deviation within `tolerance` of
+    0, has advantage 0. Raises InputError for a scale that is not one of SCALES.
 
     >>> print(group_advantage(jnp.array([1.0, 0.0, 0.0, 1.0]), jnp.zeros(4, jnp.int32)).round(4))
     [ 0.866 -0.866 -0.866  0.866]
@@ -61,9 +61,10 @@ def group_relative(
     baseline: str = "mean",
     weights: Callable[[Trajectories], jax.Array] | None = None,
 ) -> Transform:
-    """Write `group_advantage` of the combined reward on every action token of the sample; `weights(batch)` f32[N].
+    """Write `group_advantage` of the combined reward on every action token of the sample.
 
-    Raises InputError for a scale that is not one of SCALES, and for a baseline that is not one of BASELINES.
+    weights: a function of the batch that returns f32[N], for the baseline "weighted". Raises InputError for a scale
+    that is not one of SCALES, and for a baseline that is not one of BASELINES.
     """
     _check_scale(scale)
     check_moments(ddof, epsilon)
@@ -81,7 +82,7 @@ def group_relative(
 
 
 def standardised(values: jax.Array, ddof: int = 1, epsilon: float = 1e-8) -> jax.Array:
-    """(x - mean) / (std + epsilon) over all samples, f32[N]; NaN takes no part and gets 0, and so do equal values."""
+    """(x - mean) / (std + epsilon) over all samples, f32[N]; NaN is ignored and gets 0, and equal values get 0."""
     return group_advantage(values, jnp.zeros(values.shape, jnp.int32), ddof=ddof, epsilon=epsilon)
 
 
@@ -92,23 +93,23 @@ def _check_scale(scale: str) -> None:
 
 
 def on_actions(advantage: Callable[[Trajectories], jax.Array]) -> Transform:
-    """The transform that gives every action token its sample's advantage f32[N]."""
-    require_function("what gives advantages", advantage)
+    """The transform that writes `advantage(batch)` f32[N] on every action token of its sample."""
+    require_function("the advantage", advantage)
     return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask))
 
 
 def uniform_groups(batch: Trajectories) -> jax.Array:
-    """bool[N]: the samples of groups without learning signal, in which all rewards are equal (or there is one)."""
+    """bool[N]: samples of groups without learning signal, whose rewards are all equal (or which have a single one)."""
     _, mean, deviation = bucket_moments(batch.group, batch.scores)
     return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
 
 
 def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
-    """Give the tokens of some rows bool[N] the weight 0, so that they count in no average.
+    """Set the weights of the rows where `dropped(batch)` bool[N] to 0, so that no average counts their tokens.
 
-    Where every row is dropped the weights are all 0 and so is the loss.
+    If all rows are dropped, all weights and the loss are 0.
     """
-    require_function("what drops rows", dropped)
+    require_function("the rows to drop", dropped)
 
     def drop(batch: Trajectories) -> Trajectories:
         kept = jnp.where(dropped(batch), 0.0, 1.0)[:, None]
@@ -124,6 +125,6 @@ def drop_uniform_groups() -> Transform:
 
 
 def drop_small_advantages(least: float) -> Transform:
-    """Drop the rows whose advantages are all smaller than `least` in size (2502.01600)."""
+    """Drop the rows whose advantages are all smaller than `least` in absolute value (2502.01600)."""
     check_number("least", least, least=0)
     return drop_rows(lambda b: jnp.max(jnp.abs(b.need("advantages")) * b.action_mask, axis=1) < least)

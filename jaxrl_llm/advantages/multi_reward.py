@@ -1,4 +1,4 @@
-"""Credit from several rewards: named components, or many pass/fail checks, of one completion."""
+"""Credit from several rewards of one completion: named components, or many pass/fail checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxrl_llm.transform import Transform, stateless
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Weights of components from a text that JSON and a command line can hold; InputError where it is malformed.
+    """Parse "NAME=NUMBER,NAME=NUMBER" into weights of reward components; InputError for any other form.
 
     >>> parse_weights("correct=1,format=0.5")
     {'correct': 1.0, 'format': 0.5}
@@ -37,8 +37,8 @@ def parse_weights(text: str) -> dict[str, float]:
 def components(batch: Trajectories, weights: str = "") -> tuple[jax.Array, jax.Array]:
     """The reward components f32[N, K], by name in alphabetical order, and their weights f32[K].
 
-    weights: "NAME=NUMBER,..."; components that it does not name count 1. A batch without components has one, the
-    reward. NaN where a component did not score a row, and in all of a row that is not scored or has no actions.
+    weights: "NAME=NUMBER,..."; components that it does not name have weight 1. A batch without components has a single
+    one, the reward. NaN where a component did not score a row, and for every component of an unscored row.
     """
     given, scores = parse_weights(weights), batch.scores
     rewards = batch.rewards or {"reward": scores}
@@ -51,7 +51,7 @@ def components(batch: Trajectories, weights: str = "") -> tuple[jax.Array, jax.A
 
 
 def component(batch: Trajectories, name: str) -> jax.Array:
-    """One reward component f32[N]; InputError, with the nearest name, where there is none of that name."""
+    """One reward component f32[N]; InputError, with the nearest name, for an unknown name."""
     if name not in (batch.rewards or {}):
         raise unknown("reward component", name, batch.rewards or {})
     return (batch.rewards or {})[name]
@@ -62,9 +62,8 @@ def decoupled_advantage(
 ) -> jax.Array:
     """s_i = sum_k w_k (r_ik - mean_g r_k) / (std_g r_k + epsilon), f32[N] (GDPO, 2601.05242).
 
-    values f32[N, K], NaN where not scored: it adds 0 and takes no part in the component's mean and deviation. A
-    component that is constant in the group adds 0. Summing rewards first would give many of their combinations the
-    same advantage.
+    values f32[N, K], NaN where not scored: ignored in the component's moments, and adds 0. A component that is constant
+    in the group adds 0. (Summing rewards before normalising gives many combinations of rewards the same advantage.)
     """
     one = functools.partial(group_advantage, group=group, ddof=ddof, epsilon=epsilon)
     return jnp.sum(jax.vmap(one, in_axes=1, out_axes=1)(values) * weights, axis=1)
@@ -75,8 +74,9 @@ def variance_weighted_advantage(
 ) -> jax.Array:
     """A_i = sum_k w_k (r_ik - mean_g r_k) / (sum_k |w_k| std_g r_k + epsilon), f32[N] (DVAO, 2605.25604).
 
-    The sum of each component's normalised advantage with weights w_k std_k / sum_l w_l std_l. As the deviation of a sum
-    is at most the sum of the deviations, |A| is at most that of the combined reward. NaN as in `decoupled_advantage`.
+    Equals the sum of each component's normalised advantage with weights w_k std_k / sum_l w_l std_l. The deviation of a
+    sum is at most the sum of the deviations, so |A| is at most that of the combined reward. NaN as in
+    `decoupled_advantage`.
     """
     moments = functools.partial(bucket_moments, group, ddof=ddof)
     _, mean, deviation = jax.vmap(moments, in_axes=1, out_axes=1)(values)
@@ -89,10 +89,10 @@ def variance_weighted_advantage(
 def decoupled(
     weights: str = "", over: str = "sequences", ddof: int = 1, epsilon: float = 1e-4, batch_epsilon: float = 1e-4
 ) -> Transform:
-    """`decoupled_advantage`, then normalised over the batch so that its scale does not grow with the components.
+    """`decoupled_advantage`, normalised over the batch so that its scale does not grow with the number of components.
 
-    over: "sequences", (s - mean)/(std + batch_epsilon), each sequence once, and a single component left as it is;
-    "tokens", (s - mean)/sqrt(var + batch_epsilon), each as often as it has tokens; "none".
+    over: "sequences", (s - mean)/(std + batch_epsilon) over sequences, skipped for a single component; "tokens",
+    (s - mean)/sqrt(var + batch_epsilon) over tokens; "none", not normalised over the batch.
     """
     require_choice("over", over, ("sequences", "tokens", "none"))
 
@@ -129,10 +129,10 @@ def check_rewards(
     width: float | jax.Array = 0.1,
     epsilon: float = 1e-6,
 ) -> jax.Array:
-    """R_it = sum_j w_j p_itj, f32[N, T]: what the checks that an attempt passed are worth in its group (2601.03525).
+    """R_it = sum_j w_j p_itj, f32[N, T]: the weighted sum of the checks that an attempt passed (2601.03525).
 
-    passed f32[N, T, U] in [0, 1]: of attempt t of row i at check j, NaN: no such check; attempted bool[N, T].
-    With rho_j the mean of p_j over all attempts of the group, and checks of like pass rates sharing their worth,
+    passed f32[N, T, U] in [0, 1]: result of attempt t of row i at check j, NaN: no such check; attempted bool[N, T].
+    With rho_j the mean of p_j over all attempts of the group, and checks of similar pass rates sharing their weight,
 
         w_j = exp(-difficulty rho_j) / (n_j + epsilon),  n_j = sum_k exp(-(rho_j - rho_k)^2 / (2 width^2))
     """
@@ -149,9 +149,10 @@ def check_rewards(
 
 
 def checks_of(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
-    """Outcomes f32[N, T, U] of each attempt at each check, and which attempts there are, bool[N, T].
+    """Results f32[N, T, U] of each attempt at each check, and which attempts exist, bool[N, T].
 
-    info "tests" [N, U] is of one attempt, [N, K, U] of one in each turn; without, the components are the checks.
+    info["tests"] is [N, U] for a single attempt, [N, K, U] for one per turn; without it the reward components are the
+    checks.
     """
     scored, tests = ~jnp.isnan(batch.scores), (batch.info or {}).get("tests")
     passed = components(batch)[0] if tests is None else tests.astype(jnp.float32)
@@ -163,7 +164,7 @@ def checks_of(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
 
 
 def passes_all(passed: jax.Array, attempted: jax.Array) -> jax.Array:
-    """f32[N]: 1 where the last attempt passed every check that there is, and there is one; arguments as above."""
+    """f32[N]: 1 where the last attempt has a check and passed all of its checks; arguments as in `check_rewards`."""
     last = passed.shape[1] - 1 - jnp.argmax(attempted[:, ::-1], axis=1)
     final = jnp.take_along_axis(passed, last[:, None, None], axis=1)[:, 0]
     known = ~jnp.isnan(final)
@@ -174,9 +175,9 @@ def passes_all(passed: jax.Array, attempted: jax.Array) -> jax.Array:
 def check_credit(
     difficulty: float = 2.0, width: float = 0.1, partial: float = 0.5, gamma: float = 0.95, epsilon: float = 1e-6
 ) -> Transform:
-    """A_it = (S_i - mean S) + partial (R_it - mean R) on the tokens of attempt t, means over the group (2601.03525).
+    """A_it = (S_i - mean S) + partial (R_it - mean R) on the tokens of attempt t, with group means (2601.03525).
 
-    R: `check_rewards`. S_i = gamma^(turns of row i) where its last attempt passed every check (`passes_all`), else 0.
+    R: `check_rewards`. S_i = gamma^(turns of row i) if the row `passes_all`, else 0.
     """
     check_number("difficulty", difficulty, least=0)
     check_number("width", width, above=0)

@@ -1,7 +1,7 @@
-"""Credit within and between rows by a second signal: entropies, distances, likelihoods scale an advantage or add to it.
+"""Advantages scaled by, or with a bonus from, a second signal: entropies, distances, likelihoods.
 
-Functions work on arrays; `mask` bool[N, L] marks the tokens that take part and may hide anything, even NaN. Keys
-int32[N] or [N, L] say which tokens share a statistic.
+Functions work on arrays; `mask` bool[N, L] marks the tokens to use; values outside it are ignored, even NaN. Tokens
+with the same key (int32[N] or [N, L]) share a statistic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPOSITIONS = ("additive", "multiplicative")
 
 def revised(advantages: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """The transform that replaces the advantages of action tokens by `advantages(batch)` f32[N, L]."""
-    require_function("what revises advantages", advantages)
+    require_function("the revised advantages", advantages)
     return stateless(lambda b: b.replace(advantages=jnp.where(b.action_mask, advantages(b), 0.0)), needs)
 
 
@@ -41,7 +41,7 @@ def standard_scores(
 ) -> jax.Array:
     """(x - mean) / (std + epsilon) over the masked tokens of a key; 0 outside the mask and where values are equal."""
     _, mean, deviation = token_moments(values, mask, keys, ddof)
-    differ = mask & (deviation > 1e-6 * jnp.abs(mean))  # not by rounding alone
+    differ = mask & (deviation > 1e-6 * jnp.abs(mean))  # by more than rounding
     return jnp.where(differ, (values - mean) / jnp.where(differ, deviation + epsilon, 1.0), 0.0)
 
 
@@ -51,9 +51,9 @@ def row_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def position_keys(group: jax.Array, action_index: jax.Array, lengths: jax.Array, count: int) -> jax.Array:
-    """int32[N, L]: the same for tokens of one group in the same of `count` equal parts of their rows.
+    """int32[N, L]: one key per group and relative position, each row divided into `count` equal parts.
 
-    Part min(floor(count t / T), count - 1) of action t of T. 0 where there is no action.
+    Action t of T is in part min(floor(count t / T), count - 1). Tokens that are not actions get the key of part 0.
     """
     _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
     length = jnp.maximum(lengths, 1)[:, None].astype(jnp.int32)
@@ -62,14 +62,14 @@ def position_keys(group: jax.Array, action_index: jax.Array, lengths: jax.Array,
 
 
 def capped_bonus(advantages: jax.Array, bonus: jax.Array, share: Number) -> jax.Array:
-    """A + min(max(bonus, 0), share |A|): a bonus that cannot turn the sign of a bad action while share < 1."""
+    """A + min(max(bonus, 0), share |A|): a bonus that cannot flip the sign of a negative advantage if share < 1."""
     return advantages + jnp.minimum(jnp.maximum(bonus, 0.0), share * jnp.abs(advantages))
 
 
 def entropy_scaled(advantages: jax.Array, scores: jax.Array, strength: Number, clamp: bool = False) -> jax.Array:
     """A (1 + strength z) with z the standard score of a token's entropy (AEPO, 2510.14545).
 
-    clamp: no factor below 0, which would turn the sign where z < -1 / strength.
+    clamp: clamp the factor at 0; it is negative where z < -1 / strength.
     """
     factor = 1.0 + strength * scores
     return advantages * (jnp.maximum(factor, 0.0) if clamp else factor)
@@ -106,9 +106,9 @@ def hellinger(affinity: jax.Array, squared: bool = True) -> jax.Array:
 
 
 def relative_confidence(entropy: jax.Array, group: jax.Array, clamp: bool = False) -> jax.Array:
-    """Y = 2 - H / mean of the group's H, f32[N]: above 1 for the surer rows of a group (ETTRL, 2508.11356).
+    """Y = 2 - H / (mean H of the group), f32[N]: above 1 for the more confident rows of a group (ETTRL, 2508.11356).
 
-    entropy f32[N], NaN where a row takes no part (Y = 1, as where the group's mean is 0). clamp: not below 0.
+    entropy f32[N], NaN for rows to ignore (Y = 1, also where the group's mean is 0). clamp: clamp Y at 0.
 
     >>> print(relative_confidence(jnp.array([0.5, 1.0, 1.5]), jnp.zeros(3, jnp.int32)))
     [1.5 1.  0.5]
@@ -120,9 +120,9 @@ def relative_confidence(entropy: jax.Array, group: jax.Array, clamp: bool = Fals
 
 
 def novelty(mean_logp: jax.Array, group: jax.Array) -> jax.Array:
-    """1 - exp(s - mean of the group's s), f32[N]: above 0 for rows less likely than the group's (XRPO, 2510.06672).
+    """1 - exp(s - mean s of the group), f32[N]: positive for rows less likely than their group (XRPO, 2510.06672).
 
-    s = mean_logp f32[N], the mean log-probability of the row's tokens, NaN where a row takes no part (novelty 0).
+    s = mean_logp f32[N], the mean log-probability of the row's tokens, NaN for rows to ignore (novelty 0).
     """
     _, mean, _ = bucket_moments(group, mean_logp)
     return jnp.where(jnp.isnan(mean_logp), 0.0, -jnp.expm1(jnp.clip(mean_logp - mean, -20.0, 20.0)))
@@ -133,8 +133,8 @@ def length_weighted_advantage(
 ) -> jax.Array:
     """(r - mu) / (sd + epsilon) with mean and population deviation over the group's tokens, f32[N] (HAPO, 2509.16591).
 
-    That is, each row of reward f32[N] counts with its length f32[N]. A group in which any advantage reaches `limit`
-    gets the usual `group_advantage` instead. NaN: not scored, advantage 0. Equal rewards: 0.
+    That is, each row's reward f32[N] is weighted by its length f32[N]. A group in which any |advantage| reaches `limit`
+    uses `group_advantage` instead. NaN: not scored, advantage 0. Equal rewards: 0.
 
     >>> r, lengths = jnp.array([1.0, 0, 0]), jnp.array([4.0, 2, 2])
     >>> print(length_weighted_advantage(r, lengths, jnp.zeros(3, jnp.int32)).round(4))
@@ -155,28 +155,28 @@ def length_weighted_advantage(
 
 
 def log_entropy_scale(entropy: jax.Array, mask: jax.Array, pivot: Number = 0.8) -> jax.Array:
-    """f32[4]: pivot q, deviation from it, and the greatest and least of z = (log H - q) / deviation (HAPO, 2509.16591).
+    """f32[4]: pivot q, RMS deviation from it, and max and min of z = (log H - q) / deviation (HAPO, 2509.16591).
 
-    q is the log-entropy at `pivot` of the way through the sorted masked tokens, without interpolation.
+    q is the quantile `pivot` of the log-entropies of the masked tokens, without interpolation.
     """
     x = jnp.where(mask, jnp.log(jnp.maximum(jnp.where(mask, entropy, 1.0), 1e-8)), jnp.inf).reshape(-1)
     n = jnp.sum(mask)
-    place = jnp.clip(jnp.round(pivot * (n - 1)), 0, x.size - 1).astype(jnp.int32)
-    q = jnp.where(n > 0, jnp.sort(x)[place], 0.0)
+    index = jnp.clip(jnp.round(pivot * (n - 1)), 0, x.size - 1).astype(jnp.int32)
+    q = jnp.where(n > 0, jnp.sort(x)[index], 0.0)
     distance = jnp.where(mask.reshape(-1), x - q, 0.0)
     deviation = jnp.sqrt(jnp.maximum(jnp.sum(distance**2) / jnp.maximum(n, 1), 1e-8))
     return jnp.stack([q, deviation, jnp.max(distance) / deviation, jnp.min(distance) / deviation])
 
 
 def entropy_level(entropy: jax.Array, scale: jax.Array) -> jax.Array:
-    """h = z / max z where z > 0, z / |min z| elsewhere: -1 .. 1 on the tokens that `scale` f32[4] is of."""
+    """h = z / max z where z > 0, z / |min z| elsewhere: in [-1, 1] on the tokens that `scale` f32[4] describes."""
     q, deviation, top, bottom = scale
     z = (jnp.log(jnp.maximum(entropy, 1e-8)) - q) / deviation
     return jnp.where(z > 0, z / jnp.where(top > 0, top, 1.0), z / jnp.where(bottom < 0, -bottom, 1.0))
 
 
 def level_temperature(level: jax.Array, base: Number = 1.0, tau: Number = 0.05) -> jax.Array:
-    """Sampling temperature base (1 + tau clip(h, -1, 1)), with the scale of h from the last batch (2509.16591)."""
+    """Sampling temperature base (1 + tau clip(h, -1, 1)), h computed with the scale of the last batch (2509.16591)."""
     return base * (1.0 + tau * jnp.clip(level, -1.0, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""How many directions hidden states span, how that grows along a response, and a bonus from both."""
+"""Effective rank of hidden states, its growth along a response, and an advantage bonus from both."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STARTS = ("zero", "first")
 def effective_rank(hidden: jax.Array, mask: jax.Array) -> jax.Array:
     """exp of the entropy of the normalised singular values of the centred masked rows of f32[T, D], f32[] (2509.23808).
 
-    1 where the rows are all the same, 0 where there are fewer than two.
+    1 if all rows are equal, 0 for fewer than two rows.
     """
     count = jnp.sum(mask)
-    # Less its first row, a matrix of equal rows is exactly 0.
+    # Subtract the first row, so that a matrix of equal rows becomes exactly 0.
     shifted = jnp.where(mask[:, None], hidden - hidden[jnp.argmax(mask)], 0.0)
     centred = jnp.where(mask[:, None], shifted - jnp.sum(shifted, axis=0) / jnp.maximum(count, 1), 0.0)
     values = jnp.linalg.svd(centred, compute_uv=False)
@@ -34,10 +34,10 @@ def effective_rank(hidden: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def prefix_ranks(hidden: jax.Array, count: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
-    """Effective rank f32[J] of rows 0 .. j stride, for j = 1 .. J, and which of these are among the first `count`."""
+    """Effective rank f32[J] of rows 0 .. j stride, for j = 1 .. J, and bool[J], which of these are below `count`."""
     ends = jnp.arange(stride, hidden.shape[0], stride)
-    place = jnp.arange(hidden.shape[0])
-    ranks = jax.lax.map(lambda end: effective_rank(hidden, place <= jnp.minimum(end, count - 1)), ends)
+    index = jnp.arange(hidden.shape[0])
+    ranks = jax.lax.map(lambda end: effective_rank(hidden, index <= jnp.minimum(end, count - 1)), ends)
     return ranks, ends < count
 
 
@@ -53,16 +53,16 @@ def growth(series: jax.Array, known: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rank_measures(hidden: jax.Array, mask: jax.Array, stride: int = 40, max_length: int = 512) -> jax.Array:
-    """f32[3]: effective rank of the masked rows of hidden f32[T, D], its mean growth, and the growth's (2509.23808).
+    """f32[3]: effective rank of the masked rows of hidden f32[T, D], its velocity and acceleration (2509.23808).
 
-    Growth is along prefixes that get longer by `stride` rows, within the last `max_length` masked rows; 0 where there
-    are too few. All rows count in the rank itself.
+    Velocity and acceleration are over prefixes in steps of `stride` rows, within the last `max_length` masked rows; 0
+    if there are too few. The rank itself is over all masked rows.
     """
     T, D = hidden.shape
-    order = jnp.argsort(~mask, stable=True)  # masked rows first, whatever stands between them
+    order = jnp.argsort(~mask, stable=True)  # masked rows first
     count = jnp.sum(mask)
     rows = jnp.where((jnp.arange(T) < count)[:, None], hidden[order], 0.0).astype(jnp.float32)
-    if D > T:  # the same singular values, also of any subset of rows, with fewer columns
+    if D > T:  # same singular values, for any subset of rows too, with fewer columns
         rows = jnp.linalg.qr(rows.T, mode="r").T
     whole = effective_rank(rows, jnp.arange(T) < count)
     width = min(max_length, T)
@@ -73,9 +73,9 @@ def rank_measures(hidden: jax.Array, mask: jax.Array, stride: int = 40, max_leng
 
 
 def rank_potential(measures: jax.Array, centre: jax.Array, gain: jax.Array | float) -> jax.Array:
-    """b phi_ER + (1 - b) phi_ERV, f32[N]: explore by rank where it accelerates, else exploit its growth (2509.23808).
+    """b phi_ER + (1 - b) phi_ERV, f32[N]: weigh rank (explore) against velocity (exploit) by acceleration (2509.23808).
 
-    measures f32[N, 3] (rank, growth, growth of growth), centre f32[3]; d = clip((x - mu) / (|mu| + 1e-8), -5, 5),
+    measures f32[N, 3] (rank, velocity, acceleration), centre mu f32[3]; d = clip((x - mu) / (|mu| + 1e-8), -5, 5),
     phi = tanh(d), b = sigmoid(gain d_ERA).
 
     >>> x, mu = jnp.array([[10.0, 1.5, 0.02]]), jnp.array([8.0, 1.0, 0.01])
@@ -95,11 +95,11 @@ def rank_bonus(
     place: str = "all",
     start: str = "zero",
 ) -> Transform:
-    """A + min(relu(coefficient * potential), |A| / kappa), with running means of the measures as their centre.
+    """A + min(relu(coefficient * `rank_potential`), |A| / kappa), centred on running means mu of the measures.
 
-    mu <- (1 - rate) mu + rate * batch mean, after the bonus of the step; no bonus at the first step. start: mu begins
-    at "zero", or at the "first" batch's mean. place: on "all" tokens of a row, or the "last". Reads
-    info["effective_rank"]. State: mu f32[3] and the number of batches seen.
+    mu <- (1 - rate) mu + rate * batch mean, updated after the bonus of the step; no bonus at the first step. start: mu
+    starts at "zero", or at the mean of the "first" batch. place: bonus on "all" tokens of a row, or on the "last".
+    Reads info["effective_rank"] f32[N, 3]. State: mu f32[3] and the number of batches seen.
     """
     require_choice("place", place, PLACES)
     require_choice("start", start, STARTS)

@@ -1,7 +1,7 @@
-"""Returns over time: token rewards, reward-to-go, generalised advantages, and the penalties that enter as rewards.
+"""Returns over time: token rewards, reward-to-go, generalised advantages, and penalties added to the rewards.
 
-Time runs over a row's actions. Positions outside the mask (padding, the environment's tokens) are passed through:
-what is carried back from later actions reaches earlier ones unchanged.
+Time steps are a row's actions. Positions outside the mask (padding, environment tokens) are skipped: the backward
+recursion passes over them unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
 
 
 def needed_values(heads: int = 1) -> frozenset[str]:
-    """What the loop must provide: a critic with this many heads."""
+    """The batch field that the loop must provide: values of a critic with this many heads."""
     check_number("heads", heads, least=1, whole=True)
     return frozenset({"values" if heads == 1 else f"values:{heads}"})
 
@@ -65,18 +65,18 @@ def at_last_action(values: jax.Array, batch: Trajectories) -> jax.Array:
 
 
 def last_actions_of_turns(batch: Trajectories, turns: int) -> jax.Array:
-    """bool[N, L]: the last action of each turn numbered from 0 to turns - 1."""
+    """bool[N, L]: the last action of each turn 0 .. turns - 1."""
     N, L = batch.tokens.shape
     known = batch.action_mask & (batch.turn >= 0) & (batch.turn < turns)
     key = jnp.where(known, jnp.arange(N)[:, None] * turns + batch.turn, N * turns).reshape(-1)
-    place = jnp.broadcast_to(jnp.arange(L), (N, L)).reshape(-1)
-    last = jax.ops.segment_max(place, key, num_segments=N * turns + 1)[key]
-    return known & (last == place).reshape(N, L)
+    position = jnp.broadcast_to(jnp.arange(L), (N, L)).reshape(-1)
+    last = jax.ops.segment_max(position, key, num_segments=N * turns + 1)[key]
+    return known & (last == position).reshape(N, L)
 
 
 def terminal_rewards(batch: Trajectories) -> jax.Array:
-    """What each action earns, f32[N, L]: its `token_rewards`, plus the row's score on its last action, plus
-    `turn_rewards` [N, K] on the last action of turn k, where there are any. Rows without a score earn nothing."""
+    """The reward of each action, f32[N, L]: its `token_rewards`, plus the row's score on its last action, plus
+    `turn_rewards` [N, K] on the last action of turn k, if the batch has them. 0 on rows without a score."""
     rewards = jnp.where(last_actions(batch), batch.scores[:, None], 0.0)
     if batch.token_rewards is not None:
         rewards = rewards + jnp.where(batch.action_mask, batch.token_rewards, 0.0)
@@ -88,7 +88,7 @@ def terminal_rewards(batch: Trajectories) -> jax.Array:
 
 
 def _per_token(x: Number, shape: tuple[int, ...]) -> jax.Array:
-    """A number, f32[N] or f32[N, L] as f32[N, L]."""
+    """Broadcast a number, f32[N] or f32[N, L] to f32[N, L]."""
     x = jnp.asarray(x, jnp.float32)
     return jnp.broadcast_to(x[:, None] if x.ndim == 1 else x, shape)
 
@@ -107,8 +107,8 @@ def gae(
         delta_t = r_t + gamma_t V_{t+1} - V_t,    A_t = delta_t + gamma_t lam_t A_{t+1},    R_t = A_t + V_t
 
     Positions outside the mask are skipped and get 0. gamma and lam: numbers, f32[N], or f32[N, L] (of the step from t
-    to the next action). bootstrap: the value after the last action, f32[N] or a number; 0 ends the episode there. A
-    truncated GAE, of a row that goes on, is that of the actions so far with the value of the state they led to.
+    to the next action). bootstrap: the value after the last action, f32[N] or a number; 0 if the episode ends there.
+    For a truncated row, pass the value of the state that its last action leads to.
     """
     shape = token_rewards.shape
     r, V = (jnp.where(mask, x, 0.0).astype(jnp.float32) for x in (token_rewards, values))
@@ -133,17 +133,17 @@ def reward_to_go(token_rewards: jax.Array, mask: jax.Array, gamma: Number = 1.0)
 
 
 def length_adaptive(alpha: Number) -> PerRow:
-    """lam = 1 - 1 / (alpha l) of each row, l its actions, within [0, 1] (VAPO, 2504.05118), as `lam` of
-    `generalised_advantages`: the sum of the coefficients, 1 / (1 - lam) = alpha l, grows with the length."""
+    """lam = 1 - 1 / (alpha l) for a row of l actions, clipped to [0, 1] (VAPO, 2504.05118); the `lam` of
+    `generalised_advantages`. The sum of the GAE coefficients, 1 / (1 - lam) = alpha l, grows with the length."""
     check_number("alpha", alpha, above=0)
     return lambda batch: jnp.clip(1 - 1 / (alpha * jnp.maximum(batch.lengths, 1)), 0.0, 1.0)
 
 
 def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8, shift: bool = True) -> Transform:
-    """Standardise the advantages over the batch, as `whiten`.
+    """Standardise the advantages over the batch with `whiten`.
 
-    over: "tokens" takes mean and variance over all actions of scored rows; "sequences" over those rows, each with the
-    mean of its actions.
+    over: "tokens" takes mean and variance over all actions of scored rows; "sequences" over the row means of these
+    actions.
     """
     require_choice("over", over, ("tokens", "sequences"))
     check_moments(ddof, epsilon)
@@ -160,13 +160,13 @@ def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8
 
 
 def clip_advantages(limit: Number) -> Transform:
-    """Advantages within [-limit, limit]."""
+    """Clip the advantages to [-limit, limit]."""
     check_number("limit of advantages", limit, above=0)
     return stateless(lambda b: b.replace(advantages=jnp.clip(b.need("advantages"), -limit, limit)))
 
 
 def discounted_returns(gamma: Number = 1.0) -> Transform:
-    """Advantages are the reward-to-go of `terminal_rewards`: no baseline. Writes `returns` too."""
+    """Advantages are the reward-to-go of `terminal_rewards`, without a baseline. Also writes `returns`."""
     check_number("gamma", gamma, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
@@ -182,8 +182,8 @@ def head_mean(values: jax.Array) -> jax.Array:
 
 
 def explained_variance(values: jax.Array, returns: jax.Array, mask: jax.Array) -> jax.Array:
-    """EV = 1 - Var(R - V) / Var(R) over what the mask has, f32[]: 1 is perfect, 0 no better than a constant, which is
-    also said of returns that do not vary."""
+    """EV = 1 - Var(R - V) / Var(R) over the positions where the mask is true, f32[]: 1 is a perfect critic, 0 one no
+    better than a constant. 0 if the returns are constant."""
     unexplained, total = moments(returns - values, mask, 0)[1], moments(returns, mask, 0)[1]
     return jnp.where(total > 1e-12, 1 - unexplained / jnp.where(total > 1e-12, total, 1.0), 0.0)
 
@@ -196,13 +196,13 @@ def generalised_advantages(
     bootstrap_truncated: bool = False,
     heads: int = 1,
 ) -> Transform:
-    """Write advantages and returns by `gae` of `terminal_rewards` and the critic's values; both 0 on unscored rows.
+    """Write advantages and returns: `gae` of `terminal_rewards` and the critic's values; both 0 on unscored rows.
 
-    lam: a number, or a function of the batch such as `length_adaptive`. lam_critic: another one for the returns
-    (decoupled GAE, VC-PPO, 2503.01491; 1 makes them Monte-Carlo returns); default the same. combine: from values of
-    several heads to one; heads: how many to ask for. bootstrap_truncated: a row that ran out of budget goes on with the
-    value at its last action, taken to be that of the state after it (T-PPO, 2506.15050); else it ends in 0, as any row
-    does. The control "explained_variance" is that of the returns by the values.
+    lam: a number, or a function of the batch such as `length_adaptive`. lam_critic: a separate lambda for the returns
+    (decoupled GAE, VC-PPO, 2503.01491; 1 gives Monte Carlo returns); default: lam. combine: maps the values of several
+    heads to one; heads: number of value heads. bootstrap_truncated: bootstrap a truncated row with the value at its
+    last action, in place of the unknown value of the next state (T-PPO, 2506.15050); otherwise with 0, like any other
+    row. Writes the control "explained_variance", of the returns by the values.
     """
     for name, number in {"gamma": gamma, "lam": 1.0 if callable(lam) else lam, "lam_critic": lam_critic}.items():
         check_number(name, number, least=0, most=1, or_none=name == "lam_critic")
@@ -223,8 +223,7 @@ def generalised_advantages(
 def sequence_values(combine: Callable[[jax.Array], jax.Array] = head_mean, heads: int = 1) -> Transform:
     """A = r - V on every action of a row, r its score and V the value at its last action; `returns` are r.
 
-    Both are 0 on rows without a score. combine: from values of several heads to one; heads: how many to
-    ask for.
+    Both are 0 on rows without a score. combine: maps the values of several heads to one; heads: number of value heads.
     """
 
     def apply(batch: Trajectories) -> Trajectories:
@@ -250,10 +249,10 @@ def _divergence_needs(estimator: str, of: str, to: str) -> frozenset[str]:
 def kl_reward(
     coefficient: Number | str, estimator: str = "k1", of: str = "behaviour", to: str = "reference"
 ) -> Transform:
-    """Add -coefficient * k(log pi_of - log pi_to) to each action's reward; the plain log-ratio k1 is the usual choice.
+    """Add -coefficient * k(log pi_of - log pi_to) to each action's reward; k is usually the plain log-ratio, k1.
 
-    coefficient: a number, or the name of a control. Estimators as in `objectives.kl`; of, to: sources of
-    log-probabilities as there. Whatever turns token rewards into advantages must come after this.
+    coefficient: a number, or the name of a control. estimator, and the log-probability sources `of` and `to`: see
+    `objectives.kl`. Chain this before the transform that turns token rewards into advantages.
     """
     needs = _divergence_needs(estimator, of, to)
     if not isinstance(coefficient, str):
@@ -276,12 +275,13 @@ def adaptive_kl(
     of: str = "behaviour",
     to: str = "reference",
 ) -> Transform:
-    """Steer a KL coefficient so that the divergence stays near a target (1909.08593), and write it as a control:
+    """Adapt a KL coefficient so that the divergence stays near a target (1909.08593), and write it as a control:
 
         e = clip(KL / target - 1, -0.2, 0.2),    beta <- beta (1 + e n / horizon)
 
-    KL is the mean over the batch's n sequences of the mean over their tokens. A batch is penalised by the coefficient
-    before it is counted. start: the first coefficient. horizon: sequences over which it can change by a fifth or so.
+    KL is the mean over the batch's n sequences of the mean over their tokens. Each batch is penalised with the
+    coefficient from before its own update. start: the first coefficient. horizon: number of sequences over which the
+    coefficient can change by about a fifth.
     """
     needs = _divergence_needs(estimator, of, to)
     check_number("first KL coefficient", start, least=0)

@@ -1,7 +1,7 @@
-"""Risk measures as rewards: what the tails of the score distribution are worth, rather than its mean.
+"""Risk measures as rewards: weight the tails of the score distribution instead of maximising its mean.
 
-Scores of single questions are often only 0 and 1, so they are added up over bundles of questions: response j of every
-question of a bundle makes its draw j, with the score X_j (2510.00911).
+Scores of single questions are often only 0 and 1, so they are summed over bundles of questions: the j-th responses to
+all questions of a bundle form its draw j, with the score X_j (2510.00911).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def mixed_risk(
 
         g_R = (max(X - low, 0) - max(X - high, 0) + c) / (beta - alpha),    g_C = -max(low - X, 0) / alpha
 
-    low, high: the alpha- and beta-quantile of X. Above `high` nothing more is earned. centred: c = low - high, so that
-    it is never positive; else c = 0. Denominators have 1e-6 more.
+    low, high: the alpha- and beta-quantile of X. The result is constant above `high`. centred: c = low - high, so that
+    the result is never positive; else c = 0. 1e-6 is added to the denominators.
     """
     middle = jnp.maximum(scores - low, 0.0) - jnp.maximum(scores - high, 0.0) + (low - high if centred else 0.0)
     lower = -jnp.maximum(low - scores, 0.0) / (alpha + 1e-6)
@@ -44,7 +44,7 @@ def mixed_risk(
 def seeking_risk(
     scores: jax.Array, low: Number, high: Number, alpha: Number, beta: Number, tail: Number, *, centred: bool = False
 ) -> jax.Array:
-    """(w max(X - high, 0) / (1 - beta) + g_R) / (w + 1): the opposite of `mixed_risk`, weight on the upper tail."""
+    """(w max(X - high, 0) / (1 - beta) + g_R) / (w + 1): `mixed_risk` with the weight on the upper tail instead."""
     middle = jnp.maximum(scores - low, 0.0) - jnp.maximum(scores - high, 0.0) + (low - high if centred else 0.0)
     upper = jnp.maximum(scores - high, 0.0) / (1 - beta + 1e-6)
     return (tail * upper + middle / (beta - alpha + 1e-6)) / (tail + 1)
@@ -54,38 +54,39 @@ RISKS = {"mixed": mixed_risk, "seeking": seeking_risk}
 
 
 def track_quantiles(quantiles: jax.Array, scores: jax.Array, mask: jax.Array, rate: Number) -> jax.Array:
-    """q_l + rate (l - share of scores < q_l), f32[19], for the LEVELS l: a stochastic step towards the quantiles."""
+    """q_l + rate (l - share of scores < q_l), f32[19], for the LEVELS l: a stochastic step towards their quantiles."""
     below = jnp.sum((scores[..., None] < quantiles) & mask[..., None], axis=tuple(range(scores.ndim)))
     share = below / jnp.maximum(jnp.sum(mask), 1)
     return jnp.where(jnp.any(mask), quantiles + rate * (jnp.asarray(LEVELS) - share), quantiles)
 
 
 class Draws(NamedTuple):
-    """Draws of bundles of questions; N stands for as many questions, bundles and draws as there may be."""
+    """Draws of bundles of questions, padded to N questions, N bundles and N draws."""
 
-    rows: jax.Array  # int32[N, N] row of a question's response in a draw
-    question: jax.Array  # bool[N] whether there is such a question
-    bundle: jax.Array  # int32[N] of each question
-    scores: jax.Array  # f32[N, N] X of a bundle's draw
-    mask: jax.Array  # bool[N, N] whether there is such a draw
+    rows: jax.Array  # int32[N, N] [question, draw] -> row of the question's response in the draw
+    question: jax.Array  # bool[N] whether the question exists
+    bundle: jax.Array  # int32[N] the bundle of each question
+    scores: jax.Array  # f32[N, N] [bundle, draw] -> X
+    mask: jax.Array  # bool[N, N] [bundle, draw] whether the draw exists
 
 
 def form_draws(
     reward: jax.Array, group: jax.Array, bundle: jax.Array, order: jax.Array, ragged: str = "repeat"
 ) -> Draws:
-    """Draws of the scored rows: response j of each group of a bundle, in the order given (f32[N], any numbers).
+    """Draws of the scored rows: draw j has the j-th response of each group of a bundle, sorted by `order` f32[N].
 
-    reward f32[N], group int32[N], bundle int32[N] in 0..N-1, the same for a group. Groups of unlike size: "repeat"
-    makes as many draws as the largest has responses, with the others' in turn; "smallest" as many as the smallest has.
+    reward f32[N], group int32[N], bundle int32[N] in 0..N-1, constant within a group. ragged, for groups of different
+    sizes: "repeat" makes as many draws as the largest group has responses and cycles through the smaller groups;
+    "smallest" makes as many as the smallest group has.
     """
     require_choice("ragged", ragged, ("repeat", "smallest"))
     N, known = reward.shape[0], ~jnp.isnan(reward)
     _, index = jnp.unique(group, return_inverse=True, size=N)
-    place = jnp.where(known, index, N)  # what is dropped
-    size = jnp.zeros(N, jnp.int32).at[place].add(1, mode="drop")
+    target = jnp.where(known, index, N)  # index N is dropped
+    size = jnp.zeros(N, jnp.int32).at[target].add(1, mode="drop")
     rank = ranks_within(group, -order, jnp.zeros(N), known)
-    responses = jnp.zeros((N, N), jnp.int32).at[place, rank].set(jnp.arange(N), mode="drop")
-    of = jnp.zeros(N, jnp.int32).at[place].set(bundle, mode="drop")
+    responses = jnp.zeros((N, N), jnp.int32).at[target, rank].set(jnp.arange(N), mode="drop")
+    of = jnp.zeros(N, jnp.int32).at[target].set(bundle, mode="drop")
     question = size > 0
     draw = jnp.arange(N)[None]
     rows = jnp.take_along_axis(responses, draw % jnp.maximum(size, 1)[:, None], axis=1)
@@ -101,7 +102,7 @@ def form_draws(
 
 
 def spread(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """Sample standard deviation along the last axis of what the mask has, kept as an axis; 1 where it is 0."""
+    """Sample standard deviation of the masked values along the last axis (kept with size 1); 1 where it is 0."""
     count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
     mean = jnp.sum(jnp.where(mask, scores, 0.0), axis=-1, keepdims=True) / count
     variance = jnp.sum(jnp.where(mask, (scores - mean) ** 2, 0.0), axis=-1, keepdims=True) / jnp.maximum(count - 1, 1)
@@ -109,11 +110,11 @@ def spread(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def share_of_draws(of_draw: jax.Array, reward: jax.Array, group: jax.Array, draws: Draws, credit: str) -> jax.Array:
-    """What each row gets of its draws' advantages f32[N, N], f32[N]: the mean over the draws that it is in; else 0.
+    """Each row's advantage f32[N]: the mean of the draws' advantages of_draw f32[N, N] over its draws; 0 without any.
 
-    credit "uniform": all of it; "std": divided by the standard deviation of the question's rewards (1 if that is below
-    1e-3); "score": half as much again for rewards that are not positive, half for the others; "sum_mean": the share
-    d_q / sum_q d_q of the reward above its question's mean (equal shares where the sum is within 1e-6 of 0).
+    credit "uniform": the mean itself; "std": divided by the standard deviation of the question's rewards (by 1 if that
+    is below 1e-3); "score": times 0.5 for positive rewards, times 1.5 for others; "sum_mean": each draw's advantage
+    times d_q / sum_q d_q, d_q the reward minus its question's mean (equal shares where the sum is within 1e-6 of 0).
     """
     require_choice("credit", credit, CREDITS)
     N = reward.shape[0]
@@ -138,7 +139,7 @@ def share_of_draws(of_draw: jax.Array, reward: jax.Array, group: jax.Array, draw
 
 
 def bundles_of(batch: Trajectories, size: int) -> jax.Array:
-    """int32[N] in 0..N-1: info["bundle"] int32[N] where given, else `size` consecutive groups by prompt_id."""
+    """int32[N] in 0..N-1: from info["bundle"] int32[N] if given, else `size` consecutive groups by prompt_id."""
     N = batch.group.shape[0]
 
     def ranked(keys: jax.Array) -> jax.Array:
@@ -147,7 +148,7 @@ def bundles_of(batch: Trajectories, size: int) -> jax.Array:
     given = (batch.info or {}).get("bundle")
     if given is not None:
         return ranked(given)
-    # Groups without a score come last, so that they do not move the others.
+    # Groups without a score come last, so that they do not shift the others.
     key = ranked(batch.prompt_id) * N + ranked(batch.group)
     return ranked(jnp.where(jnp.isnan(batch.scores), N * N, key)) // size
 
@@ -164,10 +165,10 @@ def bundled_risk(
     centred: bool = False,
     ragged: str = "repeat",
 ) -> Transform:
-    """Advantages from one of RISKS of the scores of draws, divided by their deviation in the bundle (+ 1e-6).
+    """Advantages: one of RISKS of the draws' scores, divided by their standard deviation in the bundle (+ 1e-6).
 
-    quantiles: "track" those of training, as they were before this batch (at first those of the batch); "batch" those
-    of the bundle's own draws; "mix" the mean of both. Which responses share a draw is chance, new in every update.
+    quantiles: "track", running estimates from before this batch (in the first batch, its own quantiles); "batch", those
+    of the bundle's draws; "mix", the mean of both. Responses are assigned to draws at random, anew in every update.
     """
     require_choice("risk", risk, RISKS)
     require_choice("quantiles", quantiles, MODES)

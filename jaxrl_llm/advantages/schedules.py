@@ -1,6 +1,6 @@
-"""Numbers that change with the step of the run: fading from a start value to 0, and going straight between two values.
+"""Schedules over the steps of a run: decay from a start value to 0, and linear interpolation between two values.
 
-Steps may be arrays; they count from 0. `total` is the number of steps of the run.
+Steps may be arrays and count from 0. `total` is the number of steps of the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def progress(step: Number, total: Number, start: Number = 0.0, end: Number = 1.0
 def fade(
     done: Number, magnitude: Number = 1.0, shape: str = "linear", power: Number = 2.0, slope: Number = 8.0
 ) -> jax.Array:
-    """From `magnitude` at progress `done` = 0 to 0 at 1 (RLVR-Schedule, 2605.25381).
+    """Decay from `magnitude` at progress p = `done` = 0 to 0 at p = 1 (RLVR-Schedule, 2605.25381).
 
     linear M (1 - p); power (M (1 - p))^power; sigmoid M (f(p - 1/2) - f(1/2)) / (f(-1/2) - f(1/2)) with
     f(z) = 1 / (1 + exp(slope z)).
@@ -44,5 +44,5 @@ def fade(
 
 
 def ramp(step: Number, total: Number, first: Number, last: Number) -> jax.Array:
-    """From `first` at step 0 in a straight line to `last` at step `total` and after."""
+    """Interpolate linearly from `first` at step 0 to `last` at step `total`, then stay there."""
     return first + (last - first) * progress(step, total)

@@ -1,8 +1,8 @@
-"""Credit of sets: k samples of a prompt earn together, e.g. as their best, and each member has a share in it.
+"""Set-level credit: k samples of a prompt get a joint reward f(S), e.g. their maximum, shared by the members.
 
-A group of n samples has C(n, k) sets of k. A member is worth what the sets that contain it earn on average,
-E_i = E[f(S) | i in S]; the average of that over the group is E[f(S)]. All of this is in closed form, without drawing
-sets. Where a group is not larger than k, sets of n - 1 are used: a set of all leaves nothing to compare with.
+A group of n samples has C(n, k) sets of k. The value of a member is the mean reward of the sets that contain it,
+E_i = E[f(S) | i in S], whose mean over the group is E[f(S)]. Everything is in closed form, without sampling sets.
+Groups of at most k samples use sets of n - 1, because all members of the full set would have the same value.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DIVERSITIES = ("share", "share_or_zero", "zero_based")
 
 
 def sets_within(part: jax.Array, whole: jax.Array | float, size: jax.Array, largest: int) -> jax.Array:
-    """C(part, size) / C(whole, size): the share of the sets that lie in a part, elementwise; 1 for empty sets.
+    """C(part, size) / C(whole, size): the share of sets that lie within a subset, elementwise; 1 for size 0.
 
-    A product of `size` factors (part - u) / (whole - u), exact but for rounding however large the binomials are.
+    Computed as a product of `size` factors (part - u) / (whole - u), which does not overflow for large binomials.
     largest: an upper bound of size.
     """
 
@@ -36,7 +36,7 @@ def sets_within(part: jax.Array, whole: jax.Array | float, size: jax.Array, larg
 
 
 def set_sizes(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Scored samples n of each sample's group, and the size of its sets min(k, n - 1), at least 1; f32[N] each."""
+    """Number n of scored samples in each sample's group, and its set size max(min(k, n - 1), 1); f32[N] each."""
     (n,) = bucket_sums(keys, (~jnp.isnan(values)).astype(jnp.float32))
     return n, jnp.maximum(jnp.minimum(jnp.asarray(k, jnp.float32), n - 1), 1.0)
 
@@ -44,8 +44,8 @@ def set_sizes(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array, ja
 def best_of_sets(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """f(S) = max_S r: E_i, and the standard deviation of f over all sets of the group, f32[N] each.
 
-    values f32[N], NaN where not scored (0); keys int32[N]. With r in order, r_(1) the least, r_(m) is the best of the
-    other members in C(m-2, k-2) of the C(n-1, k-1) sets of i (m > rank of i), and i itself in C(rank-1, k-1).
+    values f32[N], NaN where not scored (result 0); keys int32[N]. With r sorted, r_(1) the smallest, r_(m) with
+    m > rank of i is the maximum in C(m-2, k-2) of the C(n-1, k-1) sets with i, and i itself in C(rank-1, k-1).
     """
     known = ~jnp.isnan(values)
     n, size = set_sizes(values, keys, k)
@@ -56,8 +56,8 @@ def best_of_sets(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array,
     gained = r * (among_others - sets_within(below - 1, n - 1, size - 1, k))
     better = (keys[:, None] == keys[None]) & known[None] & (below[None] > below[:, None])
     member = r * among_others + jnp.sum(jnp.where(better, gained[None], 0.0), axis=1)
-    chance = jnp.where(known, sets_within(below + 1, n, size, k) - sets_within(below, n, size, k), 0.0)
-    mean, square = bucket_sums(keys, chance * r, chance * r**2)
+    probability = jnp.where(known, sets_within(below + 1, n, size, k) - sets_within(below, n, size, k), 0.0)
+    mean, square = bucket_sums(keys, probability * r, probability * r**2)
     return jnp.where(known, top + member, 0.0), jnp.sqrt(jnp.maximum(square - mean**2, 0.0))
 
 
@@ -85,10 +85,10 @@ def best_of_sets_advantage(
 def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int, diversity: str = "share") -> jax.Array:
     """f(S) = mean_S r * d(S): E_i, f32[N] (2509.25424); 0 where not scored.
 
-    d from D, the number of distinct `answers` int32[N] in the set: "share" D / k; "share_or_zero" the same, but 0 where
-    D = 1; "zero_based" (D - 1) / (k - 1).
-    An answer that m of the n samples gave is in a set with probability 1 - C(n-m, k) / C(n, k); of the sets that
-    contain i, and those that contain i and another a, the same with 1 and 2 places less.
+    d depends on D, the number of distinct `answers` int32[N] in the set: "share" D / k; "share_or_zero" the same, but 0
+    where D = 1; "zero_based" (D - 1) / (k - 1).
+    An answer that m of the n samples gave is in a random set with probability 1 - C(n-m, k) / C(n, k). Conditioned on
+    the set containing i, or i and another sample, the same holds for its other k - 1, or k - 2, members.
     """
     require_choice("diversity", diversity, DIVERSITIES)
     known = ~jnp.isnan(values)
@@ -106,10 +106,10 @@ def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int,
     answers_1, answers_2 = summed(same_group, hit_1 / m), summed(same_group, hit_2 / m)  # expected number of answers
     alike, others = summed(same_answer, R) - R, summed(same_group & ~same_answer, R)
     distinct_others = others * (2 + answers_2 - hit_2) - summed(same_group & ~same_answer, R * hit_2)
-    companion = (size - 1) / jnp.maximum(n - 1, 1.0)  # the chance of another to be in a set of i
+    companion = (size - 1) / jnp.maximum(n - 1, 1.0)  # probability that a set with i contains a given other sample
     rewards = R + companion * (alike + others)
     products = R * (1 + answers_1 - hit_1) + companion * (alike * (1 + answers_2 - hit_2) + distinct_others)
-    if diversity == "share_or_zero":  # less the sets of i in which all agree
+    if diversity == "share_or_zero":  # subtract the sets with i whose members all agree
         agree = sets_within(m - 1, n - 1, size - 1, k)
         products -= agree * (R + (size - 1) * alike / jnp.maximum(m - 1, 1.0))
     zero = 1.0 if diversity == "zero_based" else 0.0
@@ -119,7 +119,7 @@ def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int,
 def diverse_sets_advantage(
     values: jax.Array, answers: jax.Array, keys: jax.Array, k: int = 4, diversity: str = "share"
 ) -> jax.Array:
-    """E_i - E of `diverse_sets`, f32[N]: 0 in a group of one, and where all sets earn the same."""
+    """E_i - E of `diverse_sets`, f32[N]: 0 in a group of one, and where all sets have the same reward."""
     check_number("k", k, least=1, whole=True)
     member = diverse_sets(values, answers, keys, k, diversity)
     return above_baseline(jnp.where(jnp.isnan(values), jnp.nan, member), keys)

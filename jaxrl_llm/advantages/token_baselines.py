@@ -1,4 +1,4 @@
-"""Baselines of each token: of the samples of a bucket at the same number of actions."""
+"""Per-token baselines, over the samples of a bucket at the same action index."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jaxrl_llm.transform import Transform, stateless
 
 
 def logit_energy(probability: jax.Array, squared_probability: jax.Array) -> jax.Array:
-    """|onehot(a) - pi|^2 = 1 - 2 pi(a) + sum_v pi(v)^2: the squared norm of grad log pi(a) by the logits.
+    """|onehot(a) - pi|^2 = 1 - 2 pi(a) + sum_v pi(v)^2: the squared norm of grad log pi(a) with respect to the logits.
 
-    Elementwise; at least 0 (rounding would have it below where pi(a) is 1).
+    Elementwise; clamped at 0, because rounding can make it negative where pi(a) is 1.
     """
     return jnp.maximum(1 - 2 * probability + squared_probability, 0.0)
 
 
-def place_by_action(values: jax.Array, action_index: jax.Array) -> jax.Array:
-    """f32[N, L] with the value of a row's t-th action in column t, 0 in the rest; action_index is -1 elsewhere."""
+def scatter_by_action(values: jax.Array, action_index: jax.Array) -> jax.Array:
+    """f32[N, L]: the value of a row's t-th action in column t, 0 in the rest; action_index is -1 off the actions."""
     rows = jnp.arange(values.shape[0])[:, None]
     column = jnp.where(action_index < 0, values.shape[1], action_index)
     return jnp.zeros_like(values).at[rows, column].set(values, mode="drop")
@@ -37,14 +37,14 @@ def token_baseline(
     epsilon: float = 1e-8,
 ) -> jax.Array:
     """B[g, t] = sum_i G[i, t] W[i, t] / (sum_i W[i, t] + epsilon), f32[N, L], W the energy summed over the actions up
-    to t: the baseline of least variance for the t-th actions of a bucket, those of rows that have one.
+    to t: the minimum-variance baseline for the t-th actions of a bucket, over the rows that have one.
 
-    returns, energy f32[N, L]; action_index int32[N, L], -1 where a token takes no part; keys int32[N]. Where only one
-    row of a bucket reaches t its return would be its own baseline; zero_tail has 0 there. A bucket of one has 0.
+    returns, energy f32[N, L]; action_index int32[N, L], -1 on tokens to ignore; keys int32[N]. Where a single row of a
+    bucket reaches t, its return would be its own baseline: zero_tail sets B = 0 there. B = 0 for a bucket of one row.
     """
     known = action_index >= 0
     there, G, w = (
-        place_by_action(jnp.where(known, x, 0.0), action_index) for x in (jnp.ones_like(returns), returns, energy)
+        scatter_by_action(jnp.where(known, x, 0.0), action_index) for x in (jnp.ones_like(returns), returns, energy)
     )
     W = jnp.cumsum(w, axis=1) * there
     count, mass, weighted = bucket_sums(keys, there, W, G * W)
@@ -56,7 +56,7 @@ def token_baseline(
 def energy_weighted_baseline(zero_tail: bool = True, corrected: bool = False, epsilon: float = 1e-8) -> Transform:
     """Advantages are the reward-to-go minus `token_baseline` with `logit_energy` of the old policy.
 
-    corrected: the energy counts with the squared ratio of the old to the behaviour policy, as the gradient would.
+    corrected: multiply the energy by the squared ratio of the old to the behaviour policy.
     """
 
     def apply(batch: Trajectories) -> Trajectories:

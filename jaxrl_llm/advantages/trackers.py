@@ -1,4 +1,4 @@
-"""Baselines with a memory: what is expected of a prompt, from what it gave before."""
+"""Tracked baselines: a running estimate of each prompt's expected reward."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Tracker(NamedTuple):
     """A Beta distribution for each of P prompts, as mean and number of observations: alpha = value * memory."""
 
     value: jax.Array  # f32[P]
-    memory: jax.Array  # f32[P] what it remembers, in observations: alpha + beta
+    memory: jax.Array  # f32[P] effective number of observations, alpha + beta
     seen: jax.Array  # bool[P]
 
 
 def start_tracker(prompts: int, value: jax.Array | float = 0.5, memory: jax.Array | float = 1.0) -> Tracker:
-    """That of prompts of which nothing is known but a first guess (0.5 of the weight of one observation)."""
+    """The tracker of unseen prompts: a prior (by default mean 0.5 with the weight of one observation)."""
     v, m = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), (prompts,)) for x in (value, memory))
     return Tracker(v, m, jnp.zeros(prompts, bool))
 
@@ -34,21 +34,21 @@ def retention(
     least: jax.Array | float = 0.875,
     most: jax.Array | float = 0.96,
 ) -> jax.Array:
-    """clip(2^(-D / half_life), least, most): how much of its memory a tracker keeps when the policy moved by D."""
+    """clip(2^(-D / half_life), least, most): the share of its memory that a tracker keeps if the policy moved by D."""
     return jnp.clip(jnp.exp2(-divergence / half_life), least, most)
 
 
-def track(tracker: Tracker, place: jax.Array, reward: jax.Array, kept: jax.Array) -> Tracker:
-    """alpha <- kept alpha + sum r, beta <- kept beta + sum (1 - r), over the rewards f32[N] of the prompts `place`
-    int32[N]; NaN takes no part. In terms of the mean, v <- v + sum (r - v) / (kept (alpha + beta) + n), which holds
-    for rewards of any range. kept f32[N]: the share of the memory to keep, of the prompt (its mean where rows differ).
+def track(tracker: Tracker, index: jax.Array, reward: jax.Array, kept: jax.Array) -> Tracker:
+    """alpha <- kept alpha + sum r, beta <- kept beta + sum (1 - r), over the rewards f32[N] of the entries `index`
+    int32[N]; NaN is ignored. In terms of the mean, v <- v + sum (r - v) / (kept (alpha + beta) + n), which is valid for
+    rewards of any range. kept f32[N]: the share of the memory to keep (the mean where the rows of a prompt differ).
     """
     known = ~jnp.isnan(reward)
-    n, total, share = bucket_sums(place, *(jnp.where(known, x, 0.0) for x in (jnp.ones_like(reward), reward, kept)))
-    memory = share / jnp.maximum(n, 1) * tracker.memory[place] + n
-    value = tracker.value[place] + (total - n * tracker.value[place]) / jnp.maximum(memory, 1e-9)
-    # Rows of one prompt agree on what to write, so it does not matter which does; unscored rows write nowhere.
-    at = jnp.where(known, place, tracker.value.shape[0])
+    n, total, share = bucket_sums(index, *(jnp.where(known, x, 0.0) for x in (jnp.ones_like(reward), reward, kept)))
+    memory = share / jnp.maximum(n, 1) * tracker.memory[index] + n
+    value = tracker.value[index] + (total - n * tracker.value[index]) / jnp.maximum(memory, 1e-9)
+    # All rows of a prompt write the same values, so duplicates are harmless; unscored rows are dropped.
+    at = jnp.where(known, index, tracker.value.shape[0])
     return Tracker(
         tracker.value.at[at].set(value, mode="drop"),
         tracker.memory.at[at].set(memory, mode="drop"),
@@ -57,11 +57,11 @@ def track(tracker: Tracker, place: jax.Array, reward: jax.Array, kept: jax.Array
 
 
 def uncertainty(value: jax.Array, least: jax.Array | float = 0.05) -> jax.Array:
-    """sqrt(v (1 - v)) + least: how much is to be learnt from a prompt; draw prompts in proportion to it."""
+    """sqrt(v (1 - v)) + least: the sampling weight of a prompt by the uncertainty of its outcome."""
     return jnp.sqrt(jnp.clip(value * (1 - value), 0.0)) + least
 
 
-PROMPTS = 4096  # places of a tracker that knows neither its number nor the run's
+DEFAULT_PROMPTS = 4096  # entries of a tracker when neither `prompts` nor the run gives their number
 
 
 def tracked_baseline(
@@ -71,12 +71,12 @@ def tracked_baseline(
     most: float = 0.96,
     epsilon: float = 1e-8,
 ) -> Transform:
-    """A = r - v(x), v what the tracker of the prompt said before this batch, standardised over the batch's samples.
+    """A = r - v(x), v the tracker's estimate for the prompt before this batch, standardised over the batch's samples.
 
-    The state is a Tracker with a place for each prompt of the run (`RunFacts`), so that no two share one; with
-    `prompts` it has that many instead, and where neither is known 4096: a prompt's place is prompt_id modulo their
-    number. How far the policy moved since it last answered the prompt is info["drift"] f32[N], where given (a prompt's
-    first answer keeps the most); without it the memory kept is `least`, the shortest.
+    The state is a Tracker with one entry per prompt of the run (`RunFacts`), or with `prompts` entries if given, or
+    4096 if neither is known. A prompt's entry is prompt_id modulo the number of entries. info["drift"] f32[N], if
+    given, is how far the policy moved since it last answered the prompt (0 at the first visit); without it the share of
+    memory kept is `least`.
     """
     check_number("prompts", prompts, least=1, most=2**31 - 1, whole=True, or_none=True)
     check_number("epsilon", epsilon, least=0)
@@ -85,13 +85,13 @@ def tracked_baseline(
         check_number(name, number, least=0, most=1)
 
     def apply(tracker: Tracker, batch: Trajectories) -> tuple[State, Trajectories]:
-        place, r = jnp.mod(batch.prompt_id, tracker.value.shape[0]), batch.scores
-        A = standardised(r - tracker.value[place], epsilon=epsilon)
+        index, r = jnp.mod(batch.prompt_id, tracker.value.shape[0]), batch.scores
+        A = standardised(r - tracker.value[index], epsilon=epsilon)
         drift = (batch.info or {}).get("drift")
         if drift is None:
             kept = jnp.broadcast_to(jnp.asarray(least, jnp.float32), r.shape)
         else:
-            kept = retention(jnp.where(tracker.seen[place], drift, 0.0), half_life, least, most)
-        return track(tracker, place, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
+            kept = retention(jnp.where(tracker.seen[index], drift, 0.0), half_life, least, most)
+        return track(tracker, index, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda facts: start_tracker(prompts or facts.prompts or PROMPTS), guarded(apply))
+    return Transform(lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), guarded(apply))

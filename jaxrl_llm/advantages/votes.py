@@ -1,4 +1,4 @@
-"""Rewards without labels: the answer that most samples of a prompt give stands for the right one."""
+"""Rewards without labels: majority voting among the samples of a prompt."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TIES = ("content", "first")
 
 
 def answer_keys(batch: Trajectories) -> jax.Array:
-    """int32[N]: rows with the same answer have the same key, -1 stands for no answer.
+    """int32[N]: rows with the same answer have the same key; -1 for no answer.
 
-    `info["answer_key"]` where the batch has it, else a hash of the row's action tokens. A row without an action has no
+    `info["answer_key"]` if the batch has it, else a hash of the row's action tokens. A row without actions has no
     answer.
     """
     acted = jnp.any(batch.action_mask, axis=1)
@@ -34,8 +34,8 @@ def answer_keys(batch: Trajectories) -> jax.Array:
 def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Agreement f32[N] with the group's most frequent answer (1 or 0), and that answer's share of the group f32[N].
 
-    keys int32[N], -1 where there is no answer (agrees with nothing, but counts in the share's denominator); the one of
-    equally frequent answers with the greatest priority f32[N] on any of its rows wins. Without any answer all are 0.
+    keys int32[N], -1 for no answer (agreement 0, but counted in the share's denominator). Ties go to the answer with
+    the highest priority f32[N] on any of its rows. Both are 0 for a group without any answer.
 
     >>> keys = jnp.array([12, 7, 12, -1, 7, 12, 3, 12])
     >>> print(*majority(keys, jnp.zeros(8, jnp.int32), -jnp.arange(8.0)))
@@ -61,12 +61,12 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
 
 
 def vote(keep: float | None = None, ties: str = "content") -> Transform:
-    """The reward becomes agreement with the group's majority answer, whatever it was before (TTRL, 2504.16084).
+    """Replace the reward by agreement with the group's majority answer (TTRL, 2504.16084).
 
-    keep: after the vote only so many samples of each group, drawn at random, are trained on; the others become
-    unscored and get the weight 0. None: all. ties between answers: "first", that of the earlier row, or "content", by
-    the answer itself, so that the order of rows does not matter. Where the batch has rewards, rows without one do not
-    vote. Writes info["majority"] f32[N], the share of the winner.
+    keep: number of samples per group to train on, drawn at random after the vote; the others become unscored and get
+    weight 0. None: all. ties: "first" picks the answer of the earliest row, "content" breaks ties by the answer itself,
+    independent of the order of rows. If the batch has rewards, rows without one do not vote. Writes info["majority"]
+    f32[N], the share of the majority answer.
     """
     require_choice("ties", ties, TIES)
     check_number("keep", keep, least=1, or_none=True)
@@ -77,7 +77,7 @@ def vote(keep: float | None = None, ties: str = "content") -> Transform:
         N = keys.shape[0]
         by_content = (mix(keys.astype(jnp.uint32)) >> 8).astype(jnp.float32)
         priority = by_content if ties == "content" else -jnp.arange(N, dtype=jnp.float32)
-        # Rows that do not vote form groups of their own, so that they are in no denominator.
+        # Rows that do not vote get groups of their own, so that no denominator counts them.
         _, group = jnp.unique(batch.group, return_inverse=True, size=N)
         group = jnp.where(voters, group, N + jnp.arange(N))
         reward, share = majority(jnp.where(voters, keys, -1), group, priority)

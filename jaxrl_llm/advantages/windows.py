@@ -1,8 +1,8 @@
-"""Credit for completions that are trained on while they grow: the policy on their newest window, the critic at the end.
+"""Credit for partial completions: the policy trains on their newest window, the critic once they are finished.
 
-What is known of a row is in `info`: "window" bool[N, L], the actions of this step, which are the newest of their row;
-and "unfinished" bool[N], rows that go on in the next step. Without them every row is finished, and all its actions are
-its window.
+`info` holds "window" bool[N, L], the actions sampled in this step, which are the last ones of their row, and
+"unfinished" bool[N], rows that continue in the next step. Without these entries every row is finished and its window
+is all of its actions.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Number = jax.Array | float
 
 
 def newest_window(batch: Trajectories) -> jax.Array:
-    """bool[N, L]: the actions of this step."""
+    """bool[N, L]: the actions sampled in this step."""
     window = (batch.info or {}).get("window")
     return batch.action_mask if window is None else batch.action_mask & window
 
 
 def unfinished_rows(batch: Trajectories) -> jax.Array:
-    """bool[N]: rows that go on in the next step."""
+    """bool[N]: rows that continue in the next step."""
     unfinished = (batch.info or {}).get("unfinished")
     return jnp.zeros(batch.tokens.shape[0], bool) if unfinished is None else unfinished
 
@@ -52,9 +52,9 @@ def extended_gae(
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = sum over j >= t of (gamma lam)^(j-t) delta_j
 
-    over the actions of the window. After the last one, n, the value is that of n itself where the row is `unfinished`
-    bool[N] (what the state after n is worth is not known, and is taken to be the same), and 0 where it is finished.
-    token_rewards, values f32[N, L]; window bool[N, L]; gamma and lam as of `gae`.
+    over the actions of the window. The bootstrap value after the last action n is V_n where the row is `unfinished`
+    bool[N] (the value of the next state is unscored_batch and assumed equal), and 0 where it is finished.
+    token_rewards, values f32[N, L]; window bool[N, L]; gamma and lam as in `gae`.
     """
     order = jnp.cumsum(window, axis=1)
     last = window & (order == order[:, -1:])
@@ -70,30 +70,30 @@ def windowed_advantages(
 ) -> Transform:
     """`extended_gae` of `terminal_rewards` for the policy, Monte Carlo returns for the critic.
 
-    Only the newest window has advantages and keeps its weights. Rows that were finished in this step have `returns`,
-    the undiscounted sum of rewards from each of their actions on, in all their windows; other rows teach the critic
-    nothing. info["value_weights"] f32[N, L] says so to `value_loss`: equal on the tokens that teach, 0 elsewhere, their
-    sum the number of rows with an action, or all 0 where no row was finished. Rows that are finished but not scored
-    have advantages 0. The reward of an unfinished row is not looked at. combine: from values of several heads to one;
-    heads: how many to ask for. The control "explained_variance" is that of the returns by the values.
+    Only the newest window has advantages and keeps its weights. Rows finished in this step have `returns`, the
+    undiscounted reward-to-go of each of their actions, in all their windows; the critic does not train on other rows.
+    info["value_weights"] f32[N, L] are the weights of `value_loss`: equal on the tokens that the critic trains on, 0
+    elsewhere, their sum the number of rows with an action; all 0 if no row was finished. Finished rows without a score
+    have advantages 0. The reward of an unfinished row is ignored. combine: maps the values of several heads to one;
+    heads: number of value heads. Writes the control "explained_variance", of the returns by the values.
     """
     check_number("gamma", gamma, least=0, most=1)
     check_number("lam", lam, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         values, window, unfinished = combine(batch.need("values")), newest_window(batch), unfinished_rows(batch)
-        # An unfinished row has earned nothing at its end so far.
+        # An unfinished row has no terminal reward yet.
         known = batch.replace(reward=jnp.where(unfinished, 0.0, batch.scores))
         rewards, scored = terminal_rewards(known), scored_actions(known)
         advantages = extended_gae(rewards, values, window & scored, unfinished, gamma, lam)
         ended = (jnp.any(window, axis=1) & ~unfinished)[:, None] & scored
         returns = jnp.where(ended, reward_to_go(rewards, ended), 0.0)
         before = jnp.ones(batch.tokens.shape) if batch.weights is None else batch.weights
-        taught = jnp.where(ended, before, 0.0)
-        total, rows = jnp.sum(taught), totals_of(batch.replace(totals=None))["rows"]
+        trained = jnp.where(ended, before, 0.0)
+        total, rows = jnp.sum(trained), totals_of(batch.replace(totals=None))["rows"]
         return (
             batch.replace(advantages=advantages, returns=returns, weights=before * window)
-            .with_info(value_weights=jnp.where(total > 0, taught * rows / jnp.where(total > 0, total, 1.0), 0.0))
+            .with_info(value_weights=jnp.where(total > 0, trained * rows / jnp.where(total > 0, total, 1.0), 0.0))
             .with_controls(explained_variance=explained_variance(values, returns, ended))
         )
 

@@ -63,7 +63,7 @@ def names() -> list[str]:
 
 
 def constructor(name: str) -> Callable[..., Algorithm]:
-    """The function that builds a method; InputError, with the nearest name, where there is none of that name."""
+    """The function that builds a method; InputError, with the nearest name, for an unknown name."""
     if not isinstance(name, str):
         raise InputError(f"an algorithm is given by its name, but found {shown(name)}: see algorithms.names()")
     if name not in CATALOGUE:
@@ -72,12 +72,12 @@ def constructor(name: str) -> Callable[..., Algorithm]:
 
 
 def get(name: str, **hyperparameters: Any) -> Algorithm:
-    """A method by its name. InputError for an unknown name or hyper-parameter, and for a value out of range."""
+    """Build a method by name. InputError for an unknown name or hyper-parameter, and for a value out of range."""
     return constructor(name)(**hyperparameters)
 
 
 def with_facts(build: Callable[..., Algorithm], given: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """The hyper-parameters that were given, and of the facts of a run those that `build` has and nothing was given for.
+    """The given hyper-parameters, completed by those facts of the run that are parameters of `build` and not given.
 
     facts: max_length (longest completion, tokens), total_steps (iterations), learning_rate.
     """

@@ -1,6 +1,6 @@
-"""PPO and its variants: methods that learn a critic.
+"""PPO and its variants: methods with a learnt critic.
 
-All of them need "values": a policy with a critic (`models.critic`), which is trained in the same update as the policy.
+All of them need "values": a policy with a critic (`models.critic`) that is trained in the same update as the policy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _clipped(low: float, high: float, dual: float | None = None) -> Objective:
 
 
 def _present(*parts: Transform | None) -> Transform:
-    """The chain of the parts that are not None."""
+    """Chain the transforms that are not None."""
     return chain(*(part for part in parts if part is not None))
 
 
@@ -61,7 +61,7 @@ def ppo(
 ) -> Algorithm:
     """Proximal Policy Optimization (PPO, arXiv 1707.06347, 2017).
 
-    A clipped surrogate with a learnt critic V. With r_t the rewards of the actions (the score is that of the last),
+    A clipped surrogate with a learnt critic V. With r_t the rewards of the actions (the score is added to the last),
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lam A_{t+1},    R_t = A_t + V_t
         loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
@@ -120,21 +120,21 @@ def ppo_max(
 ) -> Algorithm:
     """PPO-max (Secrets of RLHF in Large Language Models Part I: PPO, arXiv 2307.04964, 2023).
 
-    `ppo` with what the authors found to keep it stable (section 5.4). Scores are normalised with their running mean and
-    standard deviation over all batches so far, this one included, and clipped (eq. 18); then each action is penalised
-    for its log-ratio to the reference policy:
+    `ppo` with the choices that the authors found to stabilise it (section 5.4). Scores are normalised by their running
+    mean and standard deviation over all batches so far, including this one, and clipped (eq. 18); then each action is
+    penalised for its log-ratio to the reference policy:
 
         r <- clip((r - mean) / std, -reward_clip, reward_clip)
         r_t = r 1[t last] - kl_coefficient (logp_old - logp_ref)_t
 
     reward_scaling: "normalise" as above, "scale" divides by std only, "none" leaves scores as they are and does not
     clip them. The paper tries reward_clip 0.3 and 0.8. Advantages by `gae` with gamma and lam; whiten: standardised
-    over the batch (released code: over the micro-batch), with 1e-6 added to the variance; advantage_clip bounds their
-    size. Clipped losses of policy and values with clip_low, clip_high, value_clip and value_coefficient as in `ppo`.
-    entropy_weight adds that times |mean entropy - entropy_target|: a target, not a bonus.
+    over the batch (released code: over the micro-batch), with 1e-6 added to the variance; advantage_clip bounds |A|.
+    Clipped losses of policy and values with clip_low, clip_high, value_clip and value_coefficient as in `ppo`, plus
+    entropy_weight times |mean entropy - entropy_target|: a target, not a bonus.
 
     The released scripts (preset "code") have reward_scaling "scale", reward_clip None, and kl_coefficient 0.01
-    (English) or 0.1 (Chinese). The code has reward_clip 10 and advantage_clip 0.5 where these are on. The paper
+    (English) or 0.1 (Chinese). The code has reward_clip 10 and advantage_clip 0.5 when these are on. The paper
     initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`); its
     pretraining loss is not included.
 
@@ -165,11 +165,11 @@ def vc_ppo(
 ) -> Algorithm:
     """Value-Calibrated PPO (VC-PPO, What's Behind PPO's Collapse in Long-CoT?, arXiv 2503.01491, 2025).
 
-    Decoupled GAE: advantages as in `ppo` with lam < 1, but the critic learns R_t = A_t(lam_critic) + V_t. With
-    lam_critic 1 that is the Monte-Carlo return, which is not discounted on its way to the first tokens. clip_low,
+    Decoupled GAE: advantages as in `ppo` with lam < 1, but the critic's targets are R_t = A_t(lam_critic) + V_t. With
+    lam_critic 1 these are Monte Carlo returns, in which the reward does not decay towards the first tokens. clip_low,
     clip_high, value_clip, value_coefficient, gamma and whiten as in `ppo`; no reference policy.
 
-    The paper first trains the critic alone, on the Monte-Carlo returns of the frozen policy, for 100 steps: set the
+    The paper first trains the critic alone, on the Monte Carlo returns of the frozen policy, for 100 steps: set the
     run's `critic_steps`.
 
     Defaults. Paper: clip_low, clip_high, gamma, lam, lam_critic. Ours: value_clip, value_coefficient, whiten.
@@ -193,7 +193,7 @@ def vapo(
 ) -> Algorithm:
     """Value-based Augmented PPO (VAPO, arXiv 2504.05118, 2025).
 
-    `vc_ppo` with lam = 1 - 1 / (alpha l) for an answer of l tokens, kept within [0, 1], so that the sum of the GAE
+    `vc_ppo` with lam = 1 - 1 / (alpha l) for an answer of l tokens, clipped to [0, 1], so that the sum of the GAE
     coefficients, alpha l, grows with l; a higher clip_high; and, for the answers with a score above right_above,
 
         loss += imitation_coefficient * -(sum over their tokens of logp) / (number of their tokens)
@@ -228,21 +228,21 @@ def t_ppo(
 ) -> Algorithm:
     """Truncated Proximal Policy Optimization (T-PPO, arXiv 2506.15050, 2025).
 
-    A step ends when each completion has a window of l new tokens, or is finished, and trains on all of them. The policy
-    learns from the window alone, with the extended GAE over its tokens t up to the last one, n,
+    A step ends when each completion has a window of l new tokens or is finished, and trains on all completions. The
+    policy is trained on the windows only, with the extended GAE over their tokens t up to the last one, n,
 
-        delta_t = r_t + gamma V_{t+1} - V_t,  V_{n+1} = V_n where the completion goes on, 0 where it is finished
+        delta_t = r_t + gamma V_{t+1} - V_t,  V_{n+1} = V_n where the completion continues, 0 where it is finished
         A_t = sum over j >= t of (gamma lam)^(j-t) delta_j
         loss = -mean over the windows' tokens of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    and the critic from the completions that were finished in this step, on all their tokens: value_coefficient/2 times
-    the mean of (V - R)^2 with R their final reward (lambda 1, gamma 1). Without a finished completion there is no value
-    loss. value_clip as in `ppo` (the paper has none). A completion that waits for the others of its prompt is in the
-    batch with zero weight.
+    and the critic on all tokens of the completions that were finished in this step: value_coefficient/2 times the mean
+    of (V - R)^2 with R their final reward (lambda 1, gamma 1). Without a finished completion there is no value loss.
+    value_clip as in `ppo` (the paper has none). A completion that waits for the rest of its group is in the batch with
+    zero weight.
 
     l is the run's `segment_tokens`, or the longest completion, max_length, divided by `segments`: 8k of 24k in the
     paper. With segments 1 every completion is finished in its step, as in a rollout without windows. While the critic
-    is untrained, windows before the last carry no signal: train it first (the run's `critic_steps`).
+    is untrained, windows before the last have no learning signal: train it first (the run's `critic_steps`).
 
     Defaults. Paper: value_clip, gamma, segments. Ours: clip_low, clip_high, value_coefficient, lam. Run: max_length.
     """

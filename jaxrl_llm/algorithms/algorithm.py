@@ -1,4 +1,4 @@
-"""`Algorithm`: one value that names every choice a method makes."""
+"""`Algorithm`: a method as one value."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from jaxrl_llm.transform import Objective, Transform, expect
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How rewards become advantages (`transform`) and advantages a loss (`objective`).
+    """A `transform` from rewards to advantages, an `objective` from advantages to a loss, and rules for rollouts.
 
-    What the loop must provide beyond a sampled and scored batch is in `needs`. A `strategy` asks it for partial
-    rollouts; the run's own settings of them win. Raises InputError for a part of another type, such as a function that
-    makes one and was not called.
+    `needs` names what the loop must provide beyond a sampled and scored batch. A `strategy` requests partial rollouts;
+    the run's settings override it. Raises InputError for a part of another type, such as a factory that was not called.
     """
 
     transform: Transform

@@ -1,4 +1,4 @@
-"""The source of a method as a file of its own: imports, the helpers of its module, the function without docstring."""
+"""The source of a method as a standalone file: imports, helpers of its module, and the function without docstring."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def composition(build: Callable[..., Any]) -> str:
-    """A program that ends with `algorithm = NAME()`, the method with its defaults, to be pasted into a file and run.
+    """A standalone program that ends with `algorithm = NAME()`, the method with its defaults.
 
-    Imports are one line for each module, of the names that are used.
+    It has one import line per module, with only the names that it uses.
     """
     build = inspect.unwrap(build)
     lines, module, imports = _module(build.__module__)
@@ -28,8 +28,9 @@ def composition(build: Callable[..., Any]) -> str:
         used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {name}
         names |= used
         wanted += sorted(used)
-    parts = dict.fromkeys(sorted(found.values(), key=lambda node: node.lineno))  # one statement may bind several names
-    body = [_source(node, lines, of_method=node is module[build.__name__]) for node in parts]
+    # One statement may bind several names, so remove duplicates.
+    statements = dict.fromkeys(sorted(found.values(), key=lambda node: node.lineno))
+    body = [_source(node, lines, of_method=node is module[build.__name__]) for node in statements]
     heads = ["from __future__ import annotations"], _imports(names & set(imports), imports)
     return (
         "\n\n".join("\n".join(lines) for lines in heads if lines)
@@ -41,7 +42,7 @@ def composition(build: Callable[..., Any]) -> str:
 
 @cache
 def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[str, str | None]]]:
-    """A module's lines, the statements that bind its own names, and where the names that it imports come from."""
+    """A module's lines, the statements that bind its own names, and the origins of its imported names."""
     text = inspect.getsource(sys.modules[name])
     bound, imported = dict[str, ast.stmt](), dict[str, tuple[str, str | None]]()
     for node in ast.parse(text).body:
@@ -68,7 +69,7 @@ def _renamed(one: ast.alias) -> str:
 
 
 def _imports(names: set[str], imported: dict[str, tuple[str, str | None]]) -> list[str]:
-    """The import lines of these names: of whole modules first, then by module."""
+    """The import lines for these names: `import` lines first, then `from` lines sorted by module."""
     whole, by_module = list[str](), dict[str, list[str]]()
     for name in sorted(names):
         module, what = imported[name]
@@ -80,7 +81,7 @@ def _imports(names: set[str], imported: dict[str, tuple[str, str | None]]) -> li
 
 
 def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:
-    """A statement's source; of the method itself without its docstring, which the page shows apart."""
+    """A statement's source; without its docstring for the method itself, because the page shows it separately."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(one.lineno for one in decorators)]) - 1
     kept = list(range(first, node.end_lineno or node.lineno))
@@ -91,5 +92,5 @@ def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:
         while kept and not lines[kept[-1]].strip():
             kept.pop()
     text = [lines[i] for i in kept]
-    # No empty line where the docstring was.
+    # Remove the empty line after the docstring too.
     return "\n".join(line for i, line in enumerate(text) if line.strip() or not text[i - 1].rstrip().endswith(":"))

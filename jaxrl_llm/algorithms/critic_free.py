@@ -1,4 +1,4 @@
-"""PPO's clipped loss without a critic: returns against a baseline of the group, the batch, or the prompt's past."""
+"""PPO's clipped loss without a critic: the baseline is of the group, the batch, or earlier samples of the prompt."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reinforce_plus_plus_baseline(
 
     in PPO's clipped loss (clip_low, clip_high), mean over tokens, plus kl_coefficient times 1/2 (logp - logp_ref)^2.
     over: "sequences" takes mean and std over responses, as in the paper; "tokens" over their tokens, as in verl, so
-    that longer responses count more and a prompt's advantages no longer have the mean 0. The paper divides by
+    that longer responses have more weight and a prompt's advantages no longer have mean 0. The paper divides by
     std + epsilon.
 
     Defaults. Paper: over, clip_low, clip_high. Code: epsilon. Ours: kl_coefficient.
@@ -70,13 +70,13 @@ def loop(
 ) -> Algorithm:
     """Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents, arXiv 2502.01600, 2025).
 
-    PPO without a critic for agents: the leave-one-out difference of returns, over several epochs of stored data.
+    PPO without a critic for agents, with a leave-one-out baseline and several epochs over each batch:
 
         A_k = R_k - 1/(K-1) sum_{j != k} R_j,    loss = -mean_k mean_t min(rho A_k, clip(rho, low, 1 + e) A_k)
 
     e = clip_range; low is 1 - e (bounds "paper") or 1 / (1 + e) ("reciprocal", the code's, so that e may be above 1).
     span of the ratio: "token", "turn" or "sequence", the latter two as products. Rows with |A| < least_advantage are
-    dropped. scale "std" divides by the group's deviation + epsilon (worse in the paper). Neither KL nor reference.
+    dropped. scale "std" divides by the group's deviation + epsilon (worse in the paper). No KL, no reference policy.
 
     Defaults. Paper: clip_range, bounds, span, scale. Code: least_advantage. Ours: epsilon.
     """
@@ -101,16 +101,15 @@ def spo_single_stream(
 
     No groups: the baseline is a tracker's estimate for the prompt, and advantages are standardised over the batch.
 
-        A = r - v(x),    A <- (A - mean) / (std + epsilon),    then, for the next time that the prompt is drawn,
+        A = r - v(x),    A <- (A - mean) / (std + epsilon),    and then the tracker is updated,
         alpha <- k alpha + r,    beta <- k beta + 1 - r,    v = alpha / (alpha + beta)
         k = clip(2^(-D / half_life), least_kept, most_kept)
 
     in PPO's clipped loss (clip_low, clip_high), mean over tokens. D, how far the policy moved since it last answered x,
-    is info["drift"] f32[N] where the batch has it (0 on the first visit); else k = least_kept, the paper's fallback.
+    is info["drift"] f32[N] if the batch has it (0 at the first visit); else k = least_kept, the paper's fallback.
     Trackers start at v = 0.5 with the weight of one observation, like the code's without offline samples. prompts: size
     of the tracker (None: one entry for each prompt of the run); prompt ids beyond it share entries. Several responses
-    to a prompt are counted together. Rollout: one response per prompt, prompts drawn by
-    `advantages.trackers.uncertainty`.
+    to a prompt are one update. Rollout: one response per prompt, prompts drawn by `advantages.trackers.uncertainty`.
 
     Defaults. Paper: half_life, least_kept, most_kept, clip_low, clip_high, epsilon. Run: prompts.
     """

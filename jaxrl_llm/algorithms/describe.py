@@ -1,4 +1,4 @@
-"""What the catalogue says of a method: paper, needs, parameters with their origin, composition, proof."""
+"""Descriptions of the catalogue's methods: paper, needs, hyper-parameters with origins, composition, test."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.needs import need_of
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
-from jaxrl_llm.algorithms.ranges import RANGES, WORDS
+from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES
 from jaxrl_llm.algorithms.unfinished import BESIDES, missing
 from jaxrl_llm.errors import InputError, shown
 
 PAPER = re.compile(r"arXiv \d{4}\.\d{4,5}|Machine Learning 8|technical report")
-YEAR = re.compile(r"\b(?:19|20)\d\d\b(?!\.\d)")  # and not the first half of an arXiv number
-ORIGINS = {  # as the docstrings' last paragraph says them
+YEAR = re.compile(r"\b(?:19|20)\d\d\b(?!\.\d)")  # not the first half of an arXiv number
+ORIGINS = {  # words in the last paragraph of a docstring -> origins
     "Paper": "paper",
     "Code": "code",  # the released code, or a common implementation
     "Ours": "ours",
-    "Run": "the run's",  # None, which the run fills in
+    "Run": "the run's",  # default None, filled in by the run
 }
-STAGES = {  # of the data's way, in order: where the methods of a family differ from others
+STAGES = {  # stages of the data flow, in order -> families whose methods differ there
     "Rollouts: completions made with help": ("guided",),
     "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration"),
-    "Selection: which completions are learnt from": ("selection",),
-    "Credit: a baseline of the group, the batch or the past": (
+    "Selection: which completions to train on": ("selection",),
+    "Credit: a baseline of the group, the batch or earlier samples": (
         "group_relative",
         "critic_free",
         "score_function",
@@ -41,16 +41,16 @@ STAGES = {  # of the data's way, in order: where the methods of a family differ 
     "Loss: regularisers": ("regularised",),
     "Loss: regression and preferences": ("regression", "preference"),
 }
-MARK = "*"  # of a method that lacks a part
+MARK = "*"  # marks methods that lack a part
 
 
 class Card(NamedTuple):
-    """The facts about a method, from its docstring and from what it returns."""
+    """The facts about a method, from its docstring and its `Algorithm`."""
 
     name: str
     title: str  # the docstring's first line
     year: int
-    paper: str  # "arXiv 2402.03300", or how else the source is named
+    paper: str  # "arXiv 2402.03300", or another name of the source
     needs: tuple[str, ...]
 
 
@@ -63,19 +63,19 @@ class Parameter(NamedTuple):
     origin: str | None  # one of ORIGINS' values; None where the docstring does not say
 
 
-def describe(name: str) -> Card:
-    """The card of a method; InputError for an unknown name, ValueError where its docstring names no paper or year."""
+def method_card(name: str) -> Card:
+    """The card of a method; InputError for an unknown name, ValueError if its docstring names no paper or year."""
     title = (inspect.getdoc(constructor(name)) or "").split("\n\n")[0].replace("\n", " ")
     paper, year = PAPER.search(title), YEAR.search(title)
     if not paper or not year:
-        raise ValueError(f"the docstring of {name} must begin with its paper, as in (..., arXiv ID, YEAR).")
+        raise ValueError(f"the docstring of {name} must begin with its paper: TITLE (..., arXiv ID, YEAR).")
     return Card(name, title, int(year[0]), paper[0], tuple(sorted(get(name).needs)))
 
 
 def origins(docstring: str) -> dict[str, str]:
-    """Where each default comes from, of a docstring that ends with "Defaults. Paper: a, b. Code: c. Ours: d. Run: e."
+    """The origin of each default, from a docstring that ends with "Defaults. Paper: a, b. Code: c. Ours: d. Run: e."
 
-    Empty without such a paragraph. Raises ValueError for another word, or a parameter that is named twice.
+    Empty without such a paragraph. Raises ValueError for any other word, and for a parameter that is listed twice.
 
     >>> origins("Title. Defaults. Nothing.\\n\\nDefaults. Paper: clip_low, kl. Ours: ddof.")
     {'clip_low': 'paper', 'kl': 'paper', 'ddof': 'ours'}
@@ -87,7 +87,7 @@ def origins(docstring: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in last.removeprefix("Defaults.").split("."))):
         word, _, listed = part.partition(":")
         if word not in ORIGINS:
-            raise ValueError(f"{word!r} is no origin of a default: {', '.join(ORIGINS)}")
+            raise ValueError(f"{word!r} is not an origin of a default: use one of {', '.join(ORIGINS)}")
         for name in listed.split(","):
             if name.strip() in found:
                 raise ValueError(f"the default of {name.strip()} has two origins")
@@ -96,24 +96,24 @@ def origins(docstring: str) -> dict[str, str]:
 
 
 def parameters(name: str) -> list[Parameter]:
-    """The hyper-parameters of a method, in order; of `preset` the origin is None."""
+    """The hyper-parameters of a method, in order; `preset` has no origin."""
     build = constructor(name)
-    told = origins(inspect.getdoc(build) or "")
+    origin = origins(inspect.getdoc(build) or "")
     return [
-        Parameter(one.name, one.default, values_of(name, one), told.get(one.name))
+        Parameter(one.name, one.default, values_of(name, one), origin.get(one.name))
         for one in inspect.signature(build).parameters.values()
     ]
 
 
 def values_of(method: str, parameter: inspect.Parameter) -> str:
-    """In words what a hyper-parameter may be: "0 to 1", "whole, at least 1", '"std" or "none"'."""
+    """The valid values of a hyper-parameter in words: "0 to 1", "whole, at least 1", '"std" or "none"'."""
     build = constructor(method)
     if parameter.name == "preset":
         return _either(presets_of(build))
     kind, _, rest = str(parameter.annotation).partition(" | ")
     optional = " or None" if rest == "None" else ""
     if kind == "bool":
-        return WORDS[kind] + optional
+        return TYPE_NAMES[kind] + optional
     if kind == "str":
         return _either(choices(build, parameter.name)) + optional
     limits = RANGES.get(parameter.name, {})
@@ -128,7 +128,7 @@ def values_of(method: str, parameter: inspect.Parameter) -> str:
 
 
 def choices(build: Callable[..., Any], parameter: str) -> tuple[str, ...]:
-    """The texts that a hyper-parameter may be, as the method tells on being given another; empty for any text."""
+    """The choices of a text hyper-parameter, read from the error that an invalid one raises; empty for free text."""
     try:
         build(**{parameter: "?"})
     except InputError as error:
@@ -142,27 +142,27 @@ def _either(texts: Any) -> str:
 
 
 def listing(find: str = "") -> str:
-    """A table of the methods by stage: name, year, title, needs. Methods that lack a part have a mark.
+    """A table of the methods by stage: name, year, title, needs. Methods that lack a part are marked.
 
-    find: only methods whose name, docstring, parameters or needs have all of its words, capital letters or not.
-    InputError where there is none.
+    find: list only methods whose name, docstring, parameters or needs contain all of its words, ignoring case.
+    InputError if there is none.
     """
     words = find.lower().split()
-    cards = {name: describe(name) for name in names() if all(word in _searched(name) for word in words)}
+    cards = {name: method_card(name) for name in names() if all(word in _searched(name) for word in words)}
     if not cards:
-        raise InputError(f"no method mentions {shown(find)}: jaxrl algorithms lists all")
+        raise InputError(f"no method mentions {shown(find)}: run `jaxrl algorithms` to list all")
     width = max(len(name) for name in cards)
     text = list[str]()
     for stage, methods in by_stage().items():
         lines = [_line(cards[name], width) for name in methods if name in cards]
         text += [f"\n{stage}", *lines] if lines else []
     if any(missing(name) for name in cards):
-        text += ["", f"{MARK} lacks a part, which a run must leave out by name: jaxrl algorithms NAME says which."]
+        text += ["", f"{MARK} lacks a part, which a run must exclude explicitly: see jaxrl algorithms NAME."]
     return "\n".join(text).lstrip("\n")
 
 
 def by_stage() -> dict[str, list[str]]:
-    """The names of all methods by stage, in order; those of a family without a stage come last."""
+    """The names of all methods by stage, in order; families without a stage come last."""
     family = {name: module.__name__.rpartition(".")[2] for module in FAMILIES for name in module.__all__}
     found = {stage: [n for n in names() if family.get(n) in of_stage] for stage, of_stage in STAGES.items()}
     rest = [name for name in CATALOGUE if not any(name in methods for methods in found.values())]
@@ -181,29 +181,29 @@ def _searched(name: str) -> str:
 
 
 def page(name: str) -> str:
-    """Equations, parts that it lacks, parameters, needs, what it asks of the run, composition and test of a method."""
+    """The page of a method: equations, missing parts, hyper-parameters, needs, outputs, composition and test."""
     build = constructor(name)
     text = inspect.getdoc(build) or ""
     if origins(text):
         text = text.rpartition("\n\n")[0]
-    parts = [f"{name}\n\n{text}"]
+    paragraphs = [f"{name}\n\n{text}"]
     if lacks := missing(name):
-        parts.append(f"Not whole here; a run has to say --algorithm.without {','.join(lacks)}\n" + _lacks(lacks))
+        paragraphs.append(f"Incomplete; a run must pass --algorithm.without {','.join(lacks)}\n" + _lacks(lacks))
     if beside := BESIDES.get(name):
-        parts.append("In the paper beside the method, and not here:\n" + _lacks(beside))
-    parts += [
-        "Hyper-parameters (--algorithm.NAME VALUE; the run fills in what is None and its own):\n" + _table(name),
+        paragraphs.append("Also in the paper, but not implemented:\n" + _lacks(beside))
+    paragraphs += [
+        "Hyper-parameters (--algorithm.NAME VALUE; the run fills in its own where they are None):\n" + _table(name),
         "Needs beyond a sampled and scored batch:\n" + _needs(name),
-        "Gives the run:\n" + _gives(name),
+        "Outputs:\n" + _outputs(name),
         "Composition:\n\n" + composition(build).rstrip(),
     ]
     if proof(name):
-        parts.append(f"Proved by: {proof(name)}")
-    return "\n\n".join(parts)
+        paragraphs.append(f"Tested by: {proof(name)}")
+    return "\n\n".join(paragraphs)
 
 
 def _table(name: str) -> str:
-    """A line for each hyper-parameter: default, values, origin, and what presets change it to."""
+    """One line per hyper-parameter: default, valid values, origin, and its values in presets."""
     sets, rows = presets_of(constructor(name)), list[list[str]]()
     for one in parameters(name):
         others = [f"{preset}: {_plain(sets[preset][one.name])}" for preset in sets if one.name in sets[preset]]
@@ -223,11 +223,11 @@ def _lacks(parts: dict[str, tuple[str, str]]) -> str:
 
 
 def _needs(name: str) -> str:
-    return "\n".join(f"  {need}: {need_of(need).text}" for need in describe(name).needs) or "  nothing"
+    return "\n".join(f"  {need}: {need_of(need).text}" for need in method_card(name).needs) or "  nothing"
 
 
-def _gives(name: str) -> str:
-    """What the method asks the loop to do, beside advantages and a loss."""
+def _outputs(name: str) -> str:
+    """The method's outputs: advantages and loss, and the rollout rules that it sets."""
     method = get(name)
     lines = ["  batch.advantages f32[N, L], and the loss"]
     if method.curriculum is not None:

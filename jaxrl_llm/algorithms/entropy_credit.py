@@ -1,4 +1,4 @@
-"""Methods that set credit by the policy's entropy: of each token, or of the whole batch against a target."""
+"""Methods that assign credit by the policy's entropy: per token, or of the whole batch against a target."""
 
 from __future__ import annotations
 
@@ -69,15 +69,16 @@ def dcpo_distribution_centric(
         A_t = (1 - alpha) A_grpo + alpha c w_t
 
     then PPO's clip (clip_low, clip_high; dual_clip where A < 0) and a token mean. Without a correct sample, and at
-    H = H0, this is GRPO. hot and cold must be plain numbers, because they name what the loop computes: the batch needs
-    tempered log-probabilities under "tempered_logp:1.2" and "tempered_logp:0.8". H is the update's mean token entropy;
+    H = H0, this is GRPO. hot and cold must be static numbers, because they are part of the names of needs: the loop
+    provides log-probabilities at these temperatures as "tempered_logp:1.2" and "tempered_logp:0.8". H is the update's
+    mean token entropy;
     the released code estimates it by the mean of -logp. The released script has target_entropy 0.5; its README reports
     the best average at 0.25.
 
     Defaults. Code: target_entropy, hot, cold, gap_cap, correct_above, clip_low, clip_high, dual_clip.
     """
     check_number("gap_cap", gap_cap, least=0)
-    hot_name, cold_name = (f"tempered_logp:{plain(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
+    hot_name, cold_name = (f"tempered_logp:{static_number(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
 
     def mixed(batch: Trajectories) -> jax.Array:
         gap = target_entropy - last_entropy(batch)
@@ -94,10 +95,10 @@ def dcpo_distribution_centric(
     )
 
 
-def plain(name: str, value: float) -> float:
-    """A number that is known now; InputError for a traced one."""
+def static_number(name: str, value: float) -> float:
+    """The number itself; InputError for a traced one."""
     if not isinstance(value, int | float):
-        raise InputError(f"{name} must be a plain number, because it is part of the name of an input")
+        raise InputError(f"{name} must be a plain number, because it is part of the name of a need")
     check_number(name, value, above=0)
     return value
 
@@ -121,9 +122,9 @@ def aepo_arbitrary_entropy(
 
     Tempered rows are those that info["tempered"] bool[N] marks; they form groups of their own. Those with
     A_grpo > correct_above are kept, at most K = `most`, or half as many while entropy is above the target; K normal
-    rows are dropped in exchange, so that the size of the batch stays. Both are chosen at random (released code: the
-    first). log pi_old is at temperature 1: it is recomputed (old_logp). PPO's clip with clip_low, clip_high and
-    dual_clip (where A < 0), token mean, no KL.
+    rows are dropped in exchange, so that the batch size is unchanged. Both are chosen at random (released code: the
+    first). log pi_old is recomputed at temperature 1 (old_logp). PPO's clip with clip_low, clip_high and dual_clip
+    (where A < 0), token mean, no KL.
 
     Special rollout: a second set of samples at controls["temperature"]; without it this is GRPO.
 
@@ -181,7 +182,7 @@ def aepo_agentic(
     dual_clip 3 where A < 0 (preset "code"). clamp: no negative factor of A (z < -1 / strength). The paper's strength
     and clip range were not available to us; the range is DAPO's.
 
-    Special rollout: trees whose budget is split by entropy; any rollout will do.
+    Special rollout: trees whose budget is split by entropy; any rollout works.
 
     Defaults. Paper: over, clamp, dual_clip. Code: strength. Ours: clip_low, clip_high, ddof.
     """
@@ -209,8 +210,8 @@ def erpo_entropy_regulated(
 ) -> Algorithm:
     """Token-Level Entropy-Regulated Policy Optimization (ERPO, arXiv 2603.28204, 2026).
 
-    Adds a signal of progress, the log-ratio to the reference policy, standardised among tokens at the same place of
-    their rows and gated by entropy H. With moments over the tokens of a group (population standard deviation)
+    Adds a progress signal, the log-ratio to the reference policy, standardised among tokens at the same relative
+    position and gated by entropy H. With moments over the tokens of a group (population standard deviation)
 
         s = beta (logp - logp_ref);  s~ = (s - mean_k) / (std_k + epsilon),  k = min(floor(buckets t / T), buckets - 1)
         W = sigmoid(gamma (H - mean) / (std + epsilon))
@@ -265,13 +266,13 @@ def hapo_heterogeneous(
         loss = token mean of max(-A' rho, -A' clip(rho, 1 - lo, 1 + hi)), at most -A' dual_clip where A' < 0
 
     dynamic_sampling as in `dapo`: groups that are all right or all wrong (by the component `accuracy`, or the combined
-    reward) are dropped and more prompts sampled, for up to `rounds` batches; dropped tokens take no part in q, max and
-    min either. The scripts also add DAPO's soft overlong penalty (4096 tokens) to the reward
+    reward) are dropped and more prompts sampled, for up to `rounds` batches; dropped tokens are ignored in q, max and
+    min too. The scripts also add DAPO's soft overlong penalty (4096 tokens) to the reward
     (`rewards.shaping.soft_overlong_penalty`).
 
     The released code divides by min z rather than |min z|, so that its branches for h < 0 are never taken. H is that of
     the sampling policy (code: of the current one, per mini-batch). Special rollout: temperature
-    `multipliers.level_temperature(h)` at each token; any rollout will do.
+    `multipliers.level_temperature(h)` at each token; any rollout works.
 
     Defaults. Code: pivot, advantage_strength, clip_strength, clip_low, clip_high, dual_clip, extreme, dynamic_sampling,
     rounds. Ours: accuracy.
@@ -282,7 +283,7 @@ def hapo_heterogeneous(
         entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
         counted = scored_actions(batch) & (batch.loss_weights != 0)
         level = entropy_level(entropy, log_entropy_scale(entropy, counted, pivot))
-        # Rows without a score, and dropped ones, are outside the scale; their level does not matter.
+        # The scale ignores unscored and dropped rows; their own levels do not matter.
         return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
 
     def bounds(batch: Trajectories) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Methods that learn from statistics of a group of samples: votes in place of labels, novelty, confidence."""
+"""Methods that use statistics of a group of samples: majority votes instead of labels, novelty, confidence."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def ttrl(
     """Test-Time Reinforcement Learning (TTRL, arXiv 2504.16084, 2025).
 
     No labels: the most frequent answer of a group of samples is taken to be right, and the reward is agreement with it:
-    r_i = 1 where answer_i is the majority's, else 0, also for samples without an answer. `keep` of the group's votes
-    (None: all) are trained on, with GRPO's advantage among themselves; they are chosen at random (released code: the
-    first). ties: of equally frequent answers one is chosen by its "content", so that the order of samples does not
-    matter, or the "first" in order (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the
-    k3 penalty. average: GRPO's "sequence", or "token" as in the released code; see
+    r_i = 1 where answer_i is the majority's, else 0, also for samples without an answer. `keep` of the group's samples
+    (None: all) are trained on, with GRPO's advantages among them; they are chosen at random (released code: the first).
+    ties between equally frequent answers are broken by "content", independent of the order of samples, or in favour of
+    the "first" sample (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the k3 penalty.
+    average: GRPO's "sequence", or "token" as in the released code; see
     `objectives.averages.average_by_name`.
 
-    Answers are info["answer_key"] int32[N] (-1: none), else whole completions. Special rollout: 64 votes a prompt.
+    Answers are info["answer_key"] int32[N] (-1: none), else whole completions. Special rollout: 64 votes per prompt.
 
     Defaults. Paper: keep, kl_coefficient, average. Code: clip_low, clip_high. Ours: ties.
     """
@@ -60,11 +60,11 @@ def ettrl(
     Rewards are agreement with the majority, as in TTRL (ties as there), and advantages depend on how confident a
     response is relative to its group, by the mean entropy H_i of its tokens. rule is one of
 
-        "confidence"  A_i <- A_i (2 - H_i / mean_g H), the paper's Adv-Res; clamp: no factor below 0
+        "confidence"  A_i <- A_i (2 - H_i / mean_g H), the paper's Adv-Res; clamp: clamp the factor at 0
         "clip"        A_i <- clip(A_i, -limit, limit), its Adv-Clip
 
     on A = (r - mean_g) / std_g with the population standard deviation, then GRPO's loss (clip_low, clip_high).
-    Special rollout: trees that fork at the tokens of greatest entropy, 12 per prompt with 5 leaves each; any will do.
+    Special rollout: trees that fork at the tokens of highest entropy, 12 per prompt with 5 leaves each; any works.
 
     Defaults. Paper: rule, limit, clamp. Ours: ties, clip_low, clip_high.
     """
@@ -99,8 +99,8 @@ def xrpo(
 
     on GRPO's A, then its loss with clip_low and clip_high. A re-implementation adds the bonus to wrong responses too.
 
-    Special rollout: the budget goes in rounds to the prompts whose mean reward is least certain, and prompts without a
-    right response get solved examples put before them; any rollout will do.
+    Special rollout: the budget is assigned in rounds to the prompts whose mean reward is least certain, and solved
+    examples are prepended to prompts without a right response; any rollout works.
 
     Defaults. Paper: novelty_coefficient, kappa. Ours: clip_low, clip_high.
     """

@@ -1,4 +1,4 @@
-"""GRPO and its closest variants: the baseline is the mean of the prompt's samples, the loss PPO's clip."""
+"""GRPO and its closest variants: the baseline is the mean of the prompt's samples, the loss is PPO's clip."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def grpo(
 
     Where implementations differ from the paper: average, see `objectives.averages.average_by_name`: the paper's
     "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c > 1
-    bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of a sample without others, "zero"
+    bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of the only sample of a group, "zero"
     (TRL) or its "reward" (verl).
 
     Defaults. Paper: kl_coefficient, entropy_coefficient, scale, average, dual_clip. Code: clip_low, clip_high, ddof,
@@ -69,7 +69,7 @@ def grpo(
 
 
 def reward_of_singles() -> Transform:
-    """The advantage of a sample that is the only scored one of its group is its reward."""
+    """Set the advantage of the only scored sample of a group to its reward."""
 
     def apply(batch: Trajectories) -> Trajectories:
         count, _, _ = bucket_moments(batch.group, batch.scores)
@@ -147,8 +147,8 @@ def dapo(
     GRPO without KL and with four changes:
     1. clip-higher: min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with clip_high > clip_low;
     2. dynamic_sampling: prompts are sampled, for up to `rounds` batches, until enough groups are neither all right nor
-       all wrong; groups that are do not count in the loss. The component `accuracy` decides, or else the combined
-       reward before the penalty of 4, since with it equally right answers differ;
+       all wrong; the other groups are dropped. Decided by the component `accuracy`, or by the combined reward before
+       the penalty of 4, which would make equally right answers differ;
     3. token mean: the sum over all tokens of the batch / their number;
     4. soft overlong penalty: 0 up to max_length - overlong_buffer tokens, then falling linearly to -1 at max_length,
        added to the reward; off unless both are given (paper: 4096 of 20480; the run fills in max_length).
@@ -194,7 +194,7 @@ def baichuan_m2(
 
     The paper prints length_bonus 4 and quantile 0.2 (interpolated linearly), but neither threshold nor clip_low,
     clip_high and max_length (None: the longest row of the batch). Lengths are in tokens. Rubrics and the patient
-    simulator belong to the task.
+    simulator are part of the task.
 
     Defaults. Paper: length_bonus, quantile. Ours: clip_low, clip_high, threshold. Run: max_length.
     """
@@ -229,15 +229,15 @@ def degrpo(
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think, arXiv 2505.13379, 2025).
 
-    The first action, a control token that chooses how to answer, has a weight of its own, so that a long answer does
-    not drown it out. With l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), A_i = r_i - mean_g and
-    alpha = control_weight,
+    The first action, a control token that chooses how to answer, has a separate weight, so that its weight does not
+    depend on the answer's length. With l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), A_i = r_i - mean_g
+    and alpha = control_weight,
 
         loss = mean_i [alpha l_i0 + 1/T_i sum_{t=1..T_i} l_it] + kl_coefficient mean k3 - entropy_coefficient mean H
 
     with T_i the actions after the first; the last two means are over all tokens. average "token": the answers' tokens
-    are averaged over the batch instead of by sequence, as in the authors' code. It needs a policy that knows both
-    control tokens, and rewards that prefer short right answers (paper: short 1, long 0.5, wrong -1).
+    are averaged over the batch instead of by sequence, as in the authors' code. The method requires a policy that was
+    trained on both control tokens, and rewards that prefer short right answers (paper: short 1, long 0.5, wrong -1).
 
     Defaults. Paper: control_weight, average. Code: clip_low, clip_high, kl_coefficient, entropy_coefficient.
     """

@@ -1,6 +1,6 @@
 """Methods that mix in guided completions: from other models, or from the policy with examples in its prompt.
 
-Their tokens are marked by info "guided", bool[N] or bool[N, L]; without it the policy sampled the whole batch itself.
+info["guided"], bool[N] or bool[N, L], marks their tokens; without it no token is guided.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.objectives.guidance import guided, guided_rows, summed
+from jaxrl_llm.objectives.guidance import guided, guided_rows, scaled_sum
 from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.trajectory import Array, Trajectories
@@ -38,15 +38,15 @@ def icpo_in_context(
     """In-Context Steered Policy Optimization (Think Outside the Policy, arXiv 2510.26519, 2025).
 
     Some samples of a group (one of eight) are drawn with worked examples in the prompt, and trained on under the plain
-    prompt. Those with a reward of at least `threshold` get bonus (1 - step/total_steps) on top (total_steps None: the
-    paper's 400); the other guided samples are left out (reject False, as in the released code, keeps them, without a
-    bonus). A = (r - mean_g)/(std_g + epsilon) over both kinds, and the loss is one token mean of
+    prompt. To the reward of those with at least `threshold` the method adds bonus (1 - step/total_steps) (total_steps
+    None: the paper's 400); the other guided samples are left out (reject False, as in the released code, keeps them
+    without a bonus). A = (r - mean_g)/(std_g + epsilon) over both kinds, and the loss is one token mean of
 
-        -A p/(p + shape) on guided tokens, p = pi(a) under the plain prompt, neither ratio nor clip
+        -A p/(p + shape) on guided tokens, p = pi(a) under the plain prompt, without ratio and clip
         PPO's clipped surrogate on the others (clip_low, clip_high, dual_clip)
 
-    plus kl_coefficient times k3. The paper writes r > threshold, which with rewards of 0 and 1 and its threshold of 1
-    can only mean r >= threshold. Rollout: guided samples come from prompts with examples, which are then replaced by
+    plus kl_coefficient times k3. The paper writes r > threshold, but with rewards of 0 and 1 and its threshold of 1
+    this must mean r >= threshold. Rollout: guided samples come from prompts with examples, which are then replaced by
     the plain prompts.
 
     Defaults. Paper: threshold, reject, bonus, shape. Code: clip_low, clip_high, dual_clip, kl_coefficient, epsilon.
@@ -60,11 +60,11 @@ def icpo_in_context(
         left = jnp.maximum(1 - step / (400 if total_steps is None else total_steps), 0.0)
         return b.replace(reward=b.scores + jnp.where(guided_rows(b) & (b.scores >= threshold), bonus * left, 0.0))
 
-    parts = [leave_out(rejected)] if reject else []
+    filters = [leave_out(rejected)] if reject else []
     surrogate = guided(clip(clip_low, clip_high, dual_clip), shape)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3")
-    return Algorithm(chain(*parts, counted(raised), group_relative(epsilon=epsilon)), objective)
+    return Algorithm(chain(*filters, counted(raised), group_relative(epsilon=epsilon)), objective)
 
 
 @presets(
@@ -84,10 +84,9 @@ def ampo_multi_guidance(
 ) -> Algorithm:
     """Adaptive Multi-Guidance Policy Optimization (More Than One Teacher, arXiv 2510.02227, 2025).
 
-    Where no sample of the policy's own succeeds (reward > success), some are replaced by right answers of several
-    teachers; elsewhere teachers' answers, if the batch has any, are left out. A teacher's answer has a reward of at
-    least 1, A = (r - mean_g) / std_g (scale "none": not divided), and with f(p) = p/(p + shape), p = pi(a), the loss is
-    (eq. 7)
+    If none of the policy's own samples in a group succeeds (reward > success), some are replaced by right answers of
+    several teachers; in other groups teachers' answers are left out. A teacher's answer has a reward of at least 1,
+    A = (r - mean_g) / std_g (scale "none": not divided), and with f(p) = p/(p + shape), p = pi(a), the loss is (eq. 7)
 
         -1/N_off sum_{j guided} 1/|o_j| sum_t f(p) A
         -1/T_on sum_{i own} sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
@@ -97,8 +96,8 @@ def ampo_multi_guidance(
     teacher's A is negative. dual_clip bounds the loss of bad actions; entropy_coefficient: bonus.
 
     The released code (preset "code") has scale "none", over "batch", dual_clip 10 and entropy_coefficient 0.001: over
-    "batch" sums the same two terms over all tokens of the batch and divides by max_length (None: 8192) alone. Rollout:
-    it takes the teachers' answers after whose reasoning the policy finds the reference answer most probable.
+    "batch" sums the same two terms over all tokens of the batch and divides by max_length (None: 8192) only. Rollout:
+    choose the teachers' answers whose reasoning makes the reference answer most probable under the policy.
 
     Defaults. Paper: shape, scale, over, dual_clip, entropy_coefficient. Code: success, clip_low, clip_high.
     Run: max_length.
@@ -110,8 +109,8 @@ def ampo_multi_guidance(
         return helped & solved_without(b.scores, helped, b.group, success)
 
     verified = rescore(lambda b: jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores))
-    apart = by_rows(guided=sequence_mean(), otherwise=token_mean())
-    average = apart if over == "kinds" else summed(8192.0 if max_length is None else max_length)
+    by_kind = by_rows(guided=sequence_mean(), otherwise=token_mean())
+    average = by_kind if over == "kinds" else scaled_sum(8192.0 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), guided(clip(clip_low, clip_high, dual_clip), shape), average)
     objective -= entropy_coefficient * entropy()
     return Algorithm(chain(leave_out(superfluous), verified, group_relative(scale)), objective)

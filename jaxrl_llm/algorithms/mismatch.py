@@ -33,16 +33,16 @@ def decoupled_ppo(
 ) -> Algorithm:
     """Decoupled PPO (AReaL, arXiv 2505.24298, 2025).
 
-    The trust region is around a recent policy, the old one, and a weight corrects for the policy that sampled, whose
-    version may differ from token to token: with w = sg(pi_old / pi_behaviour), rho = pi / pi_old,
+    The trust region is centred on a recent policy, the old one, and a weight corrects for the behaviour policy, whose
+    version may differ between tokens: with w = sg(pi_old / pi_behaviour), rho = pi / pi_old,
 
         loss = -1/T sum_i sum_t w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    over the T tokens of the batch. The paper's objective has w as it is (correction "none"). The released code masks
+    over the T tokens of the batch. The paper's objective uses w unbounded (correction "none"). The released code masks
     tokens with w > cap ("mask"), or takes min(w, cap) ("truncate"); masked tokens stay in T unless leave_count. span
-    "sequence": rho is GSPO's of the sequence. dual_clip c > 1 bounds the loss of bad actions by c |A|. Any A will do;
-    here it is GRPO's (scale, ddof, epsilon). With old equal to behaviour it is ordinary PPO. Special rollout: that of
-    an asynchronous sampler with bounded staleness.
+    "sequence": rho is GSPO's sequence ratio. dual_clip c > 1 bounds the loss of bad actions by c |A|. The method works
+    with any A; here it is GRPO's (scale, ddof, epsilon). With pi_old = pi_behaviour it is PPO. Special rollout: an
+    asynchronous sampler with bounded staleness.
 
     Defaults. Paper: span, dual_clip. Code: clip_low, clip_high, cap, correction, leave_count.
     Ours: scale, ddof, epsilon.
@@ -57,14 +57,14 @@ def decoupled_ppo(
 def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> Algorithm:
     """MiniRL (Stabilizing Reinforcement Learning with LLMs, arXiv 2512.01374, 2025).
 
-    The parts of GRPO that keep the loss a first-order approximation of the sequence objective: A_i = R_i - mean_g, the
-    full ratio w = pi / pi_behaviour = (pi_old / pi_behaviour) (pi / pi_old), no division by length or deviation:
+    GRPO reduced to a first-order approximation of the sequence-level objective: A_i = R_i - mean_g, the full ratio
+    w = pi / pi_behaviour = (pi_old / pi_behaviour) (pi / pi_old), no division by length or standard deviation:
 
         loss = -1/N sum_i sum_t M_it sg(min(w_it, cap)) A_i logp_it
 
     M is 0 where PPO would clip r = pi / pi_old: A > 0 and r > 1 + clip_high, or A < 0 and r < 1 - clip_low. Equation 7
-    prints w without the cap; the text truncates at 5. For mixtures of experts the paper also replays the routing, which
-    the rollout must record.
+    prints w without the cap; the text truncates at 5. For mixture-of-experts models the paper also replays the routing,
+    which the rollout must record.
 
     Defaults. Paper: clip_low, clip_high, cap.
     """
@@ -93,9 +93,9 @@ def hispo(
         loss = -1/(N max_length) sum_i sum_t H_it term(rho, A),  term = min(rho, 1 + clip_high) A where A >= 0,
                                                                  clip(rho, 1 - clip_low, dual_clip) A where A < 0
 
-    The clip acts on the whole ratio, not on pi / pi_old. The paper prints none of the bounds; dual_clip is taken to be
-    a ratio. max_length: the text says a constant, the generation budget; None is the longest row, as the formula has
-    it (there of the group, here of the batch). A as in grpo (scale, ddof, epsilon).
+    The clip acts on the full ratio, not on pi / pi_old. The paper prints none of the bounds; we interpret dual_clip as
+    a ratio. max_length: the generation budget, a constant as in the paper's text; None is the longest row, as in its
+    formula (there of the group, here of the batch). A as in grpo (scale, ddof, epsilon).
 
     Defaults. Paper: scale. Ours: clip_low, clip_high, dual_clip, sequence_bound, token_bound, ddof, epsilon.
     Run: max_length.

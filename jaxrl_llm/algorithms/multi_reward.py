@@ -1,7 +1,7 @@
 """Methods for several rewards, or many checks, of one completion.
 
-`weights` is text such as "correct=1,format=0.5" over the names of the reward components; components that it does not
-name have the weight 1, and a batch without components has one, its reward.
+`weights` is a text such as "correct=1,format=0.5" with the names of reward components; components that it does not name
+have weight 1. A batch without components has a single one, its reward.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def gdpo(
     normalise: "sequences" counts each sequence once (paper, TRL code) and leaves a single component as it is (TRL code;
     the paper always has several); "tokens" is the verl code, in which each sequence counts by its length, the divisor
     is sqrt(var + batch_epsilon), a single component is normalised too, and the epsilons are 1e-6 and 1e-8 (preset
-    "code"); "none" leaves the step out. Both codes count a component that did not score a row as 0; here it adds
-    nothing and is left out of its group's mean and deviation.
+    "code"); "none" skips the step. Both codes count a component that did not score a row as 0; here it is ignored, also
+    in its group's mean and deviation.
 
     Defaults. Paper: weights, normalise, kl_coefficient, average. Code: epsilon, batch_epsilon, ddof, clip_low,
     clip_high.
@@ -65,8 +65,8 @@ def dvao(
 ) -> Algorithm:
     """Dynamic Variance-adaptive Advantage Optimization (DVAO, arXiv 2605.25604, 2026).
 
-    The group-normalised advantages of the rewards are summed with weights proportional to w_k std_g r_k, so that a
-    reward counts by how much it varies in the group. In closed form
+    The group-normalised advantages of the rewards are summed with weights proportional to w_k std_g r_k, so that the
+    weight of a reward is its standard deviation in the group. In closed form
 
         A_i = sum_k w_k (r_ik - mean_g r_k) / (sum_l w_l std_g r_l + epsilon)
 
@@ -92,10 +92,10 @@ def verpo(
 ) -> Algorithm:
     """Verifiable Dense Reward Policy Optimization (VeRPO, arXiv 2601.03525, 2026).
 
-    Besides full success, a program is rewarded for the tests that it passes: more for those that few of the group pass,
-    and less where many tests have similar pass rates, so that a crowd of easy tests does not dominate. With p_itj
-    whether attempt t of row i passes test j, rho_j its mean over the attempts of the group, and S_i = gamma^attempts if
-    the last attempt passes all tests, else 0,
+    Besides full success, a program is rewarded for each test that it passes: more for tests that few of the group pass,
+    and less for tests whose pass rate is shared by many, so that many easy tests do not dominate. With p_itj whether
+    attempt t of row i passes test j, rho_j its mean over the attempts of the group, and S_i = gamma^attempts if the
+    last attempt passes all tests, else 0,
 
         w_j = exp(-difficulty rho_j) / (sum_k exp(-(rho_j - rho_k)^2 / (2 width^2)) + epsilon)
         R_it = sum_j w_j p_itj,   A_it = S_i - mean_g S + partial (R_it - mean_g R)
@@ -103,8 +103,8 @@ def verpo(
     on the tokens of attempt t, in the clipped loss (clip_low, clip_high) averaged over tokens. The paper's values of
     difficulty (its alpha), width (sigma), partial (beta), gamma and epsilon (delta) were not available to us.
 
-    Tests are info "tests", f32[N, U] for one attempt or [N, K, U] for one in each turn (NaN: no such test); without
-    them the reward components, clipped to [0, 1], are the tests.
+    info["tests"] has the tests, f32[N, U] for a single attempt or [N, K, U] for one attempt per turn (NaN: no such
+    test); without it the reward components, clipped to [0, 1], are the tests.
 
     Defaults. Ours: difficulty, width, partial, gamma, epsilon, clip_low, clip_high.
     """

@@ -1,4 +1,4 @@
-"""Losses that compare the samples of a prompt: preferred with rejected, right with wrong."""
+"""Losses that compare the samples of a prompt: preferred against rejected, right against wrong."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["drpo_decoupled_reward", "trpa"]
 def trpa(beta: float = 0.1, anisotropy: float = 2.5, trust: float = 0.001, best: float = 1.0) -> Algorithm:
     """Trust Region Preference Approximation (arXiv 2504.04524, 2025).
 
-    No advantages: the reward orders the samples of a prompt (the paper's four levels are rewards such as 1, 0.4, 0.2,
-    0: right; wrong; no answer found; bad format), and each pair with r_i > r_j is a preference,
+    No advantages: the reward ranks the samples of a prompt (the paper's four levels, right, wrong, no answer found and
+    bad format, are rewards such as 1, 0.4, 0.2 and 0), and each pair with r_i > r_j is a preference,
 
         loss = mean over pairs of -log sigmoid(c beta (h_i - h_j)) + trust mean_t k3
 
     with h the mean log-ratio to the reference, c = anisotropy where r_i >= best, else 1, and k3 = exp(d) - d - 1 with
-    d = log pi_behaviour - log pi: the trust region around the policy that sampled (trust is lambda_tr; a token mean).
+    d = log pi_behaviour - log pi: the trust region around the behaviour policy (trust is lambda_tr; a token mean).
     Without any pair the first term is the mean over samples of -log sigmoid(h_i) where r_i >= best and
-    -log sigmoid(-h_i) elsewhere. Pairs are those within the rows of a gradient step.
+    -log sigmoid(-h_i) elsewhere. Pairs are formed among the rows of a gradient step.
 
     Defaults. Code: beta, anisotropy, trust. Ours: best.
     """
@@ -47,16 +47,16 @@ def drpo_decoupled_reward(
 ) -> Algorithm:
     """Decoupled Reward Policy Optimization (DRPO, arXiv 2510.04474, 2025).
 
-    Length weighs right answers (score above `threshold`) against each other only; wrong ones are pushed down together:
+    Length only reweights right answers (score above `threshold`) among each other; wrong ones share a single penalty:
 
         loss = -1/prompts sum_prompts [sum_i w_i s_i - tau log mean_j exp(s_j / tau)] + sg(beta max(kl - delta, 0)) kl
 
     s: mean log-probability of a sample; i right, j wrong; w = softmax over the right ones of (1 - length / max_length)
     / lambda, with lambda = length_temperature (smaller: shorter answers), tau = temperature. Prompts without both kinds
-    add 0 and still count. max_length: longest completion (None: the released script's 8192). beta = kl_coefficient,
+    contribute 0 but count. max_length: longest completion (None: the released script's 8192). beta = kl_coefficient,
     delta = kl_limit; kl is the token mean of log pi_behaviour - log pi (kl_estimator "kl") or of rho - 1 - log rho
-    ("low_var_kl"), over the whole batch. The value of the loss is that of this formula; the released code evaluates a
-    surrogate with the same gradient and another value.
+    ("low_var_kl"), over the whole batch. The loss has the value of this formula; the released code uses a surrogate
+    with the same gradient and another value.
 
     Defaults. Code: length_temperature, temperature, kl_limit, kl_coefficient, kl_estimator. Ours: threshold.
     Run: max_length.

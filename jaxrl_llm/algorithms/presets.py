@@ -14,11 +14,11 @@ Build = Callable[..., Algorithm]
 
 
 def presets(**sets: Mapping[str, Any]) -> Callable[[Build], Build]:
-    """Give a method the parameter `preset`, the name of one of the sets: its values replace the method's defaults.
+    """Add the parameter `preset` to a method, the name of one of the sets, whose values replace the method's defaults.
 
-    What the caller gives wins over a preset; without one (None) the defaults are those of the signature. Values must be
-    literals, as the command line reads them from the source. Raises InputError for a value of a parameter that the
-    method does not have, and, when the method is called, for another preset.
+    Explicit arguments override the preset; with None the defaults are those of the signature. Values must be literals,
+    because the command line reads them from the source. Raises InputError if a set names an unknown parameter, and,
+    when the method is called, for an unknown preset.
 
         @presets(paper={"average": "prompt"}, code={"average": "token", "dual_clip": 10.0})
         def dapo(clip_low: float = 0.2, ..., average: str = "token", dual_clip: float | None = None) -> Algorithm:
@@ -39,8 +39,8 @@ def presets(**sets: Mapping[str, Any]) -> Callable[[Build], Build]:
                 raise InputError(
                     f"{build.__name__}: preset is {shown(preset)}, but must be one of {', '.join(sets)}, or left out"
                 )
-            placed = dict(zip(signature.parameters, args, strict=False))
-            return build(**{**sets[preset], **placed, **given})
+            positional = dict(zip(signature.parameters, args, strict=False))
+            return build(**{**sets[preset], **positional, **given})
 
         kind = Literal[tuple(sets)] | None  # type: ignore[valid-type]
         parameter = inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -53,5 +53,5 @@ def presets(**sets: Mapping[str, Any]) -> Callable[[Build], Build]:
 
 
 def presets_of(build: Build) -> dict[str, Mapping[str, Any]]:
-    """The sets of a method by name; empty where it has none."""
+    """The presets of a method by name; empty if it has none."""
     return dict(getattr(build, "presets", {}))

@@ -52,7 +52,7 @@ PROOFS = {
     "mdpo_mirror_descent": "test_trust_region.py::test_mdpo_by_loop_and_its_step_sizes",
     "minirl": "test_mismatch.py::test_minirl_is_the_loop",
     "opmd": "test_regression_methods.py::test_rec_worked_example",
-    "opo": "test_score_function.py::test_opo_of_the_card_and_the_loop",
+    "opo": "test_score_function.py::test_opo_worked_example_and_loop",
     "optimal_token_baseline": "test_score_function.py::test_optimal_token_baseline_is_the_loop",
     "otr": "test_regression_methods.py::test_otr_by_loop",
     "passk_grpo": "test_sets.py::test_passk_is_the_loop_over_all_sets",
@@ -90,5 +90,5 @@ PROOFS = {
 
 
 def proof(method: str) -> str | None:
-    """Where the test is, from the root of the repository: "tests/algorithms/FILE::TEST"; None for a method without."""
+    """The test of a method, "tests/algorithms/FILE::TEST" from the root of the repository; None if it has none."""
     return f"tests/algorithms/{PROOFS[method]}" if method in PROOFS else None

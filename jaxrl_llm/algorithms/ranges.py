@@ -1,4 +1,4 @@
-"""What hyper-parameters may be, by name: names mean the same in every method of the catalogue."""
+"""Valid ranges of hyper-parameters by name; a name has the same range in every method of the catalogue."""
 
 from __future__ import annotations
 
@@ -29,36 +29,33 @@ RANGES: dict[str, dict[str, Any]] = {
     **{name: {"least": 0} for name in AT_LEAST_0},
     **{name: {"least": 0, "most": 1} for name in FRACTIONS},
     **{name: {"least": 1, "most": 2**31 - 1} for name in COUNTS},
-    **{
-        name: {"above": 0}
-        for name in ("hot", "cold", "high_step", "kl_horizon", "learning_rate", "power", "temperature")
-    },
+    **{name: {"above": 0} for name in ABOVE_0},
     "ddof": {"least": 0, "most": 1},
 }
 
 
-WORDS = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
+TYPE_NAMES = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
 
 
 def check(method: str, name: str, value: Any, kind: str = "float") -> None:
-    """InputError, naming method and hyper-parameter, for a value of another type, not finite, or out of its range.
+    """InputError, naming method and hyper-parameter, for a value of the wrong type, not finite, or out of range.
 
-    kind: the annotation of the parameter, "float | None" and the like. Arrays of one number pass, traced ones too.
+    kind: the annotation of the parameter, such as "float | None". Scalar arrays pass, including traced ones.
     """
     label, (kind, _, rest) = f"{method}: {name}", kind.partition(" | ")
-    if (value is None and rest == "None") or kind not in WORDS:
+    if (value is None and rest == "None") or kind not in TYPE_NAMES:
         return
     if kind in ("bool", "str"):
         if not isinstance(value, bool if kind == "bool" else str):
-            raise InputError(f"{label} is {shown(value)}, but must be {WORDS[kind]}")
+            raise InputError(f"{label} is {shown(value)}, but must be {TYPE_NAMES[kind]}")
         return
     if getattr(value, "shape", ()) != ():
-        raise InputError(f"{label} is an array of the shape {list(value.shape)}, but must be {WORDS[kind]}")
+        raise InputError(f"{label} is an array of the shape {list(value.shape)}, but must be {TYPE_NAMES[kind]}")
     check_number(label, value, whole=kind == "int", **RANGES.get(name, {}))
 
 
 def checked(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """The function that builds a method, behind a check of its hyper-parameters' names, types and ranges."""
+    """Wrap the function that builds a method with a check of its hyper-parameters' names, types and ranges."""
     parameters = inspect.signature(build).parameters
 
     @functools.wraps(build)

@@ -40,11 +40,12 @@ def rec_off_policy_reinforce(
     ("two-side"), or "ring", also where A >= 0, rho <= 1 - far_low or A <= 0, rho >= 1 + far_high. weight: W = 1
     ("none"), rho ("importance") or exp(A / temperature) ("advantage", RED-Weight; its exponent is bounded at 20).
     regulariser, not masked by M: "none", "forward-kl" -c log pi (AsymRE) or "k2" c (log pi - log pi_behaviour)^2
-    (OPMD), c = coefficient. drop "balance" (RED-Drop): random bad samples are dropped until a group has no more of them
-    than of good ones, r >= mean; statistics are of those kept, the others have A = 0 and still count in the token mean.
+    (OPMD), c = coefficient. drop "balance" (RED-Drop): random bad samples are dropped until they do not outnumber the
+    good ones, r >= mean, in their group; statistics are over the kept samples; dropped ones have A = 0 but still count
+    in the token mean.
 
     Members: REINFORCE ("none", "none", "none"); GRPO ("one-side", "importance", scale "std"); REC-OneSide, REC-TwoSide
-    and REC-Ring with weight "none" or "importance"; `opmd`; `asymre`. The wider clip_low 0.6, clip_high 2 learns
+    and REC-Ring with weight "none" or "importance"; `opmd`; `asymre`. The wider range clip_low 0.6, clip_high 2 learns
     faster. In a group of one A is 0 (released code: r).
 
     Defaults. Paper: clip, weight, regulariser, drop, scale. Code: clip_low, clip_high, far_low, far_high, temperature,
@@ -64,10 +65,10 @@ def rec_off_policy_reinforce(
 def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     """Online Policy Mirror Descent (Kimi k1.5, arXiv 2501.12599, 2025), as a member of REC (arXiv 2509.24203).
 
-    loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. Neither ratio nor
-    clip: the square keeps the policy near the one that sampled. scale "std" divides A by the population's deviation.
-    Kimi k1.5 squares the log-ratio of the whole sequence, with a weight tau/2 that it does not print; REC that of each
-    token.
+    loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. No ratio, no
+    clip: the square keeps the policy near the behaviour policy. scale "std" divides A by the population standard
+    deviation. Kimi k1.5 squares the log-ratio of the whole sequence, with a weight tau/2 that it does not print; REC
+    squares that of each token.
 
     Defaults. Paper: scale. Code: coefficient.
     """
@@ -77,8 +78,8 @@ def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
 def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     """Asymmetric REINFORCE (arXiv 2506.20520, 2025), as a member of REC (arXiv 2509.24203).
 
-    loss = -token mean of (A + c) log pi, A = r - mean_g: the baseline is lowered by c = coefficient > 0, so that off
-    policy good answers count more than bad ones. scale "std" divides A by the population standard deviation.
+    loss = -token mean of (A + c) log pi, A = r - mean_g: the baseline is lowered by c = coefficient > 0, so that
+    off-policy good answers have more weight than bad ones. scale "std" divides A by the population standard deviation.
 
     Defaults. Paper: scale. Code: coefficient.
     """
@@ -88,15 +89,15 @@ def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
 def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none", epsilon: float = 1e-6) -> Algorithm:
     """Random Policy Valuation (ROVER, arXiv 2509.24981, 2025).
 
-    Where rewards are right or wrong at the end, acting greedily on the value of the uniform policy is optimal. The
-    log-ratio is read as that value and trained by one-step regression with a uniform backup:
+    With binary rewards at the end, acting greedily on the value of the uniform policy is optimal. The log-ratio is
+    interpreted as that value and trained by one-step regression with a uniform backup:
 
         Q_t = rho_T (log pi - log pi_behaviour),  V_t = mean over the vocabulary of the same
         loss = token mean of (Q_t - sg(r_c + next_scale V_next(t)))^2,  r_c = r - mean_g
 
     rho_T = ratio_scale; V_next(t) is V at the row's next action, 0 after the last. scale "std" divides r_c by the
-    group's standard deviation plus epsilon (the mathematics script). Neither clip nor KL. Groups of equal rewards still
-    train. On policy the first gradient is that of REINFORCE with the group's mean, times 2.
+    group's standard deviation plus epsilon (the mathematics script). No clip, no KL. Groups of equal rewards still
+    contribute. On-policy the first gradient is twice that of REINFORCE with the group's mean as baseline.
 
     Defaults. Paper: ratio_scale, next_scale, scale. Code: epsilon.
     """
@@ -108,16 +109,16 @@ def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
     """One-Token Rollout (arXiv 2509.26313, 2025).
 
     The paper trains on supervised data: at each position K tokens are drawn from the model; those equal to the label
-    have the reward 1, the others beta = penalty <= 0, and REINFORCE on them replaces cross-entropy. Here the labels are
-    the actions of answers with a score above `threshold`; other answers have no labels and the weight 0. The draws are
-    replaced by their expectation at temperature 1, which needs only the label's probability p and the entropy H:
+    have reward 1, the others beta = penalty <= 0, and REINFORCE on them replaces cross-entropy. Here the labels are the
+    actions of answers with a score above `threshold`; other answers have no labels and weight 0. The draws are replaced
+    by their expectation at temperature 1, which needs only the label's probability p and the entropy H:
 
         loss = token mean of -(1 - beta) sg(p) log p + beta sg(H)
 
-    because sum_a p grad log p = 0. So beta only scales the gradient, that of cross-entropy times the model's own
-    probability. The paper draws at a higher temperature, about 1.3, where the reward of wrong tokens matters beyond
-    that: see `objectives.regression.one_token_loss` and `expected_one_token_loss` for full distributions. The paper's
-    constants are from memory.
+    because sum_a p grad log p = 0. So beta only scales the gradient, which is that of cross-entropy times the model's
+    own probability. The paper draws at a higher temperature, about 1.3, where the penalty of wrong tokens has more
+    effect than that: see `objectives.regression.one_token_loss` and `expected_one_token_loss` for full distributions.
+    The paper's constants are not verified.
 
     Defaults. Paper: penalty. Ours: threshold.
     """

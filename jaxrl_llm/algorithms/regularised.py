@@ -1,4 +1,4 @@
-"""Group-relative methods with a regulariser: of entropies, of likelihoods, of tokens already mastered."""
+"""Group-relative methods with a regulariser: on entropies, on likelihoods, or by masking mastered tokens."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def epo(
     g = decay, K = total_steps (150 where None), k the number of updates so far. L_smooth is 0 before the first update.
     The rest is GRPO with clip_low, clip_high, kl_coefficient (k3) and average (`grpo`'s).
 
-    The released code penalises by a constant outside the corridor, which has no gradient, and bounds the loss of bad
-    actions by 3 |A|. The hinge here is the paper's. The code's configuration says that its g is the paper's.
+    The released code penalises with a constant outside the corridor, which has no gradient, and bounds the loss of bad
+    actions by 3 |A|. The hinge here is the paper's. According to the code's configuration its g is the paper's.
 
     Defaults. Paper: entropy_coefficient, smoothing, corridor_low, corridor_high. Code: decay, clip_low, clip_high,
     kl_coefficient, average. Run: total_steps.
@@ -103,7 +103,7 @@ def llds(
 
 
 def nonnegative_mean() -> Average:
-    """Sum over all tokens / number of tokens with advantage >= 0 in the batch; 0 where there are none."""
+    """Sum over all tokens / number of tokens with advantage >= 0 in the batch; 0 if there are none."""
 
     def count(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         return batch.with_controls(nonnegative_tokens=jnp.sum(batch.loss_weights * (batch.need("advantages") >= 0)))
@@ -134,14 +134,14 @@ def ulorl(
     """Ultra-Long Output RL (UloRL, arXiv 2507.19766, 2025).
 
     Masks well-mastered tokens, p >= tau in correct responses (score above `threshold`), while the response's mean token
-    entropy is below sigma; this holds the entropy near sigma without a loss term. With I the indicator of such tokens,
+    entropy is below sigma; this keeps the entropy near sigma without a loss term. With I the indicator of such tokens,
 
         loss = -1 / sum_i |o_i| sum_{i,t} (1 - I) min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
-    so masked tokens still count in the mean. A = (r - mean_g) / (std_g + epsilon), with ddof (the paper does not say
-    which deviation); groups of equal rewards are dropped. p and the entropies are those of the sampling policy (the
-    paper's eq. 10 prints the entropy without its minus sign). sampling "POIS": rho is against the newest policy for all
-    tokens, so 1 at the first update; "SAIS": against the policy that drew the token's segment.
+    so masked tokens still count in the mean. A = (r - mean_g) / (std_g + epsilon) with ddof (the paper does not specify
+    it); groups of equal rewards are dropped. p and the entropies are those of the behaviour policy (the paper's eq. 10
+    prints the entropy without its minus sign). sampling "POIS": rho is relative to the newest policy for all tokens, so
+    1 at the first update; "SAIS": relative to the policy that drew the token's segment.
 
     The rollout decodes a response in segments, one per iteration, and trains on it when its group is complete. A
     segment is the run's `segment_tokens`, or max_length / segments tokens (segments = 1: no segments).
@@ -153,13 +153,13 @@ def ulorl(
     check_number("tau", tau, least=0, most=1)
     require_choice("sampling", sampling, ("POIS", "SAIS"))
 
-    def spare(batch: Trajectories) -> Trajectories:
+    def skip_mastered(batch: Trajectories) -> Trajectories:
         p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
         known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
         return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
 
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
-    transform = chain(group_relative("std", ddof, epsilon), drop_uniform_groups(), stateless(spare))
+    transform = chain(group_relative("std", ddof, epsilon), drop_uniform_groups(), stateless(skip_mastered))
     length = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     strategy = Partial(segment_tokens=length) if length else None
     return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()), strategy=strategy)

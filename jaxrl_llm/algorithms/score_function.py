@@ -1,4 +1,4 @@
-"""REINFORCE and its relatives: the score function times reward minus baseline, without a critic."""
+"""REINFORCE and its variants: the score function times reward minus baseline, without a critic."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reinforce(
         G_t = sum_{s >= t} gamma^(s - t) r_s,    A_t = G_t - b,    loss = -1/N sum_i sum_t A_t log pi(a_t)
 
     baseline: b is the mean score of the batch ("batch"), of the prompt's group ("group"), of the group's other samples
-    ("leave_one_out"), or 0 ("none"). gamma: discount per token; the score is the reward of the last one. average: "sum"
+    ("leave_one_out"), or 0 ("none"). gamma: discount per token; the score is the last token's reward. average: "sum"
     (the gradient of the sequence's log-probability), "token", "sequence" (each divided by its length), or another of
     `average_by_name`. importance_cap: weights min(pi / pi_behaviour, cap) under stop-gradient, for off-policy data;
     None: no weights.
@@ -76,7 +76,7 @@ def rloo(
 ) -> Algorithm:
     """REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization, arXiv 2402.14740, 2024).
 
-    The baseline is the mean reward of the other responses to the prompt, which is unbiased. A response is one action.
+    The baseline is the mean reward of the prompt's other responses, which is unbiased. A whole response is one action.
 
         R_i = r_i - kl_coefficient sum_t (logp_behaviour - logp_ref),    A_i = R_i - 1/(G-1) sum_{j != i} R_j
         loss = -1/N sum_i A_i sum_t log pi(a_t)
@@ -97,7 +97,7 @@ def rloo(
     }[loss]
 
     def advantage(batch: Trajectories) -> jax.Array:
-        R = _earned(batch)
+        R = _total_reward(batch)
         A = above_baseline(R, batch.group, "leave_one_out")
         return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalize else A
 
@@ -151,9 +151,9 @@ def opo(average: str = "sum") -> Algorithm:
 
         b_g = sum_i |o_i| r_i / sum_i |o_i|,    A_i = r_i - b_g,    loss = -1/N sum_i A_i sum_t log pi(a_t)
 
-    One update per batch, no KL, no entropy bonus. Since sum_i |o_i| A_i = 0, an average that weights all tokens alike
-    ("sum", or verl's "token") balances positive and negative tokens; "sequence" does not. By the formula the advantage
-    of a group of one is 0; verl has b = 0 there.
+    One update per batch, no KL, no entropy bonus. Since sum_i |o_i| A_i = 0, an average that weights all tokens equally
+    ("sum", or verl's "token") balances positive and negative tokens; "sequence" does not. In a group of one the formula
+    gives advantage 0; verl has b = 0 there.
 
     Defaults. Paper: average.
     """
@@ -199,8 +199,9 @@ def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsi
         B_t = sum_i G_it W_it / (sum_i W_it + epsilon),    A_it = G_it - B_t,    loss = -1/N sum_i sum_t A log pi(a_t)
 
     over the group's responses with at least t actions, G the reward-to-go, pi the policy before the update. w is the
-    squared norm of the gradient by the logits. The index t counts actions over all turns. zero_tail: B = 0 where a
-    single response is left, whose baseline would be its own return (verl since 2026, and its multi-turn version).
+    squared norm of the gradient with respect to the logits. The index t counts actions over all turns. zero_tail: B = 0
+    where a single response is left, whose baseline would be its own return (verl since 2026, and its multi-turn
+    version).
     corrected: multiplies w by (pi_old / pi_behaviour)^2. A group of one has B = 0.
 
     Defaults. Code: zero_tail, corrected, epsilon.
@@ -210,15 +211,15 @@ def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsi
 
 
 def averaged_gradient(surrogate: Surrogate, average: str) -> Objective:
-    """The policy gradient with token ratios, by the name of an average (`objectives.averages.average_by_name`)."""
+    """The policy gradient with token ratios and an average given by name (`objectives.averages.average_by_name`)."""
     return policy_gradient(token_ratio(), surrogate, average_by_name(average))
 
 
 def with_kl_reward(coefficient: float, *rest: Transform) -> Transform:
-    """The transforms, after a per-token penalty on the log-ratio to the reference unless the coefficient is off."""
+    """Chain the transforms, after a per-token penalty on the log-ratio to the reference unless the coefficient is 0."""
     return chain(*rest) if is_off(coefficient) else chain(kl_reward(coefficient), *rest)
 
 
-def _earned(batch: Trajectories) -> jax.Array:
-    """A row's total reward: its score plus its token rewards, f32[N]; NaN where it is not scored."""
+def _total_reward(batch: Trajectories) -> jax.Array:
+    """The total reward of each row, its score plus its token rewards, f32[N]; NaN where not scored."""
     return jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.sum(terminal_rewards(batch), axis=1))

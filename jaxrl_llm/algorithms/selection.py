@@ -92,7 +92,7 @@ def brpo(
     clip_high), averaged over tokens; count_reference: whether the reference's tokens count in that average. The sources
     available to us give neither the average nor a KL term.
 
-    Here verdicts compare scores; a tie is no win. A pairwise judge enters as a reward that scores a whole group.
+    Here verdicts compare scores; a tie is not a win. A pairwise judge can be a reward that scores a whole group.
 
     Defaults. Paper: outlier. Ours: count_reference, clip_low, clip_high.
     """
@@ -122,8 +122,8 @@ def pf_ppo(
 ) -> Algorithm:
     """Policy Filtration for PPO (PF-PPO, arXiv 2409.06957, 2024).
 
-    A reward model is most reliable at the extremes of its scores, so PPO trains on samples drawn by the rank of their
-    reward among the N of their group (rank 1 is the best), or by their score within the batch. The scheme is one of
+    A reward model is most reliable at the extremes of its scores, so PPO trains on samples drawn by their reward's rank
+    among the N of their group (rank 1 is the best), or by their score within the batch. The scheme is one of
 
         "best_random"  1/2 for the best, 1/(2(N - 1)) for each other      "best_worst"  1/2 for the best and the worst
         "best"         the best only                                      "uniform"     no filter

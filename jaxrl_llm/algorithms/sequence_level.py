@@ -1,4 +1,4 @@
-"""Methods whose ratio is of a whole sequence or turn instead of a token."""
+"""Methods with an importance ratio per sequence or turn instead of per token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gspo(
 ) -> Algorithm:
     """Group Sequence Policy Optimization (GSPO, arXiv 2507.18071, 2025).
 
-    Ratio and clip are at sequence level, like the reward: a response is kept or clipped as a whole. With GRPO's A_i
+    Ratio and clip are at the sequence level, like the reward: a response is kept or clipped as a whole. With GRPO's A_i
     (scale, ddof, epsilon) and s_i = exp(1/|o_i| sum_t (logp - logp_behaviour)),
 
         loss = -1/N sum_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
@@ -87,7 +87,7 @@ def luspo(
 ) -> Algorithm:
     """Length-Unbiased Sequence Policy Optimization (LUSPO, arXiv 2602.05261, 2026).
 
-    GSPO with each sequence's term multiplied by its length, so that tokens of long and short responses weigh the same.
+    GSPO with each sequence's term multiplied by its length: tokens of long and short responses have equal weight.
     With GRPO's A_i (scale, ddof, epsilon) and GSPO's s_i,
 
         loss = -1/N sum_i |o_i| min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
@@ -148,16 +148,16 @@ def seeupo(
 
     The turns of an episode are treated as agents that share weights and are updated in sequence, last turn first. This
     is one such phase: A_i = R_i - mean_g R (no group deviation), standardised over the batch (ddof), clipped to +-limit
-    and multiplied by M_i. With s the turn's geometric mean ratio, whose gradient is each token's own,
+    and multiplied by M_i. With s the turn's geometric mean ratio, differentiated per token as in `gspo_token`,
 
         loss = -1/N sum_i 1/|o_i| sum_t min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) + kl_coefficient mean k3
 
     where the mean of k3 is over sequences of the mean over tokens.
 
-    Special rollout: up to T_max phases per batch, t = T_max..1. Each recomputes old_logp, has weights on turn t alone,
-    and reads info["turn_factor"] f32[N] = M_i, the clipped ratio by which later turns changed
-    (`objectives.corrections.compounded`; 1 where absent). Without phases all turns are updated at once. For one turn it
-    is GSPO with batch-normalised advantages.
+    Special rollout: up to T_max phases per batch, t = T_max..1. Each recomputes old_logp, has non-zero weights on turn
+    t only, and reads info["turn_factor"] f32[N] = M_i, the clipped ratio by which later turns changed
+    (`objectives.corrections.compounded`; 1 if absent). Without phases all turns are updated at once. For a single turn
+    the method is GSPO with batch-normalised advantages.
 
     Defaults. Code: clip_low, clip_high, kl_coefficient, limit, ddof.
     """

@@ -1,4 +1,4 @@
-"""Objectives other than the mean reward: its logarithm, the best of k, diverse sets, risk measures of the score."""
+"""Objectives other than the mean reward: its logarithm, the maximum of k, diverse sets, risk measures of the score."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def passk_grpo(
 ) -> Algorithm:
     """Pass@k training (Pass@k Training for Balancing Exploration and Exploitation, arXiv 2508.10751, 2025).
 
-    The reward is that of a set's best member, which preserves exploration. For the C(n, k) sets of k responses of a
-    group of n, f(S) = max_S r; E_i is the mean of f over the sets that contain i, E over all sets, sigma the standard
+    The reward of a set is that of its best member, which preserves exploration. For the C(n, k) sets of k responses of
+    a group of n, f(S) = max_S r; E_i is the mean of f over the sets that contain i, E over all sets, sigma the standard
     deviation over all sets. estimator:
 
         "subsets"   A_i = (E_i - E) / (sigma + epsilon): the paper's for rewards 0 and 1, extended to any rewards;
                     k = 1 is GRPO with the population standard deviation
         "unbiased"  A_i = k (E_i - E[max of k others]), the gradient of pass@k (PKPO, arXiv 2505.15201): its k/n E_i,
                     times n because the loss is averaged over responses, with a leave-one-out baseline; k = 1 is RLOO
-        "margin"    for the best response its reward minus the second best, / (std + epsilon) of the group's rewards;
-                    0 for the others (arXiv 2503.19595; k is not used)
+        "margin"    the best response's reward minus the second best, / (std + epsilon) of the group's rewards, for
+                    the best one; 0 for the others (arXiv 2503.19595; k is not used)
 
     scale "none" leaves out the divisions. Groups of at most k responses use sets of n - 1, where the paper has
     advantage 0. The loss is PPO's clip (clip_low, clip_high) without KL; average as in `grpo` ("token" is verl's, for
@@ -89,20 +89,20 @@ def polychromic(
 ) -> Algorithm:
     """Polychromic Objectives for Reinforcement Learning (Poly-PPO, arXiv 2509.25424, 2025).
 
-    The reward belongs to a set of n samples of the prompt, mean reward times diversity, and its members share it:
+    The reward is that of a set of n samples of the prompt, its mean reward times its diversity, shared by its members:
 
         f(S) = mean_S r * d(S),    A_i = mean of f over the sets with i - mean of f over all sets
 
     over all sets of n = set_size responses of the group, in closed form (the paper samples sets). diversity: "share", d
-    is the number of distinct answers / n; "share_or_zero", the same but 0 where all members agree, as replications have
-    it; "zero_based", (distinct - 1) / (n - 1). Answers are equal where info["answer_key"] int32[N] is, or, without it,
-    where their tokens are. With rho the token's ratio and l = log rho, the loss is
+    is the number of distinct answers / n; "share_or_zero", the same but 0 where all members agree, as in replications;
+    "zero_based", (distinct - 1) / (n - 1). Answers are compared by info["answer_key"] int32[N], or, without it, by
+    their tokens. With rho the token's ratio and l = log rho, the loss is
 
         mean over tokens of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient (rho - 1 - l)
 
     whose last term estimates the paper's KL(behaviour || pi) without bias. The paper's coefficient and average are not
-    known to us; replications use 0.005 to 0.1. For one turn the prompt is the only state, so the paper's vine rollouts
-    from visited states (8 of each) are the group.
+    known to us; replications use 0.005 to 0.1. With a single turn the prompt is the only state, so the group plays the
+    role of the paper's vine rollouts (8 from each visited state).
 
     Defaults. Paper: set_size, diversity. Code: kl_coefficient. Ours: clip_low, clip_high.
     """
@@ -134,23 +134,23 @@ def riskpo(
 ) -> Algorithm:
     """Risk-based Policy Optimization (RiskPO, arXiv 2510.00911, 2025).
 
-    Maximises a risk measure of the score: the tail below its alpha-quantile a gets more weight, the part above its
-    beta-quantile b none. Scores X_j are sums over bundles of bundle_size prompts, with one response to each:
+    Maximises a risk measure of the score with more weight on the tail below its alpha-quantile a, and none above its
+    beta-quantile b. Scores X_j are sums over bundles of bundle_size prompts, with one response to each:
 
         A_j = (w g_C + g_R) / (w + 1) / std X,    g_C = -max(a - X, 0) / alpha,    w = tail_weight
         g_R = (max(X - a, 0) - max(X - b, 0) + c) / (beta - alpha),    c = a - b if natural_baseline else 0
 
-    risk "seeking" has max(X - b, 0) / (1 - beta) in place of g_C. credit, to the response of question q: "uniform" A_j;
-    "std" A_j / std_q; "score" 0.5 A_j if r > 0 else 1.5 A_j; "sum_mean" A_j d_q / sum_q d_q, d = r - mean_q (it
-    explodes where deviations nearly cancel). quantiles: "track" updates q <- q + quantile_rate (level - share of X < q)
-    after each batch; "batch" takes those of the bundle's own X, to which the released "track" reduces; "mix" their
-    mean. ragged: where group sizes differ there are as many X as the largest has responses ("repeat" cycles through
-    the others) or as the smallest ("smallest"; the rest gets 0). Where X is constant its std is taken as 1. Bundles:
-    info["bundle"] int32[N], or consecutive prompt ids. The loss is PPO's clip (clip_low, clip_high) without KL; average
-    as in `grpo`.
+    risk "seeking" has max(X - b, 0) / (1 - beta) in place of g_C. credit, the advantage of the response to question q:
+    "uniform" A_j; "std" A_j / std_q; "score" 0.5 A_j if r > 0 else 1.5 A_j; "sum_mean" A_j d_q / sum_q d_q,
+    d = r - mean_q (which diverges where the d_q nearly cancel). quantiles: "track" updates
+    q <- q + quantile_rate (level - share of X < q) after each batch; "batch" uses those of the bundle's own X, to which
+    the released "track" reduces; "mix" the mean of both. ragged, for groups of different sizes: as many X as the
+    largest has responses ("repeat" cycles through the others) or as the smallest ("smallest"; the rest gets 0). A
+    constant X has std 1. Bundles: info["bundle"] int32[N], or consecutive prompt ids. The loss is PPO's clip (clip_low,
+    clip_high) without KL; average as in `grpo`.
 
-    Values are those of the authors' script for DAPO-math, except credit, which is of the one for MATH (whose beta is
-    0.9, with natural_baseline); both leave verl's token mean.
+    Defaults are those of the authors' script for DAPO-math, except credit, which is from the one for MATH (where beta
+    is 0.9, with natural_baseline); both use verl's token mean.
 
     Defaults. Paper: risk. Code: alpha, beta, tail_weight, bundle_size, quantiles, quantile_rate, credit,
     natural_baseline, clip_low, clip_high, average. Ours: ragged.

@@ -45,26 +45,26 @@ def fapo(
 
     A correct answer with a flawed derivation gets less reward than one with a sound one: r = 1 if correct (reward >
     success) and sound, 1 - penalty if correct and flawed, -1 if wrong. With penalty 1 the advantage of flawed answers
-    is positive while fewer are sound than wrong and negative afterwards, without a schedule. As in DAPO, a length
-    penalty falls linearly from 0 to -1 over the last overlong_share of max_length (8192 where None). The loss is DAPO's
-    too: with A = (r - mean_g) / (std_g + epsilon), a token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high)
-    A), at most dual_clip |A| where A < 0, without KL.
+    is positive while wrong answers outnumber sound ones and negative afterwards, without a schedule. As in DAPO, a
+    length penalty falls linearly from 0 to -1 over the last overlong_share of max_length (8192 where None). The loss is
+    DAPO's too: with A = (r - mean_g) / (std_g + epsilon), a token mean of
+    -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), at most dual_clip |A| where A < 0, without KL.
 
-    Flawed rows are info["flawed"] bool[N], else those whose component "sound" (give it weight 0 in the sum) is at most
-    0.5, else none. In the paper a small judge model looks for the first wrong step.
+    Flawed rows are info["flawed"] bool[N]; without it, those whose component "sound" (give it weight 0 in the sum) is
+    at most 0.5; without both, none. In the paper a small judge model looks for the first wrong step.
 
     Defaults. Paper: penalty. Code: overlong_share, clip_low, clip_high, dual_clip, epsilon. Ours: success.
     Run: max_length.
     """
     check_number("penalty", penalty, least=0, most=2)
     longest: Any = 8192.0 if max_length is None else max_length
-    parts = [rewards.rescore(lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty))]
+    steps = [rewards.rescore(lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty))]
     if not is_off(overlong_share):
         check_number("overlong_share", overlong_share, above=0, most=1)
         buffer: Any = jnp.maximum(overlong_share * longest, 1e-6)
-        parts.append(rewards.rescore(lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)))
+        steps.append(rewards.rescore(lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(*parts, group_relative(epsilon=epsilon)), objective)
+    return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective)
 
 
 @presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
@@ -83,7 +83,7 @@ def hbpo(
 ) -> Algorithm:
     """Hierarchical Budget Policy Optimization (HBPO, arXiv 2507.15844, 2025).
 
-    The samples of a prompt are told different token budgets b, and those of one budget form a subgroup. With n tokens
+    The samples of a prompt are given different token budgets b, and those of one budget form a subgroup. With n tokens
     and c(x) = scale cos(pi x / (2 max_length)), the reward of a correct completion (reward > success) is
 
         R = c(n) - slope |n - b| for b < n <= max_length,  R = c(b) for n <= b;  0 for all other completions
@@ -105,8 +105,8 @@ def hbpo(
     step = 1 / longest if slope is None else slope
 
     def budget(b: Trajectories) -> Array:
-        told = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
-        return jnp.where(jnp.isnan(told), budget_share * longest, told).astype(jnp.float32)
+        given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
+        return jnp.where(jnp.isnan(given), budget_share * longest, given).astype(jnp.float32)
 
     def reward(b: Trajectories) -> Array:
         held = rewards.budget_reward(b.lengths, budget(b), longest, scale, step, flat)
@@ -114,8 +114,7 @@ def hbpo(
 
     def advantage(b: Trajectories) -> Array:
         level = rewards.budget_level(budget(b), longest, scale)
-        told = budget(b)
-        return subgroup_advantage(b.scores, level, b.group, told, coefficient=intra_coefficient, epsilon=epsilon)
+        return subgroup_advantage(b.scores, level, b.group, budget(b), coefficient=intra_coefficient, epsilon=epsilon)
 
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(rewards.rescore(reward), on_actions(advantage)), objective)
@@ -174,31 +173,32 @@ def dgrpo_vital(
         R = w Rhat,  w = least + (1 - least) clip(2 - D, 0, 1)
 
     component: the reward component that is first rescaled from its useful range, clip((x - low) / (high - low), 0, 1),
-    as the paper does for temporal grounding (its low and high are not known to us); "" for none. It must count in the
-    sum with weight 1. The rest is GRPO (scale, clip_low, clip_high, kl_coefficient, average).
+    as the paper does for temporal grounding (its low and high are not known to us); "" for none. It must have weight 1
+    in the combined reward. The rest is GRPO (scale, clip_low, clip_high, kl_coefficient, average).
 
     With scale "std" a factor common to the group cancels in its advantages, up to GRPO's epsilon, so the method as
-    published has almost no effect. weigh "advantage" multiplies the advantages instead, as does scale "none".
+    published has almost no effect. weigh "advantage" multiplies the advantages instead; scale "none" has the same
+    effect.
 
     Defaults. Paper: least, weigh, scale. Ours: component, low, high, clip_low, clip_high, kl_coefficient, average.
     """
     require_choice("weigh", weigh, ("reward", "advantage"))
     check_number("high - low", high - low, above=0)
 
-    def stretched(b: Trajectories) -> Array:
+    def rescaled(b: Trajectories) -> Array:
         part = component_of(b, component)
         return b.scores + jnp.where(jnp.isnan(part), 0.0, rewards.useful_range(part, low, high) - part)
 
     def weight(b: Trajectories) -> Array:
         return easiness_weight(b.scores, b.group, least=least)
 
-    parts = [rewards.rescore(stretched)] if component else []
+    steps = [rewards.rescore(rescaled)] if component else []
     if weigh == "reward":
-        parts += [rewards.rescore(lambda b: b.scores * weight(b)), group_relative(scale)]
+        steps += [rewards.rescore(lambda b: b.scores * weight(b)), group_relative(scale)]
     else:
-        parts += [group_relative(scale), weigh_advantages(weight)]
+        steps += [group_relative(scale), weigh_advantages(weight)]
     return Algorithm(
-        chain(*parts),
+        chain(*steps),
         grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
     )
 
@@ -218,15 +218,16 @@ def adora(
 ) -> Algorithm:
     """Advantage Dynamics via Online Rollout Adaptation (ADORA, arXiv 2602.10019, 2026).
 
-    Multiplies GRPO's advantages by `weight` for prompts that are advantageous now, by `other_weight` for the others.
-    rule: "length", the longest correct sample (reward > success) is longer than the mean wrong one; "difficulty", at
-    most the share `hard` of the samples is correct; "or" and "and" of the two. Wrong samples that were truncated, or
-    have max_length tokens (4054 where None), are not counted. edges: for groups without a correct or a countable wrong
-    sample, "strict" is the released code for text, "lenient" that for images (`difficulty.length_gain`).
+    Multiplies GRPO's advantages by `weight` for prompts that satisfy a rule in this batch, by `other_weight` for the
+    others. rule: "length", the longest correct sample (reward > success) is longer than the mean wrong one;
+    "difficulty", at most the share `hard` of the samples is correct; "or" and "and" of both. Wrong samples that are
+    truncated, or have max_length tokens (4054 where None), are ignored. edges, for groups without a correct sample or a
+    wrong one that is not ignored: "strict" is the released code for text, "lenient" that for images
+    (`difficulty.length_gain`).
 
-    The code has the length rule with weights 1 and 0.1. By reviews of the paper, that is its choice for images; for
-    text it has both rules with weights 2 and 1, joined in a way that they leave open. success is 1.01 for the rewards
-    of that code. The rest is GRPO with clip_low, clip_high, kl_coefficient and average (the code for images has
+    The code has the length rule with weights 1 and 0.1. According to reviews of the paper this is its choice for
+    images; for text it combines both rules, in an unspecified way, with weights 2 and 1. The code's rewards need
+    success 1.01. The rest is GRPO with clip_low, clip_high, kl_coefficient and average (the code for images has
     "sequence").
 
     Defaults. Paper: hard. Code: rule, weight, other_weight, edges, clip_low, clip_high, kl_coefficient, average.

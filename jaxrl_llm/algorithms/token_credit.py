@@ -1,4 +1,4 @@
-"""Methods that distribute a row's advantage over its tokens by the model's own statistics."""
+"""Methods that distribute a row's advantage over its tokens by statistics of the model."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def dgpo_distribution_guided(
         d = 1 - sum_a sqrt(p_a q_a);  h = H(p) / log |V|;  s = d h^kappa
         A_t = A_grpo T softmax(s / tau) over the T tokens of the row
 
-    p is the sampling policy. The loss is PPO's clip (clip_low, clip_high); average as in `grpo` (the sources available
-    to us do not print it). squared=False has the Hellinger distance itself, sqrt(d), which is what the paper's name
-    says; the re-implementations have its square. vocabulary_size: |V| of the model; its logarithm is 10.4 to 12.5 for
-    32 to 256 thousand tokens, so the default is close for most; None: h = H.
+    p is the behaviour policy. The loss is PPO's clip (clip_low, clip_high); average as in `grpo` (the sources available
+    to us do not print it). squared False uses the Hellinger distance itself, sqrt(d), as the paper names it; the
+    re-implementations use its square. vocabulary_size: |V| of the model; log |V| is 10.4 to 12.5 for 32 to 256 thousand
+    tokens, so the default is close for most models; None: h = H.
 
     Defaults. Paper: tau, kappa, clip_low, clip_high. Code: squared. Ours: vocabulary_size, average.
     """
@@ -90,9 +90,9 @@ def rlvr_temporal_schedule(
         "forking"     keep the ceil(T (1 - x)) tokens of highest entropy of each row
         "bonus"       A_t <- A_t + x min(alpha H, |A_t| / kappa)
 
-    on GRPO's advantages. The loss is PPO's clip (clip_low, clip_high), averaged over the tokens that are left. The
-    released code moves the dropped tokens into the prompt instead of masking them; its fourth rule, a given solution's
-    prefix as context, is a matter of the rollout. alpha and kappa are those of its scripts (its library has 1 and 1).
+    on GRPO's advantages. The loss is PPO's clip (clip_low, clip_high), averaged over the remaining tokens. The released
+    code moves the dropped tokens into the prompt instead of masking them; its fourth rule, a prefix of a given solution
+    as context, requires a special rollout. alpha and kappa are those of its scripts (its library has 1 and 1).
 
     Defaults. Paper: rule. Code: magnitude, shape, start, end, power, alpha, kappa, clip_low, clip_high.
     Run: total_steps.
@@ -177,8 +177,8 @@ def bupo(
         rho = pi^l(a) / pi^l_old(a) while step <= internal_steps, else pi(a) / pi_old(a)
         loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  A = (r - mean_g) / std_g
 
-    Rollouts are those of the full model; rho^l only limits the step. The paper averages per sequence (eq. 9); its
-    script (preset "code") has average "token" and dual_clip 10, the bound of the loss of bad actions in |A|. The
+    Rollouts are sampled from the full model; rho^l only limits the step. The paper averages per sequence (eq. 9); its
+    script (preset "code") has average "token" and dual_clip 10, which bounds the loss of bad actions by 10 |A|. The
     paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B and 8B: the last one whose feed-forward block raises
     the entropy of the unembedded distribution.
 

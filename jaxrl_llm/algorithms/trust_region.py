@@ -59,7 +59,7 @@ def clip_cov(
 ) -> Algorithm:
     """Clip-Cov (The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617, 2025).
 
-    Entropy falls with the covariance of log-probability and advantage, to which few tokens contribute most. With
+    Entropy falls with the covariance of log-probability and advantage, which is dominated by few tokens. With
     cov = (A - mean A)(log pi - mean log pi) over all n tokens, max(1, floor(share n)) tokens are detached, chosen at
     random among those with covariance_low < cov < covariance_high that are not clipped:
 
@@ -116,18 +116,18 @@ def bapo_adaptive_clip(
 
     loss = token mean of -min(rho A, clip(rho, c_low, c_high) A), with ratio bounds searched at each gradient step: from
     low_start and high_start up, in steps of low_step and high_step, to at most low_end and high_end, until the tokens
-    with A > 0 contribute a share of at least `target` to sum q |min(rho A, clip(rho, c_low, c_high) A)|, q the
-    probability of the token when it was sampled. A is GRPO's.
+    with A > 0 contribute a share of at least `target` to sum q |min(rho A, clip(rho, c_low, c_high) A)|, q the token's
+    probability under the behaviour policy. A is GRPO's.
 
     Where the paper (v1, section 5.1 and algorithm 1; the defaults) and the released code (preset "code") differ: order
-    "high_first" raises c_high as far as it goes, then c_low by one step; the code's "low_first" raises c_low to its
-    end, then c_high. The code's criterion is "ratio", of positive to negative contributions, without q (weighted
-    False), with target 1, bounds 0.6 to 0.8 and 1.2 to 2, and both steps 0.05; its README gives the paper's target as
-    0.5. The code alone bounds the loss of bad actions by dual |A|, with dual = 3 (None: no bound).
+    "high_first" raises c_high to its end, then c_low by one step; the code's "low_first" raises c_low to its end, then
+    c_high. The code's criterion is "ratio", of positive to negative contributions, without q (weighted False), with
+    target 1, bounds 0.6 to 0.8 and 1.2 to 2, and both steps 0.05; its README gives the paper's target as 0.5. Only the
+    code bounds the loss of bad actions by dual |A|, with dual = 3 (None: no bound).
 
     With statistic "value", the formula of both, raising c_low increases the contribution of bad tokens, away from the
     target, so only c_high helps. "gradient" counts rho |A| of the tokens that are not clipped, which matches the
-    purpose that the paper states.
+    paper's stated purpose.
 
     Defaults. Paper: target, low_start, low_end, low_step, high_start, high_end, high_step, order, criterion,
     statistic, weighted, dual.
@@ -148,9 +148,9 @@ def gbpo(
         loss = token mean of |(rho - target) A|,  target = 1 - low + (low + high) sigmoid(z)
         A = (r - mean_g) / (std_g + epsilon),  z = (r - median_g) / (std_g + epsilon) / temperature
 
-    Values are those of the code's README (its YAML has low = high = 0.2 and temperature 1). With binary rewards only
-    the minority outcome is pushed, unless a group is split evenly; the others, at the median, are pulled back to 1. A
-    group of one has A = 0 (the code: about r). Meant for several epochs per batch.
+    Defaults are those of the code's README (its YAML has low = high = 0.2 and temperature 1). With binary rewards only
+    the ratios of the minority outcome move away from 1, unless a group is split evenly; the others are at the median,
+    with target 1. A group of one has A = 0 (the code: about r). Intended for several epochs per batch.
 
     Defaults. Code: low, high, temperature, ddof, epsilon.
     """
@@ -173,21 +173,21 @@ def r2vpo(
 
         loss = -E[rho A] + lambda (E[(rho - 1)^2] - delta),  lambda <- max(0, lambda + eta (E[(rho - 1)^2] - delta))
 
-    delta = variance_limit; lambda starts at `multiplier` (a re-implementation keeps it there) and is updated after each
-    update of the policy with eta = multiplier_rate (0 keeps it). The full paper was not available to us; the dual
-    update is the standard one for this constraint. A is GRPO's, with ddof and epsilon. Replayed rollouts carry the
-    log-probabilities of the policy that sampled them, so the penalty weights stale tokens down.
+    delta = variance_limit; lambda starts at `multiplier` (a re-implementation keeps it constant) and is updated after
+    each update of the policy with eta = multiplier_rate (0: constant). The full paper was not available to us; the dual
+    update is the standard one for this constraint. A is GRPO's, with ddof and epsilon. Replayed rollouts have the
+    log-probabilities of the policy that sampled them, so the penalty down-weights stale tokens.
 
     Defaults. Code: multiplier. Ours: variance_limit, multiplier_rate, ddof, epsilon.
     """
     check_number("variance_limit", variance_limit, least=0)
     check_number("multiplier", multiplier, least=0)
 
-    def rise(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
+    def dual_ascent(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
         return jnp.maximum(0.0, value + multiplier_rate * feedback["ratio/excess"])
 
     objective = policy_gradient(token_ratio(), unclipped(), token_mean())
-    transform = chain(group_relative("std", ddof, epsilon), controller("variance_multiplier", multiplier, rise))
+    transform = chain(group_relative("std", ddof, epsilon), controller("variance_multiplier", multiplier, dual_ascent))
     return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit))
 
 
@@ -202,8 +202,8 @@ def mdpo_mirror_descent(
 
     The KL is estimated from the samples of pi_k and differentiated through rho, by the estimator "k3",
     rho log rho - rho + 1, or "k1", rho log rho. They agree in expectation, but the gradient of k1 at pi_k is that of
-    log pi: zero-mean noise, 1/t_k times the gradient for an advantage of 1. total_steps: iterations of the run; where
-    None t_k is step_size. In place of the paper's critic A is the reward minus the group's mean, standardised over the
+    log pi: zero-mean noise, 1/t_k times the gradient for an advantage of 1. total_steps: iterations of the run; None:
+    t_k is step_size. In place of the paper's critic, A is the reward minus the group's mean, standardised over the
     batch with epsilon under the root. t_0 is step_size; the released code starts one step higher, at 1 + 1/K.
 
     Defaults. Code: step_size. Ours: estimator, epsilon. Run: total_steps.
@@ -233,13 +233,12 @@ def remix(
                + kl_coefficient [lambda k3(pi, reference) + (1 - lambda) k3(pi, old)]
         lambda(t) = max(1 - drop ceil(max(t - hold, 0) / every), least)  in iteration t = 1, 2, ...
 
-    rho is against the policy that sampled the token; c = 1 for fresh rollouts. A is GRPO's, with ddof and epsilon. The
-    paper's second anchor is the policy of the previous iteration; here it is `old`, that at the start of this one. The
+    rho is relative to the behaviour policy; c = 1 for fresh rollouts. A is GRPO's, with ddof and epsilon. The paper's
+    second anchor is the policy of the previous iteration; here it is `old`, the policy at the start of this one. The
     sources available to us print no coefficients, estimator or clip range.
 
     Rollout: with probability 0.4 a trajectory comes from one of the last two policies, with two passes per batch; from
-    iteration 50 or 100 on all are fresh, and the reference becomes the policy of that iteration, which the loop must
-    do.
+    iteration 50 or 100 on all are fresh, and the loop must replace the reference by the policy of that iteration.
 
     Defaults. Paper: hold, every, drop, least. Ours: clip_low, clip_high, kl_coefficient, entropy_coefficient, ddof,
     epsilon.
@@ -274,8 +273,8 @@ def capo_curvature(
     divides each sequence by max_length (4096 where None), as in Dr. GRPO, for which the paper has kl_limit 1e-3 or 1e-2
     and change_limit 5e-4.
 
-    Here G = g, a plain gradient step with learning_rate (the paper's 1.5e-5 where None), whose closed form needs no
-    distributions. The paper models Adam's step.
+    Here G = g, a plain gradient step with learning_rate (the paper's 1.5e-5 where None), which has a closed form
+    without full distributions. The paper models Adam's step.
 
     Defaults. Paper: change_limit, kl_limit, symmetric, average. Code: clip_low, clip_high, scale.
     Run: learning_rate, max_length.
@@ -284,7 +283,7 @@ def capo_curvature(
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
 
     def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
-        # Sequences of which nothing is kept still count.
+        # Sequences without any kept token still count.
         return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
     transform = chain(group_relative(scale), keep_small_steps(rate, change_limit, kl_limit, symmetric))

@@ -1,7 +1,7 @@
-"""Methods of which a part has no program here yet: what is missing, and what would provide it.
+"""Methods with parts that are not implemented yet: what is missing, and what would provide it.
 
-A run by name that lacks a part would be a simpler method than it says. So `jaxrl train` refuses it unless the run says
-which part it goes without: --algorithm.without PART, several separated by commas. The table must be a literal:
+Without these parts a method is a simpler one than its name says. `jaxrl train` therefore refuses it unless the run
+excludes each part by name: --algorithm.without PART, several separated by commas. The table must be a literal, because
 `jaxrl_llm.signatures` reads it from the source.
 """
 
@@ -58,17 +58,17 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
         "answers": ("votes of answers; whole completions vote", "a reward that writes the answers' keys"),
     },
     "fapo": {
-        "sound": ("a judge that finds the first wrong step", "a reward of the name sound"),
+        "sound": ("a judge that finds the first wrong step", "a reward named sound"),
     },
     "hapo_heterogeneous": {
         "temperature": (
-            "a sampling temperature of each token by its entropy; the other three rules are there",
+            "a sampling temperature per token that depends on its entropy; the other three rules are implemented",
             "a sampler with a temperature that depends on the token's entropy",
         ),
     },
     "hbpo": {
         "budgets": (
-            "samples of one prompt that are told different budgets; every row has the same",
+            "samples of one prompt with different budgets in their prompts; every row has the same",
             "a rollout that writes info['budget']",
         ),
     },
@@ -82,7 +82,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
         "turns": ("episodes of several turns", "a rollout of turns, which writes batch.turn"),
     },
     "otr": {
-        "labels": ("supervised labels; the run's own right answers stand for them", "a source of supervised texts"),
+        "labels": ("supervised labels; the run's own right answers replace them", "a source of supervised texts"),
     },
     "polychromic": {
         "answers": ("diversity of answers; whole completions are compared", "a reward that writes the answers' keys"),
@@ -90,7 +90,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "remix": {
         "replay": (
-            "rollouts of the last policies mixed with fresh ones, and the change of the anchor during the run",
+            "rollouts of the last policies mixed with fresh ones, and a change of the anchor during the run",
             "replay, and a reference that may be replaced",
         ),
     },
@@ -108,19 +108,19 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "verpo": {
         "tests": (
-            "results of single tests of code, and several attempts; reward components stand for tests",
+            "results of single tests of code, and several attempts; reward components replace them",
             "a reward that writes info['tests']",
         ),
     },
     "xrpo": {
         "budget": (
-            "samples given to prompts in rounds by what is known of them, and examples before prompts without success",
+            "samples assigned to prompts in rounds by their statistics, and examples prepended to unsolved prompts",
             "a rollout in rounds",
         ),
     },
 }  # fmt: skip
 
-# What papers have beside a method that is whole here without it: a run may be without.
+# Parts of papers that are not part of the method itself; runs may omit them.
 BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     "baichuan_m2": {
         "dialogue": ("a patient simulator's dialogues, cut into single turns, scored by rubrics", "a rollout of turns"),
@@ -144,12 +144,12 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
 
 
 def missing(method: str) -> dict[str, tuple[str, str]]:
-    """The parts of a method that have no program: by name what is missing and what would provide it."""
+    """The missing parts of a method by name: what is missing, and what would provide it."""
     return UNFINISHED.get(method, {})
 
 
 def names_in(without: str | Iterable[str]) -> tuple[str, ...]:
-    """The names in a text, separated by commas, or in a sequence.
+    """The names in a comma-separated text, or in a sequence.
 
     >>> names_in(" tree, answers "), names_in("")
     (('tree', 'answers'), ())
@@ -159,10 +159,10 @@ def names_in(without: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def check_whole(method: str, without: str | Iterable[str] = (), provided: Iterable[str] = ()) -> None:
-    """InputError, in one line, unless the method is whole or `without` names each part that it lacks.
+    """InputError, in one line, unless `without` names each part that the method lacks.
 
-    provided: parts that the run has after all, such as a reward of that name. Raises InputError also for a name in
-    `without` that is not a part which the method lacks.
+    provided: parts that the run provides itself, such as a reward of that name. Also raises InputError for a name in
+    `without` that is not a missing part.
     """
     parts, given = missing(method), names_in(without)
     for name in given:
@@ -175,7 +175,7 @@ def check_whole(method: str, without: str | Iterable[str] = (), provided: Iterab
 
 
 def reward_names(rewards: Iterable[str]) -> list[str]:
-    """The names in texts that name reward functions, with their files, arguments and weights.
+    """The names of reward functions in texts that may add a file, arguments and a weight.
 
     >>> reward_names(["number_match", "my.py:sound*0", "format_match(a:b*)*0.2"])
     ['number_match', 'sound', 'format_match']
@@ -184,7 +184,7 @@ def reward_names(rewards: Iterable[str]) -> list[str]:
 
 
 def take_without(method: str, hyperparameters: Mapping[str, Any], provided: Iterable[str] = ()) -> dict[str, Any]:
-    """The hyper-parameters without "without", after `check_whole` of its value."""
+    """Remove the entry "without" from the hyper-parameters, after `check_whole` of its value."""
     given = dict(hyperparameters)
     check_whole(method, given.pop("without", None) or (), provided)
     return given

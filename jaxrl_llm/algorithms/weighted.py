@@ -23,9 +23,9 @@ def cispo(
 
         loss = -1/T sum_i sum_t sg(clip(rho, 1 - clip_low, 1 + clip_high)) A_i logp_it
 
-    over the T tokens of the batch, A as in `grpo` (scale, ddof, epsilon). The paper sets no effective lower bound, as
-    clip_low = 1 does, and does not print clip_high; 4 gives the cap of 5 in TRL's settings for ScaleRL (2510.13786).
-    TRL's epsilon_high is the cap itself; verl's is clip_high, and its default clip_low of 0.2 does bind.
+    over the T tokens of the batch, A as in `grpo` (scale, ddof, epsilon). The paper has no effective lower bound, which
+    is clip_low = 1, and does not print clip_high; 4 gives the cap of 5 in TRL's settings for ScaleRL (2510.13786).
+    TRL's epsilon_high is the cap itself; verl's is clip_high, and its default clip_low of 0.2 is an effective bound.
 
     Defaults. Paper: clip_low, scale. Code: clip_high, ddof, epsilon.
     """
@@ -67,14 +67,14 @@ def dppo(
     """Divergence Proximal Policy Optimization (Rethinking the Trust Region, arXiv 2602.04879, 2026).
 
     Masks a token once its probability, rather than its ratio, has moved too far in the direction of its advantage, so
-    that rare tokens can grow. With p, p0 its probability now and when it was sampled, A_i = r_i - mean_g,
+    that rare tokens can become likely. With p, p0 its current and behaviour probability, A_i = r_i - mean_g,
 
         keep = p - p0 <= threshold_high where A > 0,  p0 - p <= threshold_low where A < 0      (divergence "tv")
         loss = -1/N sum_i 1/max_length sum_t keep sg(min(rho, cap)) A_i logp_it
 
     divergence "kl": the same with the binary KL(p0 || p) of sampling the token or not. A threshold of None is 0.15 for
-    "tv" and 0.05 for "kl". max_length: the generation budget; None: the longest row of the batch. These divergences,
-    of the sampled token alone, are lower bounds of the full ones; the paper's top-K forms are not implemented.
+    "tv" and 0.05 for "kl". max_length: the generation budget; None: the longest row of the batch. These divergences use
+    only the sampled token and are lower bounds of the full ones; the paper's top-K forms are not implemented.
 
     Defaults. Paper: divergence. Code: threshold_low, threshold_high, cap. Run: max_length.
     """

@@ -1,4 +1,4 @@
-"""Losses as sums of small choices: ratio, surrogate, average, penalties."""
+"""Losses composed of independent parts: ratio, surrogate, average, penalties."""
 
 from jaxrl_llm.log_ratios import k1, k2, k3
 from jaxrl_llm.objectives.averages import (

@@ -1,4 +1,4 @@
-"""Clip bounds that are found for each batch: relaxed until good tokens contribute enough (BAPO, 2510.18927)."""
+"""Clip bounds searched for each batch: relaxed until positive tokens contribute enough (BAPO, 2510.18927)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jaxrl_llm.transform import Metrics, Refresh, control
 
 Number = float | jax.Array
 STATISTICS, ORDERS, CRITERIA = ("value", "gradient"), ("high_first", "low_first"), ("share", "ratio")
-ROUNDING = 1e-5  # a bound in float32 may miss another by this much
-MOST_STEPS = 10_000  # a step of 0 (numbers may be traced) must not search for ever
+ROUNDING = 1e-5  # tolerance when bounds are compared in float32
+MAX_STEPS = 10_000  # ends the search if a step size, which may be traced, is 0
 
 
 def contributions(
     ratio: jax.Array, advantages: jax.Array, weights: jax.Array, low: Number, high: Number, statistic: str = "value"
 ) -> tuple[jax.Array, jax.Array]:
-    """What tokens with A >= 0 and with A < 0 contribute, f32[] each >= 0, with ratio bounds [low, high].
+    """Contributions of the tokens with A >= 0 and with A < 0, f32[] each >= 0, for ratio bounds [low, high].
 
     "value": sums of w |A| min(rho, high) and of w |A| max(rho, low), the absolute surrogate. "gradient": sums of
-    w |A| rho over the tokens whose gradient the clip leaves.
+    w |A| rho over the tokens that are not clipped.
     """
     require_choice("statistic", statistic, STATISTICS)
     good = advantages >= 0
@@ -47,17 +47,18 @@ def search_bounds(
     criterion: str = "share",
     statistic: str = "value",
 ) -> tuple[jax.Array, jax.Array]:
-    """The first bounds, f32[] each, with which good tokens contribute the target; the last ones where none do.
+    """The first bounds, f32[] each, for which the tokens with A >= 0 reach the target; the last bounds if none do.
 
-    low, high: (start, end, step) of each bound. "high_first" raises the upper bound as far as it goes, then the lower
-    by one step, and so on until the lower cannot rise (the paper); "low_first" raises the lower bound to its end, then
-    the upper one (the code). criterion: P / (P + N) >= target ("share") or P / N >= target ("ratio").
+    low, high: (start, end, step) of each bound. order "high_first" raises the upper bound to its end, then the lower
+    bound by one step at a time until it cannot be raised (the paper); "low_first" raises the lower bound to its end,
+    then the upper one (the code). criterion, with P and N the `contributions` of A >= 0 and of A < 0:
+    P / (P + N) >= target ("share") or P / N >= target ("ratio").
     """
     require_choice("order", order, ORDERS)
     require_choice("criterion", criterion, CRITERIA)
     (low_start, low_end, low_step), (high_start, high_end, high_step) = low, high
 
-    Steps = tuple[jax.Array, jax.Array]  # taken so far; counts, as sums of steps in float32 would drift
+    Steps = tuple[jax.Array, jax.Array]  # number of steps taken; adding up step sizes in float32 would drift
 
     def bounds(n: Steps) -> tuple[jax.Array, jax.Array]:
         return jnp.minimum(low_start + n[0] * low_step, low_end), jnp.minimum(high_start + n[1] * high_step, high_end)
@@ -69,19 +70,19 @@ def search_bounds(
         low_next, high_next = low_start + (n[0] + 1) * low_step, high_start + (n[1] + 1) * high_step
         return low_next <= low_end + ROUNDING, high_next <= high_end + ROUNDING
 
-    def more(n: Steps) -> jax.Array:
+    def unfinished(n: Steps) -> jax.Array:
         good, bad = contributions(ratio, advantages, weights, *bounds(n), statistic)
         enough = good >= target * (bad + 1e-8 if criterion == "ratio" else good + bad)
         low_can, high_can = can_rise(n)
         going = low_can | high_can if order == "low_first" else low_can
-        return ~enough & going & (n[0] + n[1] < MOST_STEPS)
+        return ~enough & going & (n[0] + n[1] < MAX_STEPS)
 
     def relax(n: Steps) -> Steps:
         low_can, high_can = can_rise(n)
         raise_low = low_can if order == "low_first" else ~high_can
         return n[0] + raise_low, n[1] + ~raise_low
 
-    return bounds(jax.lax.while_loop(more, relax, (jnp.float32(0), jnp.float32(0))))
+    return bounds(jax.lax.while_loop(unfinished, relax, (jnp.float32(0), jnp.float32(0))))
 
 
 def find_bounds(
@@ -94,9 +95,9 @@ def find_bounds(
     statistic: str = "value",
     weighted: bool = True,
 ) -> Refresh:
-    """`search_bounds` over the whole batch, into the controls "clip_low" and "clip_high" (bounds of the ratio).
+    """`search_bounds` over the whole batch; writes the controls "clip_low" and "clip_high" (bounds of the ratio).
 
-    weighted: each token counts by its probability when it was drawn.
+    weighted: weight each token by its probability under the behaviour policy.
     """
     require_choice("order", order, ORDERS)
     require_choice("criterion", criterion, CRITERIA)
@@ -114,7 +115,7 @@ def find_bounds(
 
 
 def controlled_clip(dual: float | None = None) -> Surrogate:
-    """`clip` with the ratio bounds of the controls "clip_low" and "clip_high"."""
+    """`clip` with the controls "clip_low" and "clip_high" as ratio bounds."""
     check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

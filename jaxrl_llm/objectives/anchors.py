@@ -1,4 +1,4 @@
-"""Policies to stay near of while the run goes on: centres of the clip, mixed anchors, step sizes."""
+"""Anchor policies and their schedules: centred clips, mixtures of KL anchors, mirror-descent step sizes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Number = float | jax.Array
 def centred_clip(low: Number = 0.2, high: Number = 0.2, of: str = "old", over: str = "behaviour") -> Surrogate:
     """min(rho A, clip(rho, c - low, c + high) A) with c = pi_of / pi_over of the token (2507.06892).
 
-    rho is against `over`, the policy that drew the token; the trust region is around `of`. c = 1 where these are one.
-    The objective's `needs` must name `of`'s field.
+    rho is against `over`, the policy that drew the token; the trust region is centred on `of`. c = 1 where the two are
+    equal. The objective's `needs` must include the batch field of `of`.
     """
     check_number("clip low", low, least=0, most=1)
     check_number("clip high", high, least=0)
@@ -41,7 +41,7 @@ def stepwise_decay(
 
 
 def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least: Number = 0.5) -> Transform:
-    """`stepwise_decay` of the iteration t = 1, 2, ... as the control "reference_share"; the rest is "old_share"."""
+    """Write the controls "reference_share", `stepwise_decay` of iteration t = 1, 2, ..., and "old_share", the rest."""
 
     def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
         share = stepwise_decay(step.astype(jnp.float32) + 1, hold, every, drop, least)
@@ -57,12 +57,12 @@ def mixed_anchor(estimator: str = "k3", average: Average | None = None) -> Objec
 
 
 def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Array:
-    """first (1 - k / total) of iteration k = 0, 1, ..., at least first / total; without a total, first."""
+    """first (1 - k / total) for iteration k = 0, 1, ..., at least first / total; `first` if total is None."""
     return jnp.asarray(first if total is None else first * (1 - jnp.minimum(k, total - 1) / total), jnp.float32)
 
 
 def mirror_step(total: Number | None, first: Number = 1.0) -> Transform:
-    """1 / `linear_step` as the control "proximity": how much a divergence from the last policy weighs."""
+    """Write the control "proximity", 1 / `linear_step`: the coefficient of the divergence from the last policy."""
     check_number("total_steps", total, least=1, or_none=True)
     check_number("step_size", first, above=0)
     return counted(lambda k, batch: batch.with_controls(proximity=1 / linear_step(k.astype(jnp.float32), total, first)))

@@ -1,6 +1,6 @@
-"""Averages: from values of tokens to a number, the same however the batch is split, padded or ordered.
+"""Averages of token values, independent of how the batch is split, padded or ordered.
 
-Each is a sum over the rows at hand divided by a total of the whole batch (`trajectory.totals_of`).
+Each is a sum over the rows of a micro-batch, divided by a total of the whole batch (`trajectory.totals_of`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ AVERAGES = ("sequence", "token", "prompt", "sum", "constant", "slice")
 
 @dataclass(frozen=True)
 class Average:
-    """A function `(values f32[N, L], batch) -> f32[]`, and what it needs of the batch.
+    """A function `(values f32[N, L], batch) -> f32[]`, and what it needs in the batch.
 
-    needs: names of batch fields that the loop must provide. refresh: finds what the average takes from the whole batch;
-    see `Objective`. An objective that averages by it has both.
+    needs: names of batch fields that the loop must provide. refresh: computes what the average reads of the whole
+    batch; see `Objective`. Objectives that use the average inherit both.
     """
 
     function: Mean
@@ -46,9 +46,9 @@ class Average:
 
 
 def as_average(average: Average | Mean | None) -> Average:
-    """An average, or a plain function as one that needs nothing; None is `token_mean()`.
+    """Convert to an `Average`: a plain function becomes one without needs, None becomes `token_mean()`.
 
-    Raises InputError for anything else, such as a function that makes an average and was not called.
+    Raises InputError for anything else, such as an average's factory that was not called.
     """
     if isinstance(average, Average):
         return average
@@ -68,17 +68,17 @@ def averaged(
     needs: Iterable[str] = (),
     refresh: Refresh | None = None,
 ) -> Objective:
-    """The objective of a function that uses `average`: with what both of them need and refresh."""
+    """The objective of a function that uses `average`, with the needs and refreshes of both."""
     return Objective(function, average.needs | names_of(needs), in_turn(average.refresh, refresh))
 
 
 def token_mean() -> Average:
-    """Sum over all tokens / number of tokens in the batch: every token counts the same (DAPO)."""
+    """Sum over all tokens / number of tokens in the batch: every token has the same weight (DAPO)."""
     return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["tokens"])
 
 
 def sequence_mean() -> Average:
-    """Mean over sequences of the mean over their tokens: every sequence counts the same (GRPO)."""
+    """Mean over sequences of the mean over their tokens: every sequence has the same weight (GRPO)."""
     return Average(lambda values, batch: jnp.sum(row_means(values, batch)) / totals_of(batch)["sequences"])
 
 
@@ -88,10 +88,10 @@ def sequence_sum() -> Average:
 
 
 def constant(length: float | jax.Array | str | None) -> Average:
-    """Sum over all tokens / (sequences * length), length a constant: no bias by length (Dr. GRPO, 2503.20783).
+    """Sum over all tokens / (sequences * length), length a constant: no length bias (Dr. GRPO, 2503.20783).
 
-    Every sequence with an action counts, also one whose tokens were dropped. length > 0, or InputError; or the name of
-    a control; None: the longest row of the batch.
+    Counts every sequence with an action, even if all of its tokens were dropped. length: a number above 0 (else
+    InputError), the name of a control, or None for the longest row of the batch.
     """
     if not isinstance(length, str):
         check_number("length", length, above=0, or_none=True)
@@ -105,14 +105,15 @@ def constant(length: float | jax.Array | str | None) -> Average:
 
 
 def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-    """A `Refresh`: the most actions of any row, at least 1, as the control "longest"."""
+    """A `Refresh`: write the control "longest", the maximum number of actions of a row, at least 1."""
     return batch.with_controls(longest=jnp.maximum(jnp.max(batch.lengths, initial=0.0), 1.0))
 
 
 def prompt_mean() -> Average:
-    """Mean over prompts of the mean over the tokens of a prompt's group: every prompt counts the same (DAPO, eq. 8).
+    """Mean over prompts of the mean over the tokens of a prompt's group: equal weights of prompts (DAPO, eq. 8).
 
-    sum_g 1/P 1/T_g sum_{i in g} sum_t v_it, with T_g the group's weighted tokens and P the groups that have any.
+    sum_g 1/P 1/T_g sum_{i in g} sum_t v_it, with T_g the sum of the group's token weights, P the number of groups with
+    T_g > 0.
     """
     return Average(
         lambda values, batch: jnp.sum(jnp.sum(weighted(values, batch), axis=1) * batch.need("prompt_share")),
@@ -121,7 +122,7 @@ def prompt_mean() -> Average:
 
 
 def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-    """A `Refresh`: 1 / (P T_g) of `prompt_mean` for each row, f32[N], as info["prompt_share"]."""
+    """A `Refresh`: write info["prompt_share"] f32[N], the 1 / (P T_g) of `prompt_mean` for each row."""
     (tokens,) = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1))
     (rows,) = bucket_sums(batch.group, jnp.ones(tokens.shape, jnp.float32))
     some = tokens > 0
@@ -130,9 +131,9 @@ def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajector
 
 
 def slice_token_mean() -> Average:
-    """Mean over the tokens of the slice at hand, weighted by its share of the sequences (TRL's "bnpo").
+    """Mean over the tokens of each micro-batch, weighted by its share of the sequences (TRL's "bnpo").
 
-    The one average that does depend on how the batch is split into micro-batches; for comparisons only.
+    The only average that depends on how the batch is split into micro-batches; for comparisons only.
     """
 
     def average(values: jax.Array, batch: Trajectories) -> jax.Array:
@@ -144,16 +145,16 @@ def slice_token_mean() -> Average:
 
 
 def average_by_name(name: str, length: float | jax.Array | None = None) -> Average:
-    """An average by its name:
+    """An average by name:
 
         sequence   mean over sequences of the mean over their tokens
         token      mean over all tokens of the batch
         prompt     mean over prompts of the mean over the tokens of their group
         sum        mean over sequences of the sum over their tokens
-        constant   that sum / length; without a length, / the longest row of the batch
-        slice      mean over the tokens of the slice at hand, see `slice_token_mean`
+        constant   that sum / length; length None: / the longest row of the batch
+        slice      mean over the tokens of each micro-batch, see `slice_token_mean`
 
-    InputError for another name.
+    Raises InputError for another name.
     """
     require_choice("average", name, AVERAGES)
     if name == "constant":

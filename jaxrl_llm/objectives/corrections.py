@@ -1,7 +1,7 @@
-"""Importance correction of the old policy against the behaviour policy: the trainer's numbers against the sampler's.
+"""Importance correction for the mismatch between the old policy (the trainer) and the behaviour policy (the sampler).
 
-x_t = logp_old - logp_behaviour. The weight of a token or of its sequence multiplies the advantages, so that all of it
-is under stop-gradient and the ratio of the objective may be that of the current to the old policy.
+x_t = logp_old - logp_behaviour. The weight of a token or its sequence multiplies the advantages, so it is not
+differentiated, and the objective can use the ratio of the current to the old policy.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def importance_weight(
     """The weight of each token, f32[N, L]; 1 outside the mask. x f32[N, L]: log-ratios old / behaviour.
 
     level: rho = exp(x_t) of the "token", exp(sum_t x) of the "sequence", or exp(mean_t x), the "geometric" mean.
-    mode: "truncate" min(rho, high); "mask" rho where low <= rho <= high, else 0 (IcePop, 2510.18855); "reject" 1 there,
-    else 0. Truncation is from above alone: raising small weights would not be one.
+    mode: "truncate" min(rho, high), which ignores low; "mask" rho where low <= rho <= high, else 0 (IcePop,
+    2510.18855); "reject" 1 where low <= rho <= high, else 0.
 
     >>> print(importance_weight(jnp.log(jnp.array([[1.5, 4.0]])), jnp.ones((1, 2), bool), high=2.0))
     [[1.5 2. ]]
@@ -57,8 +57,8 @@ def divergence_weight(
 ) -> jax.Array:
     """1 where the divergence of old and behaviour policy is at most `bound`, else 0; f32[N, L], 1 outside the mask.
 
-    estimator: "k2" x^2 / 2, or "k3" exp(x) - 1 - x, never negative. summary: of each "token" by itself, or the "sum",
-    "mean" or "max" over the sequence.
+    estimator: "k2" x^2 / 2, or "k3" exp(x) - 1 - x; both non-negative. summary: compare each "token", or the "sum",
+    "mean" or "max" over its sequence.
     """
     require_choice("estimator", estimator, DIVERGENCES)
     require_choice("summary", summary, SUMMARIES)
@@ -72,7 +72,7 @@ def divergence_weight(
 
 
 def mismatch(batch: Trajectories) -> jax.Array:
-    """Log-ratios of the old to the behaviour policy, f32[N, L]; 0 on tokens that do not count."""
+    """Log-ratios of the old to the behaviour policy, f32[N, L]; 0 on tokens with weight 0."""
     return log_ratio(source(batch, "old"), source(batch, "behaviour"), batch.loss_weights != 0)
 
 
@@ -90,12 +90,13 @@ def importance_correction(
     normalise: str = "none",
     leave_count: bool = False,
 ) -> Transform:
-    """Multiply the advantages by `importance_weight`; after what writes them. Needs old_logp.
+    """Multiply the advantages by `importance_weight`. Needs old_logp; chain it after the transform that writes them.
 
-    truncate at the level of tokens or sequences is TIS; mask is MIS, per token IcePop; reject at the geometric level is
-    Geo-RS. Several may follow one another.
-    normalise: "token" or "sequence" divides by the mean weight over all tokens, or over sequences of their means.
-    leave_count: rejected tokens leave the count of the averages (verl), rather than be 0 in it (TRL, AReaL).
+    "truncate" at the token or sequence level is TIS, "mask" MIS (at the token level IcePop), "reject" at the geometric
+    level Geo-RS. Several corrections can be chained.
+    normalise: divide by the mean weight over all tokens ("token"), or by the mean over sequences of their mean weights
+    ("sequence"). leave_count: exclude rejected tokens from the averages' denominators (verl); otherwise they count
+    there with value 0 (TRL, AReaL).
     """
     check_number("lower bound", low)
     check_number("upper bound", high, above=0)
@@ -116,7 +117,7 @@ def importance_correction(
 def divergence_rejection(
     bound: Number, estimator: str = "k3", summary: str = "mean", *, leave_count: bool = True
 ) -> Transform:
-    """Multiply the advantages by `divergence_weight`, as `importance_correction`. bound >= 0. Needs old_logp."""
+    """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
     check_number("bound", bound, least=0)
     require_choice("estimator", estimator, DIVERGENCES)
     require_choice("summary", summary, SUMMARIES)
@@ -137,7 +138,7 @@ def _corrected(batch: Trajectories, weight: jax.Array, leave_count: bool) -> Tra
 
 
 def _mean(w: jax.Array, counts: jax.Array, over: str) -> jax.Array:
-    """Mean weight, at least 1e-8: where everything is rejected there is nothing to scale."""
+    """Mean weight, at least 1e-8, to avoid division by 0 if everything is rejected."""
     if over == "token":
         total, number = jnp.sum(w * counts), jnp.sum(counts)
     else:
@@ -148,9 +149,9 @@ def _mean(w: jax.Array, counts: jax.Array, over: str) -> jax.Array:
 
 
 def sequence_factor(batch: Trajectories, mode: str = "truncate", high: Number = 2.0, low: Number = 0.0) -> jax.Array:
-    """prod_t u_t of each row on each of its tokens, f32[N, L], u the token's `importance_weight`, at least 1e-8 each.
+    """prod_t u_t of each row on each of its tokens, f32[N, L], u_t the token's `importance_weight`, at least 1e-8.
 
-    So one rejected token all but switches its sequence off. Bounded by exp(+-LARGEST).
+    A single rejected token therefore almost removes its sequence. Clipped to exp(+-LARGEST).
     """
     counts = batch.loss_weights != 0
     u = jnp.log(jnp.maximum(importance_weight(mismatch(batch), counts, "token", mode, low, high), 1e-8))
@@ -159,7 +160,7 @@ def sequence_factor(batch: Trajectories, mode: str = "truncate", high: Number = 
 
 
 def scale_by_info(name: str) -> Transform:
-    """Multiply the advantages by info[name], f32[N] or f32[N, L]; where there is none they stay as they are."""
+    """Multiply the advantages by info[name], f32[N] or f32[N, L]; does nothing if the batch has no such entry."""
 
     def apply(batch: Trajectories) -> Trajectories:
         factor = (batch.info or {}).get(name)
@@ -172,10 +173,10 @@ def scale_by_info(name: str) -> Transform:
 
 
 def compounded(factor: jax.Array, x: jax.Array, mask: jax.Array, clip: Number = 0.2) -> jax.Array:
-    """M <- clip(M q), q = clip(exp(mean_t x)), both within 1 +- clip, f32[N] (SeeUPO, 2602.06554).
+    """M <- clip(M q), q = clip(exp(mean_t x)), both clipped to 1 +- clip, f32[N] (SeeUPO, 2602.06554).
 
-    x f32[N, L]: log-ratios of the policy after an update to that before it, on the tokens (mask) that were updated, the
-    mean within +-10. Rows without such tokens keep their factor.
+    x f32[N, L]: log-ratios of the policy after an update to the policy before it; mask: the tokens that were updated.
+    Their mean is clipped to +-10. Rows without such tokens keep their factor.
     """
     length = jnp.sum(mask, axis=1)
     mean = jnp.sum(jnp.where(mask, x, 0.0), axis=1) / jnp.maximum(length, 1)

@@ -1,4 +1,4 @@
-"""Tokens whose log-probability and advantage vary together, which is what the entropy is lost by (2505.22617)."""
+"""Tokens with a high covariance of log-probability and advantage, which drives the loss of entropy (2505.22617)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def first_k(order: tuple[jax.Array, ...], mask: jax.Array, k: jax.Array) -> jax.Array:
-    """The k elements with the mask that come first by `order[0]`, ties by `order[1]` and so on; bool, same shape."""
+    """The k masked elements that come first by `order[0]`, ties broken by `order[1]` and so on; bool, same shape."""
     flat = mask.reshape(-1)
-    places = jnp.lexsort((*(x.reshape(-1) for x in reversed(order)), ~flat))
-    rank = jnp.zeros(flat.shape, jnp.int32).at[places].set(jnp.arange(flat.size, dtype=jnp.int32))
+    sorting = jnp.lexsort((*(x.reshape(-1) for x in reversed(order)), ~flat))
+    rank = jnp.zeros(flat.shape, jnp.int32).at[sorting].set(jnp.arange(flat.size, dtype=jnp.int32))
     return mask & (rank < k).reshape(mask.shape)
 
 
@@ -37,16 +37,16 @@ def _covariances(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
 
 
 def count_batches(name: str = "batches") -> Transform:
-    """Write how many batches came before into the controls, as a salt for random choices."""
+    """Write the number of earlier batches as a control, the salt for random choices."""
     return counted(lambda step, batch: batch.with_controls(**{name: step.astype(jnp.float32)}))
 
 
 def draw_covariant(
     ratio: Ratio, low: Number, high: Number, share: Number, clip_low: Number, clip_high: Number
 ) -> Refresh:
-    """Choose max(1, floor(share n)) of n tokens at random among those with low < covariance < high that no clip cuts.
+    """Draw max(1, floor(share n)) of n tokens at random among the unclipped ones with low < covariance < high.
 
-    Written: info "detached" bool[N, L]. Chance is salted by the control of `count_batches`.
+    Writes info["detached"] bool[N, L]. The control of `count_batches` salts the noise.
     """
     check_number("covariance share", share, least=0, most=1)
 
@@ -64,7 +64,7 @@ def draw_covariant(
 
 
 def clip_and_detach(low: float, high: float) -> Surrogate:
-    """`clip`, and nothing at all, neither value nor gradient, for the tokens of info "detached"."""
+    """`clip`, with value and gradient 0 on the tokens of info["detached"]."""
     clipped = clip(low, high)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -76,9 +76,9 @@ def clip_and_detach(low: float, high: float) -> Surrogate:
 
 
 def mark_covariant(share: Number) -> Refresh:
-    """Mark max(1, floor(share n)) of n tokens, those of greatest covariance; ties by chance.
+    """Mark the max(1, floor(share n)) of n tokens with the highest covariance; ties are broken at random.
 
-    Written: info "covariant" bool[N, L].
+    Writes info["covariant"] bool[N, L].
     """
     check_number("covariance share", share, least=0, most=1)
 
@@ -91,7 +91,7 @@ def mark_covariant(share: Number) -> Refresh:
 
 
 def penalise_covariant(coefficient: Number, against: str = "behaviour") -> Surrogate:
-    """rho A, minus coefficient |logp - logp_old| for the tokens of info "covariant"."""
+    """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"]."""
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         marked = batch.need("covariant").astype(jnp.float32)

@@ -1,8 +1,8 @@
-"""What the step of one token alone would do, in a second-order model of the last layer (CAPO, 2510.00819).
+"""The effect of a single token's gradient step, in a second-order model of the last layer (CAPO, 2510.00819).
 
 h is the last hidden state f32[d], pi the next-token distribution f32[V], a the action, A its advantage and
 v = onehot(a) - pi; the gradient of the unembedding is g = A v h^T. A step lr G, with u = G h, changes the objective by
-m_H and has the KL divergence m_F:
+m_H, at a KL divergence m_F between the policies:
 
     m_H = lr <g, G> + lr^2/2 A ((v.u)^2 - u^T (diag(pi) - pi pi^T) u),  m_F = lr^2/2 (v.u)^2.
 """
@@ -39,9 +39,9 @@ def gradient_step_effect(
 def keep_small_steps(
     learning_rate: Number, change_limit: Number, kl_limit: Number, symmetric: bool = True
 ) -> Transform:
-    """Drop (weight 0) tokens whose `gradient_step_effect` reaches a limit; a limit known to be 0 is switched off.
+    """Drop (weight 0) tokens whose `gradient_step_effect` reaches a limit; a limit of 0 is off.
 
-    symmetric: |m_H| < change_limit, else 0 <= m_H < change_limit.
+    symmetric: keep |m_H| < change_limit, else 0 <= m_H < change_limit.
     """
     check_number("learning_rate", learning_rate, above=0)
     check_number("change_limit", change_limit, least=0)

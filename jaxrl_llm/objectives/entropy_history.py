@@ -1,4 +1,4 @@
-"""Entropy over turns and over the run: nested means, and a corridor around the mean of past updates."""
+"""Entropy averaged over turns, and a corridor around its mean over past updates."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def turn_mean() -> Average:
 
 
 class History(NamedTuple):
-    """Of a metric of past updates."""
+    """The sum of a metric over past updates, and their number."""
 
     total: jax.Array  # f32[]
     updates: jax.Array  # f32[]
 
 
 def with_last(history: History, batch: Trajectories, metric: str) -> History:
-    """The history with the metric of the last update, where there was one."""
+    """Add the metric of the last update, if there was one."""
     if batch.feedback is None or metric not in batch.feedback:
         return history
     known = batch.feedback["updates"] > 0
@@ -53,10 +53,10 @@ def phase_weight(k: Number, total: Number, decay: Number) -> jax.Array:
 
 
 def corridor_of_history(low: Number, high: Number, strength: Number, total: Number, decay: Number) -> Transform:
-    """A corridor around the mean H of the token entropies of past updates, as controls.
+    """Write a corridor around the mean token entropy H of past updates as controls.
 
-    "entropy_low" = low H, "entropy_high" = high H, and "corridor" = strength `phase_weight`, 0 while there is no
-    history.
+    "entropy_low" = low H, "entropy_high" = high H, and "corridor" = strength * `phase_weight`, 0 before the first
+    update.
     """
     check_number("corridor_low", low, least=0)
     check_number("corridor_high", high, least=0)
@@ -72,6 +72,6 @@ def corridor_of_history(low: Number, high: Number, strength: Number, total: Numb
 
 
 def smoothed_entropy() -> Objective:
-    """Entropy minus "corridor" times its distance from the corridor of the controls, both by `turn_mean`."""
+    """Entropy minus the control "corridor" times its distance from the corridor, both averaged by `turn_mean`."""
     average = turn_mean()
     return entropy(average, "entropy/turns") - "corridor" * entropy_corridor("entropy_low", "entropy_high", average)

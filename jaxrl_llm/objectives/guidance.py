@@ -1,4 +1,4 @@
-"""Tokens that another policy, or this one with help, chose: they are learnt from without a ratio."""
+"""Guided tokens, from another policy or drawn under another prompt, trained on without an importance ratio."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jaxrl_llm.transform import Metrics
 def shaped_probability(logp: jax.Array, constant: float | jax.Array = 0.1) -> jax.Array:
     """f(p) = p / (p + constant), p = exp(logp); elementwise (LUFFY, 2504.14945).
 
-    Its gradient in logp, constant p / (p + constant)^2, is greatest at p = constant: rare tokens count more than by
-    their probability, and tokens that are sure already hardly.
+    Its gradient with respect to logp, constant p / (p + constant)^2, peaks at p = constant: rare tokens get more weight
+    than their probability, and tokens with p near 1 almost none.
     """
     p = jnp.exp(jnp.minimum(logp, LARGEST))
     return p / (p + constant)
 
 
 def guided_tokens(batch: Trajectories) -> jax.Array:
-    """bool[N, L]: actions not sampled from the plain prompt: info "guided", bool[N, L] or bool[N]; without it none."""
+    """bool[N, L]: actions not sampled from the plain prompt: info["guided"], bool[N, L] or bool[N]; absent: none."""
     marked = (batch.info or {}).get("guided")
     if marked is None:
         return jnp.zeros(batch.action_mask.shape, bool)
@@ -32,14 +32,14 @@ def guided_tokens(batch: Trajectories) -> jax.Array:
 
 
 def guided_rows(batch: Trajectories) -> jax.Array:
-    """bool[N]: the rows with a guided token."""
+    """bool[N]: rows with at least one guided token."""
     return jnp.any(guided_tokens(batch), axis=1)
 
 
 def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
-    """A f(p) with `shaped_probability` f on guided tokens, neither ratio nor clip; `sampled` on all others.
+    """A f(p) with `shaped_probability` f on guided tokens, without ratio and clip; the surrogate `sampled` on others.
 
-    Without guided tokens it is `sampled`. Statistics: those of `sampled`, 0 on guided tokens, and "guided/share".
+    Statistics: those of `sampled`, 0 on guided tokens, and "guided/share".
     """
     check_number("constant", constant, above=0)
 
@@ -47,14 +47,14 @@ def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
         here = guided_tokens(batch)
         value, statistics = sampled(jnp.where(here, 1.0, ratio), outputs, batch)
         logp = jnp.where(here & (batch.loss_weights != 0), outputs.logp, 0.0)
-        taught = batch.need("advantages") * shaped_probability(logp, constant)
+        shaped = batch.need("advantages") * shaped_probability(logp, constant)
         others = {name: jnp.where(here, 0.0, x) for name, x in statistics.items()}
-        return jnp.where(here, taught, value), {**others, "guided/share": here.astype(jnp.float32)}
+        return jnp.where(here, shaped, value), {**others, "guided/share": here.astype(jnp.float32)}
 
     return surrogate
 
 
-def summed(length: float) -> Average:
-    """Sum over all tokens of the batch / length: it grows with the batch. length > 0, or InputError."""
+def scaled_sum(length: float) -> Average:
+    """Sum over all tokens of the batch / length: grows with the batch size. length > 0, else InputError."""
     check_number("length", length, above=0)
     return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / length)

@@ -1,7 +1,7 @@
-"""Losses that couple the rows of a group: preferences between samples, and good ones against bad ones.
+"""Losses that couple the rows of a group: preferences between samples, and right answers against wrong ones.
 
-Each row has one differentiable number, its score. What the loss makes of all scores is not a sum over rows, so
-`coupled` finds each row's share of the loss, and the loss's derivative by its score, over the whole batch.
+Each row has one differentiable number, its score. The loss is not a sum of functions of single rows, so `coupled`
+computes over the whole batch each row's share of the loss, and the derivative of the loss with respect to its score.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ def coupled(
     metric: str = "coupled",
     needs: frozenset[str] = frozenset(),
 ) -> Objective:
-    """The loss sum_i c_i with c = shares(s, batch) f32[N] of all rows' scores s; value and gradient, however split.
+    """The loss sum_i c_i, c = shares(s, batch) f32[N], s the scores of all rows; exact for any split into slices.
 
-    `refresh` takes c and g = d (sum c) / d s at the current scores s0; a slice then adds c_i + g_i (s_i - s0_i).
+    `refresh` computes c and g = d (sum c) / d s at the current scores s0; each row of a slice then contributes
+    c_i + g_i (s_i - s0_i), which has the exact value and gradient at s = s0.
     """
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         def total(s: jax.Array) -> tuple[jax.Array, jax.Array]:
-            parts = shares(s, batch)
-            return jnp.sum(parts), parts
+            c = shares(s, batch)
+            return jnp.sum(c), c
 
-        slope, parts = jax.grad(total, has_aux=True)(score(outputs, batch))
-        return batch.with_info(**{f"{metric}/share": parts, f"{metric}/slope": jax.lax.stop_gradient(slope)})
+        slope, c = jax.grad(total, has_aux=True)(score(outputs, batch))
+        return batch.with_info(**{f"{metric}/share": c, f"{metric}/slope": jax.lax.stop_gradient(slope)})
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         s = score(outputs, batch)
-        slope, parts = batch.need(f"{metric}/slope"), batch.need(f"{metric}/share")
-        value = jnp.sum(jax.lax.stop_gradient(parts) + slope * (s - jax.lax.stop_gradient(s)))
+        slope, c = batch.need(f"{metric}/slope"), batch.need(f"{metric}/share")
+        value = jnp.sum(jax.lax.stop_gradient(c) + slope * (s - jax.lax.stop_gradient(s)))
         return value, {metric: value}
 
     return Objective(objective, needs, refresh)
 
 
 def mean_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
-    """Mean log-probability of each row's tokens that count, f32[N]."""
+    """Weighted mean log-probability of each row's tokens, f32[N]."""
     return row_means(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch)
 
 
 def mean_log_ratio(against: str = "reference") -> RowScore:
-    """Mean log-ratio of each row's tokens that count, f32[N]: the length-normalised reward that DPO implies."""
+    """Weighted mean log-ratio of each row's tokens, f32[N]: DPO's implicit reward, normalised by length."""
     return lambda outputs, batch: row_means(log_ratio_to(outputs, batch, against), batch)
 
 
@@ -70,8 +71,8 @@ def preference_shares(
 ) -> jax.Array:
     """Each row's share f32[N] of mean -log sigmoid(c beta (h_i - h_j)) over the pairs of a group with r_i > r_j.
 
-    implied f32[N]: h. c = best_scale where r_i >= best, else 1. Without any pair: of mean -log sigmoid(+-h_i), + where
-    r_i >= best. NaN rewards take no part.
+    implied f32[N]: h, the implicit rewards. c = best_scale where r_i >= best, else 1. In a batch without pairs the loss
+    is mean -log sigmoid(+-h_i), + where r_i >= best. Rows with NaN rewards are ignored.
     """
     known = ~jnp.isnan(reward)
     good = reward >= best
@@ -85,7 +86,7 @@ def preference_shares(
 def preference(
     beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: str = "reference"
 ) -> Objective:
-    """`preference_shares` of the rows' mean log-ratios: DPO on all pairs of a group that differ in reward."""
+    """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
     check_number("beta", beta, above=0)
     check_number("best", best)
     check_number("best_scale", best_scale, least=0)
@@ -97,7 +98,7 @@ def preference(
 
 
 def bucket_log_sum_exp(keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-    """log sum exp of the values with the mask that share a sample's key, f32[N]; 0 where there are none."""
+    """Log-sum-exp of the masked values that share a sample's key, f32[N]; 0 if there are none."""
     _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
     top = jax.ops.segment_max(jnp.where(mask, values, -jnp.inf), index, num_segments=keys.shape[0])[index]
     top = jax.lax.stop_gradient(jnp.where(top > -jnp.inf, top, 0.0))
@@ -116,8 +117,8 @@ def discriminative_shares(
 ) -> jax.Array:
     """Each row's share f32[N] of sum_i w_i s_i - tau log mean_j exp(s_j / tau), summed over groups with both kinds.
 
-    i: right rows, w = softmax(merit / merit_temperature) among those of a group; j: wrong rows; tau = temperature.
-    The shares of wrong rows are equal. right, wrong bool[N].
+    i: right rows of a group, w = softmax(merit / merit_temperature) over them; j: its wrong rows; tau = temperature.
+    The wrong rows of a group have equal shares. right, wrong bool[N].
     """
     number_right, number_wrong = bucket_sums(group, right.astype(jnp.float32), wrong.astype(jnp.float32))
     both = (number_right > 0) & (number_wrong > 0)
@@ -134,9 +135,9 @@ def discriminative(
     merit_temperature: Number = 0.1,
     temperature: Number = 10.0,
 ) -> Objective:
-    """-`discriminative_shares` of mean log-probabilities per prompt; right: score above the threshold (2510.04474).
+    """-`discriminative_shares` of mean log-probabilities / number of prompts with an action (DRPO, 2510.04474).
 
-    Every prompt with an action counts in the denominator.
+    Rows with a score above the threshold are right, others wrong. merit: `batch -> f32[N]`.
     """
     require_function("merit", merit)
     check_number("threshold", threshold)

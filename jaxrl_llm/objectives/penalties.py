@@ -1,4 +1,4 @@
-"""Penalties: objectives that keep the policy near another, its entropy up, or what it did well likely."""
+"""Penalties: KL divergences, entropy terms, and terms that preserve the likelihood of good answers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def kl(
     """Estimated KL divergence of the policy from another on the sampled tokens, nats per token.
 
     to: "reference", "old" or "behaviour". estimator: k1, k2 or k3 of J. Schulman, Approximating KL Divergence (2020),
-    "abs" for |l|, or one of these with "+": its value, the gradient of k2. average: default token_mean().
-    sampled: the policy that drew the tokens, where it is not the current one: the estimate times pi / pi_sampled,
-    differentiated through both, is unbiased for KL(pi || other) with k1 and k3, as is its gradient (2512.02556).
-    With k1, sampled and to the same, it is rho log rho.
-    reverse: of -l, the log-ratio seen from the other policy: on its samples k1 and k3 estimate KL(other || pi).
-    Metric: as named by `metric`.
+    "abs" for |l|, or one of these followed by "+": its value with the gradient of k2. average: default token_mean().
+    sampled: the policy that drew the tokens, if it is not the current one; multiplies the estimate by pi / pi_sampled.
+    Differentiated through both factors, k1 and k3 are then unbiased for KL(pi || other), and so are their gradients
+    (2512.02556). With k1 and sampled equal to `to` this is rho log rho.
+    reverse: estimate from -l; on samples of the other policy k1 and k3 then estimate KL(other || pi).
+    metric: name of the reported metric.
     """
     if estimator not in ESTIMATORS:
         raise unknown("KL estimator", estimator, ESTIMATORS)
@@ -56,7 +56,7 @@ def kl(
 def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Array:
     """KL(pi || other) = sum_v pi(v) (log pi(v) - log other(v)) of log-probabilities [..., V], f32[...].
 
-    reverse: KL(other || pi). Tokens that the first policy never draws (-inf) add nothing.
+    reverse: KL(other || pi). Tokens with probability 0 (-inf) under the first policy contribute 0.
 
     >>> print(exact_kl(jnp.log(jnp.array([0.6, 0.25, 0.15])), jnp.log(jnp.array([0.5, 0.3, 0.2]))).round(5))
     0.02066
@@ -70,8 +70,8 @@ def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Ar
 def entropy(average: Average | None = None, metric: str = "entropy") -> Objective:
     """Mean entropy of the policy's token distributions, nats; subtract it (times a coefficient) as a bonus.
 
-    It is differentiated through the distribution itself, not through sampled log-probabilities. Metric: "entropy", or
-    as named.
+    It is differentiated through the distribution, not through sampled log-probabilities. metric: name of the reported
+    metric.
     """
     mean = as_average(average)
 
@@ -83,14 +83,14 @@ def entropy(average: Average | None = None, metric: str = "entropy") -> Objectiv
 
 
 def corridor(values: jax.Array, low: Number, high: Number) -> jax.Array:
-    """max(0, low - x) + max(0, x - high): how far values are outside [low, high]; elementwise."""
+    """max(0, low - x) + max(0, x - high): distance from the interval [low, high]; elementwise."""
     return jax.nn.relu(low - values) + jax.nn.relu(values - high)
 
 
 def entropy_corridor(
     low: Number | str, high: Number | str, average: Average | None = None, metric: str = "entropy/outside"
 ) -> Objective:
-    """Mean distance of token entropies from the corridor [low, high] (EPO, 2509.22576), to add as a penalty.
+    """Mean distance of token entropies from the corridor [low, high] (EPO, 2509.22576); add it as a penalty.
 
     low, high: numbers, or names of controls.
     """
@@ -108,14 +108,14 @@ def entropy_corridor(
 
 
 def entropy_target(target: Number | str, average: Average | None = None) -> Objective:
-    """Mean distance of token entropies from a target, |H - target|; a corridor without width."""
+    """Mean distance of token entropies from a target, |H - target|."""
     return entropy_corridor(target, target, average, "entropy/distance")
 
 
 def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hinge") -> Objective:
-    """sg(strength max(penalty - limit, 0)) times the penalty: nothing up to the limit, then ever more (2510.04474).
+    """sg(strength max(penalty - limit, 0)) * penalty: 0 up to the limit, then growing with the excess (2510.04474).
 
-    How far the whole batch is above the limit at the current parameters is the control `name`.
+    The factor is computed over the whole batch at the current parameters and written as the control `name`.
     """
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
@@ -128,8 +128,8 @@ def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hin
 GATES = ("turn", "sequence", "token")
 
 
-def fallen(d: jax.Array, batch: Trajectories, gate: str = "turn") -> jax.Array:
-    """max(0, d), f32[N, L], of falls d = logp_old - logp, only where their sum over a turn (or the sequence) is > 0."""
+def likelihood_drop(d: jax.Array, batch: Trajectories, gate: str = "turn") -> jax.Array:
+    """max(0, d), f32[N, L], d = logp_old - logp, where the sum of d over the token's gate span is > 0; else 0."""
     of_span = d if gate == "token" else over_span(d, batch, gate, mean=False)
     return jnp.where(jax.lax.stop_gradient(of_span) > 0, jax.nn.relu(d), 0.0)
 
@@ -137,17 +137,18 @@ def fallen(d: jax.Array, batch: Trajectories, gate: str = "turn") -> jax.Array:
 def likelihood_preserving(
     gate: str = "turn", against: str = "behaviour", final: Number = 1.0, average: Average | None = None
 ) -> Objective:
-    """Mean of `fallen` log-probabilities over the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
+    """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
-    A rise of one token can pay for the fall of another of its turn. Tokens of other answers count in the mean, with 0.
-    gate: "turn", "sequence" or "token". final: weight of the last turn's tokens. Metric: "likelihood/fallen".
+    With a gate other than "token", gains of some tokens can offset drops of others in the same turn or sequence. Tokens
+    of other answers count in the mean with value 0. gate: one of GATES. final: weight of the last turn's tokens.
+    Metric: "likelihood/fallen".
     """
     require_choice("gate", gate, GATES)
     check_number("final", final, least=0)
     mean, needs = as_average(average), needed(against)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        values = fallen(-log_ratio_to(outputs, batch, against), batch, gate)
+        values = likelihood_drop(-log_ratio_to(outputs, batch, against), batch, gate)
         counts = (batch.loss_weights != 0) & (batch.need("advantages") >= 0)
         turn = jnp.where(batch.action_mask, batch.turn, -1)
         scale = jnp.where(turn == jnp.max(turn, axis=1, keepdims=True), final, 1.0)
@@ -162,9 +163,9 @@ def imitation(
     average: Average | None = None,
     metric: str = "imitation",
 ) -> Objective:
-    """Negative log-likelihood of what was sampled, -mean(m_i log pi), m = rows(batch) f32[N] (default 1).
+    """Negative log-likelihood of the sampled tokens, -mean(m_i log pi), m = rows(batch) f32[N] (default 1).
 
-    Rows with m = 0, e.g. `-log pi` of right answers alone with rows=`right_answers()`, still count in the mean.
+    rows=`right_answers()` imitates right answers only. Rows with m = 0 still count in the mean.
     """
     mean = as_average(average)
 
@@ -177,14 +178,14 @@ def imitation(
 
 
 def right_answers(threshold: Number = 0.5) -> Callable[[Trajectories], jax.Array]:
-    """Rows whose score is more than the threshold, f32[N] of 0 and 1."""
+    """A function `batch -> f32[N]`: 1 for rows with a score above the threshold, else 0."""
     return lambda batch: (batch.scores > threshold).astype(jnp.float32)
 
 
 def ratio_variance(limit: Number = 0.0, against: str = "behaviour", average: Average | None = None) -> Objective:
-    """Mean of (rho - 1)^2 - limit: the chi-square divergence from the policy that drew the tokens (2601.03320).
+    """Mean of (rho - 1)^2 - limit: the excess of the chi-square divergence from `against` (2601.03320).
 
-    Metrics: "ratio/variance" without the limit, "ratio/excess" with it.
+    Metrics: "ratio/variance", the mean of (rho - 1)^2, and "ratio/excess", the loss.
     """
     check_number("limit of the ratio's variance", limit)
     mean = as_average(average)

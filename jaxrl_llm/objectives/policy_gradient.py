@@ -1,4 +1,4 @@
-"""The policy-gradient objective: four independent choices, each a small function."""
+"""The policy-gradient objective: -average(surrogate(ratio, advantages)), and its usual regularisers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ def policy_gradient(
     refresh: Refresh | None = None,
     kernel: Kernel | None = ratio_clip,
 ) -> Objective:
-    """-average(surrogate(ratio, advantages)): minimising it raises the probability of what was better than expected.
+    """-average(surrogate(ratio, advantages)).
 
-    Ratio and average bring what they need. needs, refresh: what the surrogate needs beyond that; see `Objective`.
-    kernel: computes a plain ratio with a plain clip in one pass (`one_pass`); None composes these too.
-    Metrics are token means over the batch: "ratio/mean", and those of the surrogate.
-    Raises InputError for parts that are not what their places take: in another order, or functions that make a part and
-    were not called.
+    needs, refresh: what the surrogate needs beyond the ratio and the average, which declare their own; see `Objective`.
+    kernel: fuses a plain ratio with a plain clip (see `one_pass`); None always composes the parts.
+    Metrics are token means over the batch: "ratio/mean", and the statistics of the surrogate.
+    Raises InputError for parts in the wrong order, and for factories of parts that were not called.
     """
     expect("the ratio of policy_gradient", ratio, Ratio)
     _expect_function("surrogate", surrogate, "Surrogate", 3)
@@ -44,37 +43,34 @@ def policy_gradient(
 
     def composed(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         rho = ratio(outputs, batch)
-        gain, statistics = surrogate(rho, outputs, _with_finite_advantages(batch))
-        per_token = token_mean()
-        metrics = {name: per_token(x, batch) for name, x in {"ratio/mean": rho, **statistics}.items()}
+        gain, statistics = surrogate(rho, outputs, _with_masked_advantages(batch))
+        metrics = {name: token_mean()(x, batch) for name, x in {"ratio/mean": rho, **statistics}.items()}
         return -mean(gain, batch), metrics
 
     objective = in_one_pass(composed, ratio, surrogate, mean, kernel)
     return averaged(objective, mean, ratio.needs | names_of(needs), refresh)
 
 
-def _with_finite_advantages(batch: Trajectories) -> Trajectories:
-    """Tokens that do not count may hold anything: a product with NaN would leak into the gradient."""
+def _with_masked_advantages(batch: Trajectories) -> Trajectories:
+    """Set advantages to 0 on tokens with weight 0, which may hold NaN: a product with it would leak into gradients."""
     if batch.advantages is None:
         raise InputError("the batch has no advantages: apply the algorithm's transform before its objective")
     return batch.replace(advantages=jnp.where(batch.loss_weights != 0, batch.advantages, 0.0))
 
 
-def _expect_function(place: str, part: Any, made: str, count: int) -> None:
-    """InputError unless the part is a function of `count` arguments, and not one that makes the part (`made`)."""
+def _expect_function(role: str, part: Any, made: str, count: int) -> None:
+    """InputError unless the part is a function of `count` arguments; also for a factory, which returns a `made`."""
     name = getattr(part, "__name__", in_words(part))
     if getattr(part, "__annotations__", {}).get("return") == made:
-        raise InputError(
-            f"the {place} of policy_gradient is the function {name}, which makes one: call it, {name}(...)"
-        )
+        raise InputError(f"the {role} of policy_gradient is the function {name}, which makes one: call it, {name}(...)")
     try:
         inspect.signature(part).bind(*range(count))
     except TypeError:
         raise InputError(
-            f"the {place} of policy_gradient is {name}, but must be a function of {count} arguments: the order is "
+            f"the {role} of policy_gradient is {name}, but must be a function of {count} arguments: the order is "
             "policy_gradient(ratio, surrogate, average)"
         ) from None
-    except ValueError:  # of a function whose signature Python cannot tell
+    except ValueError:  # Python cannot inspect the function's signature
         return
 
 
@@ -87,7 +83,7 @@ def regularised(
 ) -> Objective:
     """objective + kl_coefficient * mean k3 to the reference - entropy_coefficient * mean entropy.
 
-    A term whose coefficient is known to be 0 is left out, and with it the need of a reference policy.
+    Terms with a static coefficient of 0 are left out, so that without the KL no reference policy is needed.
     """
     objective += kl_coefficient * kl(to="reference", estimator="k3", average=average)
     objective -= entropy_coefficient * entropy(average)

@@ -1,7 +1,4 @@
-"""Importance ratios: how much more probable an action is under one policy than under another.
-
-A ratio names its two ends, and how much of the sequence it spans: a token, a turn, a segment, or the whole.
-"""
+"""Importance ratios of the current policy to another one, per token, turn, segment or sequence."""
 
 from __future__ import annotations
 
@@ -19,47 +16,47 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 SPANS = ("token", "turn", "segment", "sequence")
 
 
-class Extent(NamedTuple):
-    """Of the plain ratios, exp of bounded log-ratios, of a token or of a whole row, differentiated as they stand."""
+class RatioSpec(NamedTuple):
+    """A plain ratio, exp of a clipped log-ratio without stop-gradients, in the terms that kernels take."""
 
     against: str  # one of SOURCES
-    whole_row: bool  # one ratio for a row, else one for each token
-    mean: bool  # of a row's log-ratios, else their sum
+    whole_row: bool  # one ratio per row, else one per token
+    mean: bool  # mean of a row's log-ratios, else their sum
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A function `(outputs, batch) -> f32[N, L]`, and what it needs of the batch."""
+    """A function `(outputs, batch) -> f32[N, L]`, and what it needs in the batch."""
 
     function: Callable[[PolicyOutputs, Trajectories], jax.Array]
     needs: frozenset[str] = frozenset()  # names of batch fields that the loop must provide, e.g. "old_logp"
-    extent: Extent | None = None  # says the same as the function, where it is plain: kernels go by it
+    spec: RatioSpec | None = None  # equivalent to the function, for kernels; None if the ratio is not a plain one
 
     def __call__(self, outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return self.function(outputs, batch)
 
 
 def log_ratio_to(outputs: PolicyOutputs, batch: Trajectories, against: str) -> jax.Array:
-    """`log_ratio` of the current policy against one of SOURCES on the tokens that count, f32[N, L]."""
+    """`log_ratio` of the current policy to one of SOURCES, f32[N, L]; 0 on tokens with weight 0."""
     return log_ratio(outputs.logp, source(batch, against), batch.loss_weights != 0)
 
 
 def token_ratio(against: str = "behaviour") -> Ratio:
-    """rho_t = pi(a_t) / pi_against(a_t) for each token, f32[N, L]; 1 on tokens that do not count.
+    """rho_t = pi(a_t) / pi_against(a_t) for each token, f32[N, L]; 1 on tokens with weight 0.
 
     against: "behaviour", "old" or "reference"; InputError for another name.
     """
-    extent = Extent(against, whole_row=False, mean=True)
-    return Ratio(lambda outputs, batch: jnp.exp(log_ratio_to(outputs, batch, against)), needed(against), extent)
+    spec = RatioSpec(against, whole_row=False, mean=True)
+    return Ratio(lambda outputs, batch: jnp.exp(log_ratio_to(outputs, batch, against)), needed(against), spec)
 
 
 def span_ratio(span: str, against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:
-    """s = exp(mean (or sum) of the token log-ratios of a span), on each of its tokens, f32[N, L].
+    """s = exp(mean or sum of the token log-ratios of a span), on each of its tokens, f32[N, L].
 
-    span: one of SPANS; a turn is told by `batch.turn`, a segment by `info["segment"]` int32[N, L].
+    span: one of SPANS; `batch.turn` gives the turns, info["segment"] int32[N, L] the segments.
     mean: the geometric mean of token ratios (GSPO), else their product (the true ratio of the span).
-    gradient: "span" differentiates s by every token of the span; "token" gives each token the value s and the gradient
-    s grad log pi of itself, sg(s) exp(logp - sg(logp)), for advantages that differ by token (GSPO-token, 2507.18071).
+    gradient: "span" differentiates s with respect to every token of the span; "token" gives each token the value s and
+    only its own gradient, s grad log pi: sg(s) exp(logp - sg(logp)), for per-token advantages (GSPO-token, 2507.18071).
     """
     require_choice("span", span, SPANS)
     require_choice("gradient", gradient, ("span", "token"))
@@ -75,7 +72,7 @@ def span_ratio(span: str, against: str = "behaviour", *, mean: bool = True, grad
         return jnp.exp(s)
 
     plain = span == "sequence" and gradient == "span"
-    return Ratio(ratio, needed(against), Extent(against, whole_row=True, mean=mean) if plain else None)
+    return Ratio(ratio, needed(against), RatioSpec(against, whole_row=True, mean=mean) if plain else None)
 
 
 def sequence_ratio(against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:
@@ -84,7 +81,7 @@ def sequence_ratio(against: str = "behaviour", *, mean: bool = True, gradient: s
 
 
 def over_span(values: jax.Array, batch: Trajectories, span: str, *, mean: bool) -> jax.Array:
-    """Mean or sum of values f32[N, L] over the tokens that count of each token's span, f32[N, L]."""
+    """Mean or sum of values f32[N, L] over each token's span, f32[N, L]; tokens with weight 0 are ignored."""
     counts = (batch.loss_weights != 0).astype(jnp.float32)
     values = values * counts
     if span == "sequence":
@@ -92,10 +89,10 @@ def over_span(values: jax.Array, batch: Trajectories, span: str, *, mean: bool) 
         return jnp.broadcast_to(total / jnp.maximum(number, 1) if mean else total, values.shape)
     keys = batch.turn if span == "turn" else batch.need("segment")
     N, L = values.shape
-    # Keys may be any numbers up to L, as there are no more spans than tokens; -1 stands for none.
-    place = (jnp.arange(N)[:, None] * (L + 1) + jnp.clip(keys, -1, L - 1) + 1).reshape(-1)
+    # Keys are clipped below L, because a row has no more spans than tokens; -1 means no span.
+    segment = (jnp.arange(N)[:, None] * (L + 1) + jnp.clip(keys, -1, L - 1) + 1).reshape(-1)
     total, number = (
-        jax.ops.segment_sum(x.reshape(-1), place, num_segments=N * (L + 1))[place].reshape(N, L)
+        jax.ops.segment_sum(x.reshape(-1), segment, num_segments=N * (L + 1))[segment].reshape(N, L)
         for x in (values, counts)
     )
     return total / jnp.maximum(number, 1) if mean else total

@@ -1,4 +1,4 @@
-"""Losses that regress something of the policy onto a target, and score functions with masks and weights."""
+"""Losses that regress ratios or log-probabilities onto targets, and masked, weighted score functions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WEIGHTS = ("none", "importance", "advantage")
 def clip_mask(
     shape: str, ratio: jax.Array, advantages: jax.Array, low: Number, high: Number, far_low: Number, far_high: Number
 ) -> jax.Array:
-    """Where a token's gradient is kept (2509.24203), bool, elementwise.
+    """True where a token's gradient is kept (2509.24203), bool, elementwise.
 
-    "none": everywhere. "one-side": as PPO's clip, rho <= 1 + high where A >= 0, rho >= 1 - low where A <= 0.
-    "two-side": 1 - low <= rho <= 1 + high. "ring": also where the step leads back from far away: A >= 0 and
-    rho <= 1 - far_low, or A <= 0 and rho >= 1 + far_high.
+    "none": everywhere. "one-side": PPO's clip, rho <= 1 + high where A >= 0, rho >= 1 - low where A <= 0.
+    "two-side": 1 - low <= rho <= 1 + high. "ring": as "two-side", and where the step moves a distant ratio back towards
+    1: A >= 0 and rho <= 1 - far_low, or A <= 0 and rho >= 1 + far_high.
     """
     require_choice("clip", shape, CLIPS)
     good, bad = advantages >= 0, advantages <= 0
@@ -49,22 +49,22 @@ def score_weight(shape: str, ratio: jax.Array, advantages: jax.Array, temperatur
     require_choice("weight", shape, WEIGHTS)
     if shape == "importance":
         return ratio
-    # The exponent is bounded as log-ratios are, so that weight and gradient stay finite.
+    # The exponent is clipped like log-ratios, so that weights and gradients stay finite.
     return jnp.exp(jnp.clip(advantages / temperature, -20.0, 20.0)) if shape == "advantage" else jnp.ones_like(ratio)
 
 
 def signed_ratio_distance(ratio: jax.Array, target: jax.Array, advantages: jax.Array) -> jax.Array:
-    """|(rho - target) A|: a weighted L1 regression of the ratio, whose gradient at the target is 0; elementwise."""
+    """|(rho - target) A|: a weighted L1 regression of the ratio, with gradient 0 at the target; elementwise."""
     return absolute((ratio - target) * advantages)
 
 
 def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
-    """1 - low + (low + high) sigmoid(z): the ratio to aim at, in [1 - low, 1 + high] (2604.18578); elementwise."""
+    """1 - low + (low + high) sigmoid(z): the target ratio, in [1 - low, 1 + high] (2604.18578); elementwise."""
     return 1 - low + (low + high) * jax.nn.sigmoid(z)
 
 
 def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6) -> Transform:
-    """Write `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature as info "ratio_target" f32[N]."""
+    """Write info["ratio_target"] f32[N], `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature."""
     check_number("low", low, least=0, most=1)
     check_number("high", high, least=0)
 
@@ -77,7 +77,7 @@ def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1,
 
 
 def toward_ratio(name: str = "ratio_target") -> Surrogate:
-    """-`signed_ratio_distance` to info[name] f32[N]; minus its average is the loss."""
+    """The negative `signed_ratio_distance` to the targets info[name] f32[N]."""
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         target = jnp.broadcast_to(batch.need(name)[:, None], ratio.shape)
@@ -87,10 +87,10 @@ def toward_ratio(name: str = "ratio_target") -> Surrogate:
 
 
 def next_action_value(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """values f32[N, L] at the next position of the row with the mask, f32[N, L]; 0 where there is none, or no mask."""
+    """values f32[N, L] at the next masked position of the row, f32[N, L]; 0 after the last one and outside the mask."""
     L = values.shape[1]
-    place = jnp.where(mask, jnp.arange(L), L)
-    after = jnp.pad(jax.lax.cummin(place, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=L)
+    position = jnp.where(mask, jnp.arange(L), L)
+    after = jnp.pad(jax.lax.cummin(position, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=L)
     found = jnp.take_along_axis(jnp.where(mask, values, 0.0), jnp.minimum(after, L - 1), axis=1)
     return jnp.where(mask & (after < L), found, 0.0)
 
@@ -105,9 +105,9 @@ def random_policy_regression(
 ) -> Objective:
     """Mean of (Q - sg(r + next_scale V_next))^2 with Q = scale (logp - logp_old).
 
-    The log-ratio is read as the value Q of a policy that acts at random, whose backup is the plain mean of
-    Q over the vocabulary (ROVER, 2509.24981): V_next is that of the row's next action, 0 after the last.
-    r: the advantages. Needs "mean_logp". Metrics: "q/mean", "q/error".
+    The log-ratio is interpreted as the Q-value of the uniform policy, whose state value V is the mean of Q over the
+    vocabulary (ROVER, 2509.24981). V_next is the V of the row's next action, 0 after the last. r: the advantages.
+    Needs "mean_logp". Metrics: "q/mean", "q/error".
     """
     mean = as_average(average)
 
@@ -124,7 +124,7 @@ def random_policy_regression(
 
 
 def one_token_loss(logp: jax.Array, label: jax.Array, samples: jax.Array, penalty: Number = -0.1) -> jax.Array:
-    """-(1/K) sum_k R(a_k) log p(a_k), R = 1 for the label and `penalty` for others (2509.26313), f32[...].
+    """-(1/K) sum_k R(a_k) log p(a_k), R = 1 for the label and `penalty` for other tokens (2509.26313), f32[...].
 
     logp [..., V], label int [...], samples int [..., K].
     """
@@ -135,16 +135,16 @@ def one_token_loss(logp: jax.Array, label: jax.Array, samples: jax.Array, penalt
 def expected_one_token_loss(
     logp: jax.Array, label: jax.Array, penalty: Number = -0.1, temperature: Number = 1.0
 ) -> jax.Array:
-    """-sum_a q(a) R(a) log p(a), q = sg(softmax(logp / temperature)): the mean of `one_token_loss`, f32[...]."""
+    """-sum_a q(a) R(a) log p(a), q = sg(softmax(logp / temperature)): the expected `one_token_loss`, f32[...]."""
     q = jax.lax.stop_gradient(jax.nn.softmax(logp / temperature, axis=-1))
     reward = jnp.where(jax.nn.one_hot(label, logp.shape[-1], dtype=bool), 1.0, penalty)
     return -jnp.sum(q * reward * logp, axis=-1)
 
 
 def one_token(penalty: Number = -0.1) -> Surrogate:
-    """-`expected_one_token_loss` at temperature 1 times A, from what is known of the label alone, its log-probability:
+    """-A * `expected_one_token_loss` at temperature 1, from the label's probability p and the entropy H:
 
-    (1 - penalty) sg(p) log p - penalty sg(H), H the entropy, because the gradient of sum_a p log p, p fixed, is 0.
+    (1 - penalty) sg(p) log p - penalty sg(H), because the gradient of sum_a sg(p) log p is 0.
     """
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -165,7 +165,7 @@ def masked_score(
     far_high: Number = 2.0,
     temperature: Number = 1.0,
 ) -> Callable[[jax.Array, Trajectories], jax.Array]:
-    """The weight M W of `log_probability`: `clip_mask` times `score_weight`."""
+    """A weight for `log_probability`: `clip_mask` times `score_weight`."""
     require_choice("clip", clip, CLIPS)
     require_choice("weight", weight, WEIGHTS)
     check_number("clip_low", clip_low, least=0, most=1)

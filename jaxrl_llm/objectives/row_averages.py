@@ -1,4 +1,4 @@
-"""Averages of their own for tokens of different kinds: the policy's own, a teacher's, replayed ones."""
+"""Separate averages for different kinds of rows or tokens: the policy's own, a teacher's, replayed ones."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
 def by_rows(otherwise: Average, **kinds: Average) -> Average:
     """The sum of averages, each over one kind of rows: `by_rows(guided=sequence_mean(), otherwise=token_mean())`.
 
-    The name of a kind is that of an entry of `batch.info`, bool[N] or bool[N, L], true on its rows or tokens; where
-    there is no such entry, there are none. A token of several kinds is of the first, one of none is `otherwise`'s. Each
-    average counts the tokens and rows of its kind in the whole batch, and is 0 where there are none. Averages may be
-    scaled: `0.5 * token_mean()`.
+    Each keyword names an entry of `batch.info`, bool[N] or bool[N, L], that is true on the rows or tokens of its kind;
+    a kind without an entry is empty. A token of several kinds belongs to the first of them, a token of none to
+    `otherwise`. Each average normalises by the tokens and rows of its kind in the whole batch, and is 0 if there are
+    none. Averages can be scaled: `0.5 * token_mean()`.
     """
     averages = {name: as_average(average) for name, average in {**kinds, "otherwise": otherwise}.items()}
 
     def function(values: jax.Array, batch: Trajectories) -> jax.Array:
-        parts = []
+        terms = []
         for name, tokens in _tokens(batch, [*kinds]).items():
-            controls, info = (_under(name, entries) for entries in (batch.controls, batch.info))
+            controls, info = (_entries_of(name, entries) for entries in (batch.controls, batch.info))
             totals = {total[1:]: controls.pop(total) for total in [*controls] if total.startswith("#")}
             if not totals and batch.totals is not None:
                 raise InputError("by_rows counts rows of the whole batch: refresh it before it is split, see Objective")
             totals = totals or _totals(batch, tokens)
             kind = _only(batch, tokens).with_controls(**controls).with_info(**info).replace(totals=totals)
-            parts.append(averages[name](values, kind))
-        return jnp.sum(jnp.stack(parts))
+            terms.append(averages[name](values, kind))
+        return jnp.sum(jnp.stack(terms))
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         whole = batch
@@ -51,7 +51,7 @@ def by_rows(otherwise: Average, **kinds: Average) -> Average:
 
 
 def _tokens(batch: Trajectories, kinds: list[str]) -> dict[str, jax.Array]:
-    """The actions of each kind, bool[N, L], each in one; "otherwise" has the rest."""
+    """Partition the actions by kind, bool[N, L] each; "otherwise" has the rest."""
     left, found = batch.action_mask, {}
     for name in kinds:
         marked = (batch.info or {}).get(name)
@@ -64,7 +64,7 @@ def _tokens(batch: Trajectories, kinds: list[str]) -> dict[str, jax.Array]:
 
 
 def _only(batch: Trajectories, tokens: jax.Array) -> Trajectories:
-    """The batch with the actions of one kind."""
+    """The batch restricted to the actions of one kind."""
     return batch.replace(action_mask=tokens, weights=jnp.where(tokens, batch.loss_weights, 0.0))
 
 
@@ -72,12 +72,12 @@ def _totals(batch: Trajectories, tokens: jax.Array) -> dict[str, jax.Array]:
     return totals_of(_only(batch, tokens).replace(totals=None))
 
 
-def _under(name: str, entries: dict[str, Any] | None) -> dict[str, Any]:
-    """The entries of one kind, by their names without it."""
-    start = f"{name} rows/"
-    return {key.removeprefix(start): x for key, x in (entries or {}).items() if key.startswith(start)}
+def _entries_of(name: str, entries: dict[str, Any] | None) -> dict[str, Any]:
+    """The entries of one kind, with its prefix removed from their names."""
+    prefix = f"{name} rows/"
+    return {key.removeprefix(prefix): x for key, x in (entries or {}).items() if key.startswith(prefix)}
 
 
 def _new(after: dict[str, Any] | None, before: dict[str, Any] | None) -> dict[str, Any]:
-    """The entries that are not in `before`, or are others there."""
+    """The entries of `after` that are missing from `before` or differ from it."""
     return {key: x for key, x in (after or {}).items() if (before or {}).get(key) is not x}

@@ -1,4 +1,4 @@
-"""Means over the tokens of some rows alone, whose number is known only from the whole batch."""
+"""Means over the tokens of selected rows, whose number must be counted over the whole batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jaxrl_llm.transform import Transform, control, stateless
 
 
 def count_tokens(rows: Callable[[Trajectories], jax.Array], name: str) -> Transform:
-    """Write how many tokens the rows with rows(batch) f32[N] have, each by its weight, as the control `name`.
+    """Write the control `name`: the sum of the token weights, times rows(batch) f32[N].
 
-    It must come after what changes the weights.
+    Chain it after transforms that change the weights.
     """
 
     def apply(batch: Trajectories) -> Trajectories:
@@ -25,7 +25,7 @@ def count_tokens(rows: Callable[[Trajectories], jax.Array], name: str) -> Transf
 
 
 def mean_by(name: str) -> Average:
-    """Sum over all tokens / the control `name`; 0 where that is 0. Values must be 0 on the tokens it does not count."""
+    """Sum over all tokens / the control `name`; 0 if that is 0. Values must be 0 on tokens that it does not count."""
 
     def average(values: jax.Array, batch: Trajectories) -> jax.Array:
         count = control(batch, name)

@@ -1,6 +1,6 @@
-"""Surrogates: from ratio and advantage to the value of a token, whose gradient improves the policy.
+"""Surrogates: functions of ratio and advantage that are maximised per token.
 
-Those named *_value or *_weight work on plain arrays of any shape; the others make a `Surrogate` of them.
+Functions named *_value work on plain arrays of any shape; the others return a `Surrogate`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxrl_llm.transform import Metrics
 Number = jax.Array | float
 
 # (ratio f32[N, L], outputs, batch) -> (value to maximise f32[N, L], per-token statistics to average).
-# The batch's advantages are 0 where a token does not count, so a surrogate need not mask anything.
+# The batch's advantages are 0 on tokens with weight 0, so a surrogate need not mask anything.
 Surrogate = Callable[[jax.Array, PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
 
 
@@ -33,7 +33,7 @@ def clipped_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Nu
 
 
 def clip_fractions(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> Metrics:
-    """Statistics: the tokens whose gradient the clip cut, below and above."""
+    """Per-token statistics: 1 where the clip at the lower, or upper, bound removes the gradient, else 0."""
     return {
         "clip/low": ((ratio < 1 - low) & (advantages < 0)).astype(jnp.float32),
         "clip/high": ((ratio > 1 + high) & (advantages > 0)).astype(jnp.float32),
@@ -42,7 +42,7 @@ def clip_fractions(ratio: jax.Array, advantages: jax.Array, low: Number, high: N
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """The surrogate that `clip` makes, and what it is made of."""
+    """The surrogate that `clip` returns, with its bounds."""
 
     low: Number
     high: Number
@@ -57,9 +57,9 @@ class Clip:
 
 
 def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Surrogate:
-    """PPO's clipped surrogate; a higher `high` is DAPO's clip-higher. Both at least 0, low at most 1.
+    """PPO's clipped surrogate; high > low is DAPO's clip-higher. Both at least 0, low at most 1.
 
-    dual > 1 bounds the loss of bad actions that became likely: max(value, dual * A) where A < 0 (1912.09729).
+    dual > 1 bounds the loss where A < 0 and the ratio is large: max(value, dual * A) (dual clip, 1912.09729).
     """
     check_number("clip low", low, least=0, most=1)
     check_number("clip high", high, least=0)
@@ -70,7 +70,7 @@ def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Surr
 def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, negative: Number) -> jax.Array:
     """(4 / tau) sigmoid(tau (rho - 1)) A, tau = positive where A > 0, else negative (SAPO, 2511.20347); elementwise.
 
-    Its derivative by rho is 4 p (1 - p) A, p = sigmoid(tau (rho - 1)): A at rho = 1, less on both sides.
+    Its derivative by rho is 4 p (1 - p) A, p = sigmoid(tau (rho - 1)): A at rho = 1, smaller on both sides.
 
     >>> [round(float(x), 4) for x in soft_gated_value(jnp.array([0.5, 1.0, 3.0]), jnp.ones(3), 1.0, 1.05)]
     [1.5102, 2.0, 3.5232]
@@ -80,7 +80,7 @@ def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, 
 
 
 def soft_gate(positive: Number = 1.0, negative: Number = 1.05) -> Surrogate:
-    """`soft_gated_value`: no clip, but a smooth gate with a temperature for each sign. Both above 0."""
+    """`soft_gated_value`: a smooth gate instead of a clip, with a temperature for each sign of A, both above 0."""
     check_number("positive temperature", positive, above=0)
     check_number("negative temperature", negative, above=0)
 
@@ -93,18 +93,18 @@ def soft_gate(positive: Number = 1.0, negative: Number = 1.05) -> Surrogate:
 
 
 def one_sided_log(log_ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
-    """The log-ratio bounded where the advantage pushes it on: min(d, high) for A > 0, max(d, -low) for A < 0.
+    """The log-ratio d, clipped in the direction of the advantage: min(d, high) for A > 0, max(d, -low) for A < 0.
 
-    It is sgn(A) min(sgn(A) d, sgn(A) clip(d, -low, high)), so 0 where A = 0; elementwise (GMPO, 2507.20673).
+    Equals sgn(A) min(sgn(A) d, sgn(A) clip(d, -low, high)), hence 0 where A = 0; elementwise (GMPO, 2507.20673).
     """
     bounded = jnp.where(advantages > 0, jnp.minimum(log_ratio, high), jnp.maximum(log_ratio, -low))
     return jnp.where(advantages == 0, 0.0, bounded)
 
 
 def geometric_clip(low: Number = 0.4, high: Number = 0.4) -> Surrogate:
-    """g A, g = exp(mean over the row of `one_sided_log`), on each of its tokens: clipped before the mean. Both >= 0.
+    """g A on each token, g = exp(mean over the row of `one_sided_log`): log-ratios are clipped before the mean.
 
-    The bounds are of log-ratios: ratios stay in (exp(-low), exp(high)). Wants token ratios.
+    low, high >= 0 bound log-ratios: ratios stay in [exp(-low), exp(high)]. Expects token ratios.
     """
     check_number("clip low", low, least=0)
     check_number("clip high", high, least=0)
@@ -126,7 +126,7 @@ def unclipped() -> Surrogate:
 def log_probability(weight: Callable[[jax.Array, Trajectories], jax.Array] | None = None) -> Surrogate:
     """sg(w) A log pi: the score function weighted by w = `weight(ratio, batch)` under stop-gradient (default 1).
 
-    With w = rho the gradient is that of rho A. The value of the loss says nothing; its gradient does.
+    With w = rho its gradient is that of rho A. Only the gradient of the loss is meaningful, not its value.
     """
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

@@ -1,7 +1,7 @@
-"""Penalties that begin at a threshold or at a target.
+"""Penalties above a threshold, or on the distance to a target.
 
-The KL threshold follows how the reward moves: its controller (PID, and a detector of phases) is a Transform that runs
-once a batch; what it finds is in controls, which the penalty reads.
+The KL threshold depends on the trend of the reward: its controller (PID, with a detector of training phases) is a
+Transform that runs once per batch and writes controls, which the penalty reads.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Number = jax.Array | float
 PHASES = {"warm-up": 1.5, "climbing": 1.2, "converged": 1.0, "plateau": 0.8}  # factors of the threshold
 
 
-class Memory(NamedTuple):
-    """What the controller remembers; f32[] but for the history."""
+class ControllerState(NamedTuple):
+    """The state of `kl_threshold`; f32[] except for the counter and the history."""
 
     calls: jax.Array  # int32[]
     kl: jax.Array  # moving average
@@ -34,10 +34,10 @@ class Memory(NamedTuple):
 
 
 def phase_factor(history: jax.Array, calls: jax.Array) -> jax.Array:
-    """The factor of the first of PHASES that fits, f32[], by the last half of the history and the half before it.
+    """The factor f32[] of the first of PHASES that matches the two halves of the history, each of `window` rewards.
 
-    Warm-up until the last half is full; climbing where its mean is 0.01 above the one before (which must be full too);
-    converged where its deviation is below 0.02 and its mean above 0.7; else a plateau.
+    Warm-up until the newer half is full; climbing if both are full and its mean is 0.01 above that of the older half;
+    converged if its standard deviation is below 0.02 and its mean above 0.7; else a plateau.
     """
     window = history.shape[0] // 2
     before, last = history[:window], history[window:]
@@ -48,30 +48,30 @@ def phase_factor(history: jax.Array, calls: jax.Array) -> jax.Array:
 
 
 def next_threshold(
-    memory: Memory, kl: jax.Array, reward: jax.Array, base: Number, gains: tuple[Number, Number, Number]
-) -> tuple[Memory, jax.Array]:
+    state: ControllerState, kl: jax.Array, reward: jax.Array, base: Number, gains: tuple[Number, Number, Number]
+) -> tuple[ControllerState, jax.Array]:
     """One step of the controller: threshold = clip((base + adj) phase, 0.1, 0.6), f32[], with
 
         kl <- 0.9 kl + 0.1 KL,    ema <- 0.95 ema + 0.05 r,    e = ema - ema_before - 0.001
         I <- clip(I + e, -1, 1),    adj = kp e + ki I + kd (e - e_before)
 
-    In the first call ema = r, and e and adj are 0. gains: kp, ki, kd.
+    In the first call ema = r, e = 0 and adj = 0. gains: kp, ki, kd.
     """
-    first = memory.calls == 0
-    smooth = jnp.where(first, reward, 0.95 * memory.reward + 0.05 * reward)
-    error = jnp.where(first, 0.0, smooth - memory.reward - 0.001)
-    integral = jnp.clip(memory.integral + error, -1.0, 1.0)
+    first = state.calls == 0
+    smooth = jnp.where(first, reward, 0.95 * state.reward + 0.05 * reward)
+    error = jnp.where(first, 0.0, smooth - state.reward - 0.001)
+    integral = jnp.clip(state.integral + error, -1.0, 1.0)
     kp, ki, kd = gains
-    adjust = kp * error + ki * integral + kd * (error - memory.error)
-    history = jnp.concatenate([memory.history[1:], reward[None]])
-    after = Memory(memory.calls + 1, 0.9 * memory.kl + 0.1 * kl, smooth, error, integral, history)
+    adjust = kp * error + ki * integral + kd * (error - state.error)
+    history = jnp.concatenate([state.history[1:], reward[None]])
+    after = ControllerState(state.calls + 1, 0.9 * state.kl + 0.1 * kl, smooth, error, integral, history)
     return after, jnp.clip((base + adjust) * phase_factor(history, after.calls), 0.1, 0.6)
 
 
 def excess_penalty(
     kl: jax.Array, threshold: jax.Array, entropy: jax.Array, scale: Number, floor: Number
 ) -> tuple[jax.Array, jax.Array]:
-    """scale (kl - threshold)^2 max(0.5, floor / (H + 0.1)) above the threshold, else 0; and its slope in kl. f32[]."""
+    """scale (kl - threshold)^2 max(0.5, floor / (H + 0.1)) above the threshold, else 0; and its derivative. f32[]."""
     amplified = scale * jnp.maximum(0.5, floor / (entropy + 0.1))
     above = jnp.maximum(kl - threshold, 0.0)
     return amplified * above**2, 2 * amplified * above
@@ -87,51 +87,51 @@ def kl_threshold(
     """Write the controls "kl_threshold", "kl_penalty" and "kl_slope" (`next_threshold`, `excess_penalty`).
 
     KL is the mean over the batch's actions of log pi_behaviour - log pi_reference, r the mean score, and H the mean of
-    `entropy`, as sampled. A batch without a score leaves the reward where it was. gains: of the error, its sum and its
-    change. window: batches that a phase is told by.
+    `batch.entropy`. A batch without scores reuses the smoothed reward. gains: of the error, its integral and its
+    derivative. window: number of batches that the phases are detected from.
     """
     check_number("window", window, least=1, whole=True)
 
-    def apply(memory: Memory, batch: Trajectories) -> tuple[State, Trajectories]:
+    def apply(state: ControllerState, batch: Trajectories) -> tuple[State, Trajectories]:
         mask, scores = batch.action_mask, batch.scores
         tokens, rows = jnp.maximum(jnp.sum(mask), 1), jnp.sum(~jnp.isnan(scores))
         kl = jnp.sum(log_ratio(batch.behaviour_logp, source(batch, "reference"), mask)) / tokens
         entropy = jnp.sum(jnp.where(mask, batch.need("entropy"), 0.0)) / tokens
-        reward = jnp.where(rows > 0, jnp.nansum(scores) / jnp.maximum(rows, 1), memory.reward)
-        memory, threshold = next_threshold(memory, kl, reward, base, gains)
-        penalty, slope = excess_penalty(memory.kl, threshold, entropy, scale, entropy_floor)
-        return memory, batch.with_controls(kl_threshold=threshold, kl_penalty=penalty, kl_slope=slope)
+        reward = jnp.where(rows > 0, jnp.nansum(scores) / jnp.maximum(rows, 1), state.reward)
+        state, threshold = next_threshold(state, kl, reward, base, gains)
+        penalty, slope = excess_penalty(state.kl, threshold, entropy, scale, entropy_floor)
+        return state, batch.with_controls(kl_threshold=threshold, kl_penalty=penalty, kl_slope=slope)
 
-    def init() -> Memory:
+    def init() -> ControllerState:
         zero = jnp.float32(0)
-        return Memory(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
+        return ControllerState(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
 
     return Transform(init, guarded(apply), needed("reference"))
 
 
 def threshold_penalty(gradient: bool = True, average: Average | None = None) -> Objective:
-    """The control "kl_penalty", with the gradient kl_slope * grad KL(pi || reference), estimated by k2's.
+    """The control "kl_penalty", with the gradient kl_slope * grad KL(pi || reference), estimated by the gradient of k2.
 
-    Without gradient it is a constant, which the loss shows and the policy does not feel. average: default token_mean().
+    gradient False: a constant, which changes the loss but not its gradient. average: default token_mean().
     Metrics: "kl" (mean log-ratio to the reference), "kl/threshold" and "kl/penalty".
     """
     mean = as_average(average)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         ratio = log_ratio_to(outputs, batch, "reference")
-        felt = straight_through(ratio, jnp.zeros_like) if gradient else jnp.zeros(ratio.shape)
+        gradient_only = straight_through(ratio, jnp.zeros_like) if gradient else jnp.zeros(ratio.shape)
         penalty, threshold = control(batch, "kl_penalty"), control(batch, "kl_threshold")
-        loss = mean(penalty + control(batch, "kl_slope") * felt, batch)
-        shown = {"kl": ratio, "kl/threshold": jnp.full(ratio.shape, threshold), "kl/penalty": penalty + 0 * ratio}
-        return loss, {name: token_mean()(x, batch) for name, x in shown.items()}
+        loss = mean(penalty + control(batch, "kl_slope") * gradient_only, batch)
+        statistics = {"kl": ratio, "kl/threshold": jnp.full(ratio.shape, threshold), "kl/penalty": penalty + 0 * ratio}
+        return loss, {name: token_mean()(x, batch) for name, x in statistics.items()}
 
     return averaged(objective, mean, needed("reference"))
 
 
 def distance(penalty: Objective, target: Number, name: str = "above_target") -> Objective:
-    """|penalty - target|, both of the whole batch: unlike a mean of distances of tokens.
+    """|penalty - target| of the batch's penalty, not a mean of per-token distances.
 
-    Which side of the target the whole batch is on, at the current parameters, is the control `name`: -1, 0 or 1.
+    The control `name` is the sign, -1, 0 or 1, of penalty - target over the whole batch at the current parameters.
     """
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
@@ -140,7 +140,7 @@ def distance(penalty: Objective, target: Number, name: str = "above_target") -> 
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         value, metrics = penalty.function(outputs, batch)
-        # The slices' shares of the tokens add up to 1, so their shares of the target add up to it.
+        # The token shares of the slices add up to 1, so their shares of the target add up to the target.
         share = token_mean()(jnp.ones(outputs.logp.shape), batch)
         return control(batch, name) * (value - share * target), metrics
 

@@ -1,4 +1,4 @@
-"""Clips whose range, or whose treatment of what is outside, differs from token to token."""
+"""Clips with a range per token, and clips that scale rather than remove the gradient outside their range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics
 
 Number = jax.Array | float
-Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> how far below and above 1 a ratio may go
+Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> (low, high), the ratio's range [1 - low, 1 + high]
 
 
 def bounded_loss(value: jax.Array, advantages: jax.Array, dual: Number | None) -> jax.Array:
@@ -24,12 +24,12 @@ def bounded_loss(value: jax.Array, advantages: jax.Array, dual: Number | None) -
 def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
     """min(rho A, clip(rho, 1 - low, (1 + high) rho / sg(rho)) A): above the range the gradient is scaled, not cut.
 
-    The value is that of the usual clip. Its gradient is F A grad log pi with F = 1 + high where rho > 1 + high and
+    Its value is that of the usual clip, its gradient F A grad log pi with F = 1 + high where rho > 1 + high and
     A > 0; 0 where rho < 1 - low and A < 0; else rho (AEPO, 2510.14545; the upper clip of GPPO, 2508.07629).
     """
     held = jax.lax.stop_gradient(ratio)
     upper = (1 + high) * ratio / held
-    # Where the branch is known the minimum need not be differentiated at a tie.
+    # Select the branch explicitly, because the gradient of a minimum is ambiguous at ties.
     return jnp.where(
         advantages > 0,
         jnp.where(held > 1 + high, upper, ratio) * advantages,
@@ -38,7 +38,7 @@ def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Numb
 
 
 def gradient_preserving_clip(low: float = 0.2, high: float = 0.28, dual: float | None = None) -> Surrogate:
-    """`gradient_preserving_value`, with the dual clip where one is given. low in [0, 1], high >= 0, dual > 1."""
+    """`gradient_preserving_value`, optionally with a dual clip. low in [0, 1], high >= 0, dual > 1."""
     check_number("clip low", low, least=0, most=1)
     check_number("clip high", high, least=0)
     check_number("dual clip", dual, above=1, or_none=True)
@@ -54,7 +54,7 @@ def gradient_preserving_clip(low: float = 0.2, high: float = 0.28, dual: float |
 def level_bounds(level: jax.Array, low: Number, high: Number, slope: Number) -> tuple[jax.Array, jax.Array]:
     """Clip widths by a level h in [-1, 1]: low (1 - slope h) where h <= 0, high (1 + slope h) where h > 0 (2509.16591).
 
-    So what is low may fall further, and what is high may rise further.
+    Low levels widen the lower side of the range, high levels the upper side.
     """
     return low * (1 - slope * jnp.minimum(level, 0.0)), high * (1 + slope * jnp.maximum(level, 0.0))
 
@@ -62,18 +62,18 @@ def level_bounds(level: jax.Array, low: Number, high: Number, slope: Number) -> 
 def redistributed(
     advantages: jax.Array, ratio: jax.Array, level: jax.Array, low: Number, high: Number, strength: Number
 ) -> jax.Array:
-    """A (1 + strength h) for tokens of high level that moved, and of low level that did not; else A (HAPO, 2509.16591).
+    """A (1 + strength h) where h > 0 and the ratio has moved, or h <= 0 and it has not; else A (HAPO, 2509.16591).
 
-    A ratio in (1 - low / 2, 1 + high / 2) has not moved. Elementwise.
+    A ratio has moved outside (1 - low / 2, 1 + high / 2). Elementwise.
     """
     still = (ratio > 1 - low / 2) & (ratio < 1 + high / 2)
     return advantages * jnp.where(still == (level <= 0), 1 + strength * level, 1.0)
 
 
 def token_clip(bounds: Bounds, dual: float | None = None, revise: Callable[..., jax.Array] | None = None) -> Surrogate:
-    """PPO's clip with a range for each token, `bounds(batch)`; dual > 1 bounds the loss of bad actions.
+    """PPO's clip with the per-token range `bounds(batch)`; dual > 1 bounds the loss where A < 0.
 
-    revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on how far a token has moved.
+    revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on the ratio.
     """
     check_number("dual clip", dual, above=1, or_none=True)
 

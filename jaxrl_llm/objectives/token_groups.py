@@ -1,4 +1,4 @@
-"""Averages in which some tokens, such as one that chooses how to answer, have a mean and a weight of their own."""
+"""Averages with a separate mean and weight per group of tokens, such as a control token that chooses the mode."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def first_action(batch: Trajectories) -> jax.Array:
 
 
 def later_actions(batch: Trajectories) -> jax.Array:
-    """bool[N, L]: all actions but the first."""
+    """bool[N, L]: all actions except the first."""
     return batch.action_index > 0
 
 
 def token_groups(groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: str = "sequence") -> Average:
-    """sum_k alpha_k mean_k(v), for groups of tokens by name: (alpha_k, batch -> bool[N, L]).
+    """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
 
-    over "sequence": mean_k is the mean over sequences (also those without such a token) of the mean over their tokens
-    of the group; "token": the mean over all tokens of the group (0 where there are none).
+    over "sequence": mean_k is the mean over sequences of the mean over their tokens in the group (0 if a sequence has
+    none); "token": the mean over all tokens in the group (0 if there are none).
     """
     require_choice("over", over, ("sequence", "token"))
 
@@ -38,8 +38,8 @@ def token_groups(groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: s
 
     def average(values: jax.Array, batch: Trajectories) -> jax.Array:
         means = {name: sequence_mean() if over == "sequence" else mean_by(f"tokens/{name}") for name in groups}
-        parts = [alpha * means[name](values, masked(batch, tokens)) for name, (alpha, tokens) in groups.items()]
-        return jnp.sum(jnp.stack(parts))
+        terms = [alpha * means[name](values, masked(batch, tokens)) for name, (alpha, tokens) in groups.items()]
+        return jnp.sum(jnp.stack(terms))
 
     def count(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts = {name: jnp.sum(batch.loss_weights * tokens(batch)) for name, (_, tokens) in groups.items()}

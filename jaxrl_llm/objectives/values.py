@@ -1,6 +1,6 @@
-"""What critics learn: errors of values, clipped losses, and several heads made into one value.
+"""Critic losses: error functions, clipped losses, and combinations of several value heads.
 
-Plain functions work on arrays of any shape. An error is a function of V - R; half squares have the gradient V - R.
+Plain functions work on arrays of any shape. An error is a function of x = V - R.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Error = Callable[[jax.Array], jax.Array]
 
 
 def half_square(x: jax.Array) -> jax.Array:
-    """x^2 / 2: the mean of the returns is learnt."""
+    """x^2 / 2, minimised by the mean of the returns; its gradient is x."""
     return 0.5 * x**2
 
 
 def huber(width: Number = 1.0) -> Error:
-    """x^2 / 2 where |x| <= width, else width (|x| - width / 2): outliers pull no harder than that (Huber, 1964)."""
+    """x^2 / 2 where |x| <= width, else width (|x| - width / 2): bounds the gradient of outliers (Huber, 1964)."""
     check_number("huber width", width, above=0)
 
     def error(x: jax.Array) -> jax.Array:
@@ -38,15 +38,15 @@ def huber(width: Number = 1.0) -> Error:
 
 
 def pinball(quantile: Number = 0.5) -> Error:
-    """q (R - V) where R > V, else (1 - q) (V - R): the quantile q of the returns is learnt, at 1/2 their median."""
+    """q (R - V) where R > V, else (1 - q) (V - R): minimised by the quantile q of the returns (1/2: the median)."""
     check_number("quantile", quantile, above=0, below=1)
     return lambda x: jnp.where(x < 0, -quantile * x, (1 - quantile) * x)
 
 
 def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
-    """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the least one as a -> 0, their mean as a -> inf.
+    """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the minimum as a -> 0, the mean as a -> inf.
 
-    Values of one head, [N, L], are left as they are.
+    Values of a single head, [N, L], are returned unchanged.
     """
     check_number("soft minimum temperature", temperature, above=0)
 
@@ -64,7 +64,7 @@ def clipped_error(
 ) -> jax.Array:
     """max(e(V - R), e(V_c - R)) with V_c = V_old + clip(V - V_old, -clip, clip) (PPO's code); elementwise.
 
-    of "mean": the mean of the two instead.
+    of "mean": the mean of the two errors instead of their maximum.
     """
     require_choice("of", of, ("max", "mean"))
     near = before + jnp.clip(values - before, -clip, clip)
@@ -73,7 +73,7 @@ def clipped_error(
 
 
 def last_action_mean() -> Average:
-    """Mean over sequences of the value at their last action."""
+    """Mean over sequences of the values at their last action."""
 
     def average(values: jax.Array, batch: Trajectories) -> jax.Array:
         last = batch.action_index == batch.lengths[:, None].astype(jnp.int32) - 1
@@ -83,7 +83,7 @@ def last_action_mean() -> Average:
 
 
 def per_row(values: jax.Array, batch: Trajectories) -> jax.Array:
-    """Sum over all tokens / rows with an action: the mean over tokens where their weights add up to that number."""
+    """Sum over all tokens / number of rows with an action: a mean if the weights add up to that number."""
     return jnp.sum(weighted(values, batch)) / totals_of(batch)["rows"]
 
 
@@ -100,15 +100,15 @@ def value_loss(
     combine: Callable[[jax.Array], jax.Array] | None = None,
     heads: int = 1,
 ) -> Objective:
-    """average(clipped_error) of the critic's values against `batch.returns`; without a clip, average(e(V - R)).
+    """average(clipped_error) of the critic's values against `batch.returns`; clip None: average(e(V - R)).
 
-    average: default token_mean(). combine: from several heads to the one value that is trained, e.g. soft_minimum();
-    by default each head learns the same returns, and the loss is the mean over heads. error: a function for all heads,
-    or one for each head, e.g. (half_square, pinball(0.5)) for mean and median. heads: how many to ask for. Rows
-    without a score teach nothing. Where info["value_weights"] f32[N, L] says what teaches the critic, in place of the
-    loss weights (`advantages.windows`), the default average is `per_row`.
-    Metrics: "value/loss", "value/mean", "value/error" (the mean |V - R|), with a clip "value/clip" (how many moved
-    farther than it), and "value/explained_variance" before the update, where the transform found it.
+    average: default token_mean(). combine: maps several heads to the value that is trained, e.g. soft_minimum(); by
+    default each head is trained on the same returns, and the loss is the mean over heads. error: one function for all
+    heads, or one per head, e.g. (half_square, pinball(0.5)) for mean and median. heads: number of value heads. Rows
+    without a score contribute 0. info["value_weights"] f32[N, L], if given, replaces the loss weights (see
+    `advantages.windows`), and the default average is then `per_row`.
+    Metrics: "value/loss", "value/mean", "value/error" (mean |V - R|), "value/clip" (share of tokens with
+    |V - V_old| > clip), and "value/explained_variance" from before the update, if a transform wrote it.
     """
     check_number("value clip", clip, above=0, or_none=True)
     require_choice("of", of, ("max", "mean"))
@@ -117,7 +117,7 @@ def value_loss(
     same: Error = error if callable(error) else half_square
 
     def split(values: jax.Array) -> list[jax.Array]:
-        """Each head's values f32[N, L]."""
+        """The values of each head, f32[N, L]."""
         values = values if combine is None else combine(values)
         return [values] if values.ndim == 2 else list(jnp.moveaxis(values, -1, 0))
 

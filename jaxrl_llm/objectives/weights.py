@@ -1,7 +1,8 @@
-"""Weights of the score function: how much of a token's log-probability gradient is used, by its ratio.
+"""Weights of the score function, as functions of the ratio.
 
-Each makes a `Weight`, for `surrogates.log_probability`, which takes it under stop-gradient. Weights multiply, and
-differ by the sign of the advantage; ratios may be multiplied by a factor of the batch before.
+Each function returns a `Weight` for `surrogates.log_probability`, which applies it under stop-gradient. Weights can be
+multiplied (`product`), chosen by the sign of the advantage (`by_sign`), and computed from a ratio that is scaled first
+(`of_scaled_ratio`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from jaxrl_llm.trajectory import Trajectories
 Number = jax.Array | float
 Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]
 DIVERGENCES = ("tv", "kl")
-LEAST = 1e-8  # of a sequence's ratio, as in the code of VESPO
+MIN_RATIO = 1e-8  # lower bound of a sequence's ratio, as in the code of VESPO
 
 
 def clipped(low: Number, high: Number) -> Weight:
-    """clip(rho, 1 - low, 1 + high): no token loses its gradient (CISPO, 2506.13585). low >= 1 does not bind."""
+    """clip(rho, 1 - low, 1 + high): every token keeps its gradient (CISPO, 2506.13585). low >= 1: no lower bound."""
     check_number("clip low", low, least=0)
     check_number("clip high", high, least=0)
     return lambda ratio, batch: jnp.clip(ratio, 1 - low, 1 + high)
@@ -35,7 +36,7 @@ def capped(cap: Number) -> Weight:
 
 
 def within(low: Number, high: Number) -> Weight:
-    """0 where PPO's clip cuts the gradient: A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low; else 1."""
+    """0 where PPO's clip removes the gradient: A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low; else 1."""
     check_number("clip low", low, least=0)
     check_number("clip high", high, least=0)
 
@@ -47,14 +48,14 @@ def within(low: Number, high: Number) -> Weight:
 
 
 def gamma_weight(ratio: jax.Array, power: Number, decay: Number) -> jax.Array:
-    """phi(W) = W^power exp(decay (1 - W)): 1 at W = 1, most at W = power / decay (VESPO, 2602.10693); elementwise.
+    """phi(W) = W^power exp(decay (1 - W)): 1 at W = 1, maximal at W = power / decay (VESPO, 2602.10693); elementwise.
 
-    W is at least 1e-8.
+    W is clamped at 1e-8.
 
     >>> [round(float(x), 4) for x in gamma_weight(jnp.array([0.5, 1.0, 2.0]), 2.0, 3.0)]
     [1.1204, 1.0, 0.1991]
     """
-    W = jnp.maximum(ratio, LEAST)
+    W = jnp.maximum(ratio, MIN_RATIO)
     return jnp.exp(decay + power * jnp.log(W) - decay * W)
 
 
@@ -66,7 +67,7 @@ def gamma(power: Number, decay: Number) -> Weight:
 
 
 def bernoulli_kl(p0: jax.Array, p: jax.Array) -> jax.Array:
-    """KL(p0 || p) of whether the token is drawn, nats: p0 log(p0/p) + (1 - p0) log((1 - p0)/(1 - p)); elementwise."""
+    """KL between Bernoulli distributions, nats: p0 log(p0/p) + (1 - p0) log((1 - p0)/(1 - p)); elementwise."""
     rest = jnp.log((1 - p0 + 1e-8) / (1 - p + 1e-8))
     return p0 * jnp.log(jnp.maximum(p0, 1e-37) / jnp.maximum(p, 1e-37)) + (1 - p0) * rest
 
@@ -74,9 +75,9 @@ def bernoulli_kl(p0: jax.Array, p: jax.Array) -> jax.Array:
 def small_moves(
     p: jax.Array, p0: jax.Array, advantages: jax.Array, low: Number, high: Number, divergence: str = "tv"
 ) -> jax.Array:
-    """bool: false where probability moved from p0 the way the advantage wants by more than a bound (DPPO, 2602.04879).
+    """bool: false where p moved away from p0 in the advantage's direction by more than a bound (DPPO, 2602.04879).
 
-    divergence "tv": by p - p0 > high where A > 0, by p0 - p > low where A <= 0. "kl": the same with `bernoulli_kl`.
+    divergence "tv": p - p0 > high where A > 0, p0 - p > low where A <= 0. "kl": the same with `bernoulli_kl`.
     """
     require_choice("divergence", divergence, DIVERGENCES)
     up = advantages > 0
@@ -87,7 +88,7 @@ def small_moves(
 
 
 def within_divergence(low: Number, high: Number, divergence: str = "tv") -> Weight:
-    """1 where `small_moves`, else 0. The ratio must be that to the behaviour policy. Both bounds at least 0."""
+    """1 where `small_moves`, else 0. The ratio must be to the behaviour policy. Both bounds at least 0."""
     check_number("threshold low", low, least=0)
     check_number("threshold high", high, least=0)
     require_choice("divergence", divergence, DIVERGENCES)
@@ -101,7 +102,7 @@ def within_divergence(low: Number, high: Number, divergence: str = "tv") -> Weig
 
 
 def by_sign(positive: Weight, negative: Weight) -> Weight:
-    """One weight where the advantage is at least 0, another where it is below."""
+    """`positive` where the advantage is at least 0, else `negative`."""
 
     def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         return jnp.where(batch.need("advantages") >= 0, positive(ratio, batch), negative(ratio, batch))
@@ -122,5 +123,5 @@ def product(*weights: Weight) -> Weight:
 
 
 def of_scaled_ratio(weight: Weight, factor: Callable[[Trajectories], jax.Array]) -> Weight:
-    """The weight of the ratio times factor(batch) f32[N, L], e.g. that between the old and the behaviour policy."""
+    """The weight of ratio * factor(batch) f32[N, L]; the factor can be the ratio of old to behaviour policy."""
     return lambda ratio, batch: weight(ratio * factor(batch), batch)

@@ -1,4 +1,4 @@
-"""Selection: which rows and tokens count, by rule or by chance."""
+"""Selection of the rows and tokens to train on, deterministic or random."""
 
 from jaxrl_llm.selection.noise import row_noise, token_noise
 from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset, resampled_counts

@@ -1,6 +1,6 @@
-"""Chance that belongs to what it is drawn for: noise from a row's content, not from its place in the batch.
+"""Noise keyed on a row's content, not on its index in the batch.
 
-So a random choice does not depend on the order of rows, on padding, or on how a batch is split.
+Random choices therefore do not depend on the order of rows, on padding, or on how a batch is split.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def mix(x: jax.Array) -> jax.Array:
 def _row_hash(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
     """uint32[N] of each row's prompt, actions and their log-probabilities."""
     seed = mix(mix(jnp.asarray(salt).astype(jnp.uint32)) + batch.prompt_id.astype(jnp.uint32))
-    place = mix(batch.action_index.astype(jnp.uint32))
+    position = mix(batch.action_index.astype(jnp.uint32))
     logp = jax.lax.bitcast_convert_type(batch.behaviour_logp.astype(jnp.float32), jnp.uint32)
-    token = mix(mix(batch.tokens.astype(jnp.uint32) + place) + logp)
+    token = mix(mix(batch.tokens.astype(jnp.uint32) + position) + logp)
     return mix(seed + jnp.sum(jnp.where(batch.action_mask, token, 0), axis=1, dtype=jnp.uint32))
 
 
 def _uniform(bits: jax.Array) -> jax.Array:
-    """f32 in [0, 1) of the 24 highest bits."""
+    """f32 in [0, 1) from the 24 highest bits."""
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
 
 
 def row_noise(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
-    """Uniform noise f32[N] in [0, 1); another for each salt (e.g. the number of the update)."""
+    """Uniform noise f32[N] in [0, 1); independent for each salt (e.g. the index of the update)."""
     return _uniform(_row_hash(batch, salt))
 
 

@@ -1,7 +1,7 @@
-"""Which rows to train on, and how often: ranks within groups, subsets of greatest variance, resampling, references.
+"""Which rows to train on, and how often: ranks within groups, maximum-variance subsets, resampling, references.
 
-Nothing here has a shape that depends on data: a selection is a mask or a count for each row. Ties are broken by noise
-that belongs to the row's content (`selection.noise`), so the order of rows does not matter.
+Shapes never depend on data: a selection is a mask or a count per row. Ties are broken by noise keyed on the row's
+content (`selection.noise`), so the order of rows does not matter.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def keep_weighted(factor: Callable[[jax.Array, Trajectories], jax.Array]) -> Tra
 
 
 def ranks_within(keys: jax.Array, values: jax.Array, ties: jax.Array, valid: jax.Array) -> jax.Array:
-    """int32[N]: rank of each row's value among those with the same key, 0 for the greatest.
+    """int32[N]: rank of each row's value among the rows with the same key, 0 for the largest.
 
-    Rows that are not valid come after all others. Of equal values that with the smaller `ties` f32[N] comes first.
+    Rows that are not valid rank after all others. Ties go to the smaller `ties` f32[N].
     """
     N = keys.shape[0]
     _, index = jnp.unique(keys, return_inverse=True, size=N)
     order = jnp.lexsort((ties, jnp.where(valid, -values, 0.0), ~valid, index))
-    place = jnp.argsort(order)
-    return place - jax.ops.segment_min(place, index, num_segments=N)[index]
+    position = jnp.argsort(order)
+    return position - jax.ops.segment_min(position, index, num_segments=N)[index]
 
 
 def max_variance_subset(values: jax.Array, valid: jax.Array, keep: jax.Array | float, ties: jax.Array) -> jax.Array:
-    """bool[N]: the subset of `keep` valid rows whose values have the greatest variance (D3S, 2509.22115).
+    """bool[N]: the subset of `keep` valid rows whose values have maximal variance (D3S, 2509.22115).
 
-    The optimum is the n - k smallest and the k greatest for some k; prefix sums give the variance for every k. Of
-    splits that are equal up to rounding the most even one is taken. With fewer valid rows than `keep` all are kept.
+    The optimum is the n - k smallest and the k largest values for some k; prefix sums give the variance for every k.
+    Ties up to rounding go to the most even split. With fewer valid rows than `keep` all are kept.
 
     >>> A = jnp.array([-1.5, -0.5, 0.5, 1.5, -0.87, 0, 0.87, 0])
     >>> print(jnp.nonzero(max_variance_subset(A, A < 9, 4, A))[0])
@@ -56,30 +56,30 @@ def max_variance_subset(values: jax.Array, valid: jax.Array, keep: jax.Array | f
     n = jnp.clip(jnp.asarray(keep), 0, M).astype(jnp.int32)
     mean = jnp.sum(jnp.where(valid, values, 0.0)) / jnp.maximum(M, 1)
     centred = jnp.where(valid, values - mean, 0.0)
-    place = M - 1 - ranks_within(jnp.zeros(N, jnp.int32), values, ties, valid)  # ascending; valid rows at 0..M-1
-    ascending = jnp.zeros(N).at[jnp.where(valid, place, N)].set(centred, mode="drop")
-    greatest = jnp.arange(N + 1)
+    position = M - 1 - ranks_within(jnp.zeros(N, jnp.int32), values, ties, valid)  # ascending; valid rows at 0..M-1
+    ascending = jnp.zeros(N).at[jnp.where(valid, position, N)].set(centred, mode="drop")
+    largest = jnp.arange(N + 1)
 
     def taken(x: jax.Array) -> jax.Array:
-        """For every k the sum over the n - k smallest and the k greatest, f32[N + 1]."""
+        """The sum over the n - k smallest and the k largest for every k, f32[N + 1]."""
         sums = jnp.concatenate([jnp.zeros(1), jnp.cumsum(x)])
-        return sums[jnp.maximum(n - greatest, 0)] + sums[M] - sums[jnp.maximum(M - greatest, 0)]
+        return sums[jnp.maximum(n - largest, 0)] + sums[M] - sums[jnp.maximum(M - largest, 0)]
 
     number = jnp.maximum(n, 1)
     variance = taken(ascending**2) / number - (taken(ascending) / number) ** 2
-    variance = jnp.where(greatest <= n, variance, -jnp.inf)
+    variance = jnp.where(largest <= n, variance, -jnp.inf)
     good = variance >= jnp.max(variance) - 1e-5 * jnp.mean(centred**2)
-    k = jnp.argmin(jnp.where(good, jnp.abs(2 * greatest - n), 4 * N))
-    return valid & ((place < n - k) | (place >= M - k))
+    k = jnp.argmin(jnp.where(good, jnp.abs(2 * largest - n), 4 * N))
+    return valid & ((position < n - k) | (position >= M - k))
 
 
 def rank_weights(rank: jax.Array, count: jax.Array, scheme: str) -> jax.Array:
-    """Probability f32[N] of the rank (0 the best) among `count`: the filters of PF-PPO (2409.06957).
+    """Sampling probability f32[N] by rank (0 is the best) among `count`: the filters of PF-PPO (2409.06957).
 
-    best_random: 1/2 for the best, 1/2 shared by the others; best_worst: 1/2 each; best: 1; uniform: no filter.
+    best_random: 1/2 for the best, 1/2 shared by the others; best_worst: 1/2 each; best: only the best; uniform: 1 / n.
     """
     require_choice("scheme", scheme, RANK_SCHEMES)
-    first, last = ((rank == place).astype(jnp.float32) for place in (0, count - 1))
+    first, last = ((rank == position).astype(jnp.float32) for position in (0, count - 1))
     if scheme == "best_random":
         return jnp.where(count > 1, jnp.where(rank == 0, 0.5, 0.5 / jnp.maximum(count - 1, 1)), first)
     by_scheme = {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}
@@ -87,10 +87,10 @@ def rank_weights(rank: jax.Array, count: jax.Array, scheme: str) -> jax.Array:
 
 
 def score_weights(score: jax.Array, valid: jax.Array, scheme: str, power: jax.Array | float = 2.0) -> jax.Array:
-    """Probability f32[N] of each valid row by its score in the whole batch (verl's resampling for PF-PPO).
+    """Sampling probability f32[N] of each valid row by its score in the whole batch (verl's resampling for PF-PPO).
 
-    power |score|^power; max_min 1 for the batch's greatest and least, else 0; max_random 0.4 for the greatest, else
-    0.1; 1e-8 is added, so that where all are 0 they are equal.
+    Proportional to, power: |score|^power; max_min: 1 for the batch's maximum and minimum, else 0; max_random: 0.4 for
+    the maximum, else 0.1; plus 1e-8, so that all-zero weights become uniform.
 
     >>> print(score_weights(jnp.array([1.0, -1.0, 1.0, 0.5]), jnp.array([True, True, True, False]), "max_min") > 0)
     [ True  True  True False]
@@ -109,9 +109,9 @@ def score_weights(score: jax.Array, valid: jax.Array, scheme: str, power: jax.Ar
 
 
 def key_noise(noise: jax.Array, keys: jax.Array, valid: jax.Array) -> jax.Array:
-    """Noise f32[N] in [0, 1) that valid rows with the same key share, made from noise f32[N] of the rows.
+    """Noise f32[N] in [0, 1) that valid rows with the same key share, computed from per-row noise f32[N].
 
-    Integers add without rounding, so that the order of rows does not matter.
+    The sum is over integers, which is exact, so that the order of rows does not matter.
     """
     _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
     bits = jnp.where(valid, (noise * 2**24).astype(jnp.uint32), 0)
@@ -122,11 +122,11 @@ def key_noise(noise: jax.Array, keys: jax.Array, valid: jax.Array) -> jax.Array:
 def resampled_counts(
     weights: jax.Array, keys: jax.Array, draws: jax.Array | float, uniform: jax.Array, order: jax.Array
 ) -> jax.Array:
-    """How often each row is drawn, f32[N], in `draws` draws from those with its key with probability ~ weights f32[N].
+    """How often each row is drawn, f32[N], in `draws` draws per key with probabilities proportional to weights f32[N].
 
-    Systematic resampling: draw j takes the row at (j + u) / draws of the cumulative weights in ascending `order`,
-    u = uniform f32[N] one number for each key. Counts are right on average, as with independent draws, and vary less:
-    each is its expectation rounded up or down. Keys without weight have counts 0.
+    Systematic resampling: draw j takes the row at (j + u) / draws of the cumulative weights in ascending `order`, with
+    u = uniform f32[N], one number per key. Counts are unbiased, as with independent draws, with less variance: each is
+    its expectation rounded up or down. Keys whose weights are all 0 have counts 0.
     """
     N = keys.shape[0]
     _, index = jnp.unique(keys, return_inverse=True, size=N)
@@ -147,12 +147,12 @@ def resampled_counts(
 
 
 def random_member(group: jax.Array, valid: jax.Array, noise: jax.Array) -> jax.Array:
-    """bool[N]: one valid row of each group, that with the greatest noise."""
+    """bool[N]: one valid row of each group, the one with the largest noise."""
     return valid & (ranks_within(group, noise, noise, valid) == 0)
 
 
 def against_reference(score: jax.Array, group: jax.Array, reference: jax.Array) -> jax.Array:
-    """f32[N]: +1 where a row's score beats that of its group's reference, -1 where it does not, 0 for the reference.
+    """f32[N]: +1 where a row's score exceeds that of its group's reference, else -1; 0 for the reference itself.
 
     reference bool[N] marks one row of each group. Unscored rows (NaN), and groups without a reference, get 0
     (BRPO, 2506.00103).

@@ -1,4 +1,4 @@
-"""As many bad samples as good ones."""
+"""Groups balanced by dropping bad samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Baselines by key against loops, and on groups of one, equal and unscored values."""
+"""Baselines by key against loops, on groups of one, equal values and unscored values."""
 
 from __future__ import annotations
 

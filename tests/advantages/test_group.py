@@ -1,4 +1,4 @@
-"""Group-relative advantages against a numpy loop, and what they do not depend on."""
+"""Group-relative advantages against a numpy loop, and their invariances."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_sample_that_was_not_scored_is_as_if_it_were_not_there(reward: list[fl
     scored = ~np.isnan(reward)
     found = advantage(reward, group)
     assert (found[~scored] == 0).all()
-    # In a group of its own it is as far from the others as a sample of another batch.
+    # In a group of its own a sample affects the others no more than one of another batch.
     apart = np.where(scored, group, 100 + np.arange(N))
     np.testing.assert_allclose(advantage(np.where(scored, reward, 7.0), apart), found, rtol=1e-5, atol=1e-6)
 

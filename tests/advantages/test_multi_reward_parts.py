@@ -1,4 +1,4 @@
-"""Parts for several rewards: weights from texts, components, and checks of attempts."""
+"""Helpers for several rewards: parsed weights, components, and checks of attempts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_component_that_is_missing_or_constant_adds_nothing(advantage: object)
     np.testing.assert_allclose(alone, constant, atol=1e-6)
     assert np.isfinite(alone).all()
     assert (np.asarray(f(jnp.full_like(VALUES, 0.1), WEIGHTS, GROUP)) == 0).all()
-    # One missing score leaves the others' statistics to those that have it.
+    # A missing score is left out of its component's statistics only.
     some = f(VALUES.at[2, 1].set(jnp.nan), WEIGHTS, GROUP)
     moved = f(VALUES.at[2, 1].set(jnp.nan).at[:, 1].add(5.0), WEIGHTS, GROUP)
     np.testing.assert_allclose(some, moved, atol=2e-5)
@@ -53,7 +53,7 @@ def test_rare_and_lonely_checks_are_worth_more() -> None:
     f = jax.jit(lambda exists: check_rewards(jnp.where(exists, passed, jnp.nan), attempted, group)[:, 0])
     worth = f(np.array([True, True, True, True]))
     assert worth[0] > worth[1]
-    # Two easy checks alike share the worth of one, and no checks are worth nothing.
+    # Two easy checks with equal pass rates share the weight of one; without checks the reward is 0.
     one, two = f(np.array([True, False, False, False])), f(np.array([True, True, False, False]))
     np.testing.assert_allclose(one, two, rtol=1e-5)
     assert (np.asarray(f(np.zeros(4, bool))) == 0).all()

@@ -1,4 +1,4 @@
-"""Parts that scale credit: what is masked does not matter, and nothing is divided by zero."""
+"""Multipliers of advantages: values outside the mask do not matter, and nothing is divided by zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running statistics are those of everything so far."""
+"""Running moments equal the moments of all values so far."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages.normalisation import (
-    deviation,
-    merged,
+    empty_moments,
     moments,
     normalised_values,
-    nothing_yet,
     running_reward_scaling,
+    running_std,
+    update_moments,
 )
 from jaxrl_llm.advantages.returns import generalised_advantages
 from jaxrl_llm.errors import InputError
@@ -46,18 +46,18 @@ def test_moments_of_what_the_mask_has() -> None:
 def test_batches_one_after_the_other_are_as_one() -> None:
     batches = [random.normal(1000, 3, size=7) for _ in range(5)]
     masks = [random.random(7) < 0.7 for _ in range(3)] + [np.zeros(7, bool), np.ones(7, bool)]
-    running = nothing_yet()
+    running = empty_moments()
     for x, mask in zip(batches, masks, strict=True):
-        running = merged(running, jnp.asarray(np.where(mask, x, np.nan)), jnp.asarray(mask))
+        running = update_moments(running, jnp.asarray(np.where(mask, x, np.nan)), jnp.asarray(mask))
     every = np.concatenate([x[mask] for x, mask in zip(batches, masks, strict=True)])
     assert float(running.mean) == pytest.approx(every.mean(), rel=1e-6)
-    assert float(deviation(running)) == pytest.approx(every.std(ddof=1), rel=1e-3)
+    assert float(running_std(running)) == pytest.approx(every.std(ddof=1), rel=1e-3)
 
 
 def test_nothing_that_varies_divides_by_one() -> None:
-    assert float(deviation(nothing_yet())) == 1
-    assert float(deviation(merged(nothing_yet(), jnp.full(5, 0.3), jnp.ones(5, bool)))) == 1
-    assert float(deviation(merged(nothing_yet(), jnp.asarray([7.0]), jnp.ones(1, bool)))) == 1
+    assert float(running_std(empty_moments())) == 1
+    assert float(running_std(update_moments(empty_moments(), jnp.full(5, 0.3), jnp.ones(5, bool)))) == 1
+    assert float(running_std(update_moments(empty_moments(), jnp.asarray([7.0]), jnp.ones(1, bool)))) == 1
 
 
 @pytest.mark.parametrize(("shift", "clip"), [(False, None), (True, None), (False, 1.5)])

@@ -34,12 +34,12 @@ def test_edges() -> None:
     assert float(effective_rank(jnp.full((6, 3), 0.3), ones)) == 1
     assert float(effective_rank(jnp.float32(Z), jnp.arange(6) == 2)) == 0
     close(rank_measures(jnp.float32(Z), ones & False, 1), np.zeros(3))
-    # Twice the stride is more than there is: no growth.
+    # Fewer rows than twice the stride: no growth.
     close(rank_measures(jnp.float32(Z), ones, 3)[1:], np.zeros(2))
 
 
 def test_masked_rows_and_long_vectors_against_a_loop() -> None:
-    """More dimensions than rows, rows of other tokens between, a window of the last ones; many at once."""
+    """More dimensions than rows, unmasked rows in between, a window of the last rows, and a batch of several."""
     random = np.random.default_rng(0)
     hidden, mask = random.normal(size=(2, 12, 20)) * random.uniform(0.1, 2, (12, 1)), random.random((2, 12)) < 0.75
     found = jax.jit(jax.vmap(lambda h, m: rank_measures(h, m, 2, 7)))(

@@ -45,7 +45,7 @@ TURN = np.array(
 )
 MASK = TURN >= 0
 REWARD = np.array([1.0, 0, 0.5, 1, 2, np.nan])
-# What must not leak from where no action is.
+# Garbage off the actions must not leak.
 TOKEN_REWARDS = np.where(MASK, random.normal(size=(N, L)), np.nan)
 VALUES = np.where(MASK, random.normal(size=(N, L)), np.nan)
 TURN_REWARDS = np.array([[1.0, 2, 5], [3, 4, np.nan], [5, 0, 7], [6, 7, 1], [8, 9, 1], [1, 1, 1]])
@@ -110,7 +110,7 @@ def test_gae_is_its_loop(gamma: Any, lam: Any) -> None:
 
 
 def test_a_truncated_answer_goes_on_with_its_last_value() -> None:
-    """T-PPO's numbers: cut, and finished with a reward."""
+    """T-PPO's worked example: a truncated row, and a finished row with a reward."""
     V, mask = jnp.asarray([[0.2, 0.3, 0.5, 0.4]]), jnp.ones((1, 4), bool)
     cut, _ = gae(jnp.zeros((1, 4)), V, mask, 1.0, 0.95, bootstrap=V[:, -1])
     np.testing.assert_allclose(cut[0], [0.199750, 0.105, -0.1, 0], atol=1e-6)
@@ -166,7 +166,7 @@ def test_lambda_grows_with_the_length(alpha: float, length: int, lam: float) -> 
     assert length_adaptive(alpha)(OfLength())[1] == 0  # type: ignore[arg-type]
 
 
-def test_explained_variance_of_the_card() -> None:
+def test_explained_variance_worked_example() -> None:
     R, V = jnp.asarray([1.0, 1, 0, 1]), jnp.asarray([0.8, 0.6, 0.3, 0.7])
     assert float(explained_variance(V, R, jnp.ones(4, bool))) == pytest.approx(0.613333, abs=1e-6)
     assert float(explained_variance(V, jnp.ones(4), jnp.ones(4, bool))) == 0

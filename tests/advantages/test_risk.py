@@ -1,4 +1,4 @@
-"""Risk measures and draws: the card's numbers, and groups of unlike size."""
+"""Risk measures and draws: worked examples, and groups of different sizes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from jaxrl_llm.errors import InputError
 DRAWS = jax.jit(form_draws, static_argnames="ragged")
 
 
-def test_risk_measures_of_the_card() -> None:
+def test_risk_measures_worked_example() -> None:
     X, around = jnp.array([0, 1, 2.5, 4, 5]), (1.0, 4.0, 0.2, 0.8, 1.5)
     np.testing.assert_allclose(mixed_risk(X, *around, centred=True), [-5, -2, -1, 0, 0], atol=3e-5)
     np.testing.assert_allclose(mixed_risk(X, *around), [-3, 0, 1, 2, 2], atol=3e-5)
     np.testing.assert_allclose(seeking_risk(X, *around), [0, 0, 1, 2, 5], atol=3e-5)
 
 
-def test_a_bundle_of_the_card() -> None:
+def test_a_bundle_worked_example() -> None:
     reward, group = jnp.array([1.0, 0, 1, 0, 0, 1]), jnp.array([0, 0, 0, 1, 1, 1])
     draws = DRAWS(reward, group, jnp.zeros(6, jnp.int32), jnp.array([0, 1, 2] * 2))
     np.testing.assert_allclose(draws.scores[0, :3], [1, 0, 2])
@@ -40,7 +40,7 @@ def test_a_bundle_of_the_card() -> None:
     np.testing.assert_allclose(shares, [1 / 6, -1, 2 / 9, 1 / 6, -0.5, 4 / 9], atol=2e-5)
 
 
-def test_a_quantile_of_the_card() -> None:
+def test_a_quantile_worked_example() -> None:
     q = track_quantiles(jnp.full(len(LEVELS), 1.5), jnp.array([0.0, 1, 1, 2, 3]), jnp.ones(5, bool), 0.1)
     assert q[LEVELS.index(0.2)] == pytest.approx(1.46, abs=1e-6)
     assert (track_quantiles(q, jnp.zeros(2), jnp.zeros(2, bool), 0.1) == q).all()

@@ -1,4 +1,4 @@
-"""Numbers that fade, and that go straight from one value to another."""
+"""Schedules: decay to 0, and linear interpolation."""
 
 from __future__ import annotations
 

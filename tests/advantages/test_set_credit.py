@@ -1,4 +1,4 @@
-"""Credit of sets in closed form against all sets, and of drawn sets."""
+"""Set-level credit in closed form against an enumeration of all sets."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_shares_of_sets_are_exact_where_binomials_are_large() -> None:
     assert sets_within(jnp.float32(-1), 5.0, jnp.float32(2), 4) == 0
 
 
-def test_members_of_the_best_of_four_of_the_card() -> None:
-    """Its numbers are k / n times the mean over the sets of a member."""
+def test_members_of_the_best_of_four_worked_example() -> None:
+    """The example's numbers are k / n times the mean over the sets that contain a member."""
     member, deviation = best_of_sets(jnp.array([1.0, 1, 0, 0, 0, 0, 0, 0]), jnp.zeros(8, jnp.int32), 4)
     np.testing.assert_allclose(member * 4 / 8, [0.5] * 2 + [0.357143] * 6, atol=1e-6)
     np.testing.assert_allclose(deviation, 0.410326, atol=1e-6)
@@ -60,7 +60,7 @@ def test_nothing_to_compare_with_has_no_credit() -> None:
 
 
 def test_diverse_sets_of_pairs_by_hand() -> None:
-    """Rewards 1, 1, 0 of answers a, a, b: the pairs earn 1 * 1/2, 1/2 * 1 and 1/2 * 1."""
+    """Rewards 1, 1, 0 of answers a, a, b: the pairs have rewards 1 * 1/2, 1/2 * 1 and 1/2 * 1."""
     rewards, answers, keys = jnp.array([1.0, 1, 0]), jnp.array([4, 4, 7]), jnp.zeros(3, jnp.int32)
     np.testing.assert_allclose(diverse_sets(rewards, answers, keys, 2), [0.5, 0.5, 0.5], atol=1e-6)
     np.testing.assert_allclose(diverse_sets(rewards, answers, keys, 2, "zero_based"), [0.25, 0.25, 0.5], atol=1e-6)

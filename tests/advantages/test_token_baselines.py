@@ -1,4 +1,4 @@
-"""Baselines per action: where they are put, and the groups that other methods are."""
+"""Per-action baselines: their alignment with actions, and special cases that equal other methods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.token_baselines import logit_energy, place_by_action, token_baseline
+from jaxrl_llm.advantages.token_baselines import logit_energy, scatter_by_action, token_baseline
 
 
 def test_the_energy_is_the_squared_gradient_by_the_logits() -> None:
@@ -19,7 +19,7 @@ def test_the_energy_is_the_squared_gradient_by_the_logits() -> None:
 
 def test_values_are_placed_by_how_many_actions_came_before() -> None:
     index = jnp.array([[-1, 0, -1, 1], [0, 1, 2, -1], [-1, -1, -1, -1]])
-    placed = place_by_action(jnp.arange(12.0).reshape(3, 4), index)
+    placed = scatter_by_action(jnp.arange(12.0).reshape(3, 4), index)
     assert np.asarray(placed).tolist() == [[1, 3, 0, 0], [4, 5, 6, 0], [0, 0, 0, 0]]
 
 

@@ -1,4 +1,4 @@
-"""Trackers of prompts: the card's numbers."""
+"""Trackers of prompts against a worked example."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.transform import RunFacts
 
 
-def test_the_card() -> None:
+def test_worked_example() -> None:
     v0 = (3 + 0.5) / (8 + 1)
     for divergence, kept, after in ((0.0, 0.96, 0.459293), (0.006, 0.933033, 0.461088), (0.06, 0.875, 0.465278)):
         k = retention(jnp.float32(divergence))
@@ -46,7 +46,7 @@ def test_bad_numbers_are_refused() -> None:
 
 
 def test_a_run_that_knows_its_prompts_gives_each_a_place() -> None:
-    """Without it the places are 4096, and prompts 1 and 4097 share one; a given number wins over the run's."""
+    """Without it there are 4096 entries, so prompts 1 and 4097 share one; an explicit number overrides the run's."""
     told, given = RunFacts(prompts=5000), tracked_baseline(prompts=7)
     assert tracked_baseline().init().value.shape == tracked_baseline().init(RunFacts()).value.shape == (4096,)
     assert tracked_baseline().init(told).value.shape == (5000,)

@@ -1,4 +1,4 @@
-"""Votes of a group on the right answer."""
+"""Majority votes of a group on the right answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit of windows: the card's numbers, a loop in double precision, and what it is where nothing is cut."""
+"""Credit of windows: a worked example, a loop in double precision, and the special case without windows."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def batch_of(mask: np.ndarray, values: np.ndarray, reward: np.ndarray, **info: n
 
 
 def ragged(seed: int) -> tuple[Trajectories, np.ndarray, np.ndarray, np.ndarray]:
-    """Rows with the environment's tokens between; windows of any length at their ends; cut, finished, idle, unscored.
+    """Rows with environment tokens, and windows of any length at their ends: unfinished, finished, idle, unscored.
 
-    Row 0 goes on, row 1 was finished earlier, rows 2 to 4 were finished in this step, but row 2 has no score.
+    Row 0 continues, row 1 was finished earlier, rows 2 to 4 were finished in this step, but row 2 has no score.
     """
     random = np.random.default_rng(seed)
     mask = (np.arange(L) < random.integers(3, L + 1, N)[:, None]) & (np.arange(L) > 0)
@@ -50,7 +50,7 @@ def ragged(seed: int) -> tuple[Trajectories, np.ndarray, np.ndarray, np.ndarray]
 
 
 def loop(V: list[float], last_reward: float, goes_on: bool, gamma: float, lam: float) -> list[float]:
-    """The card's sums, each written out."""
+    """The sums of the definition as loops."""
     n = len(V)
     delta = []
     for t in range(n):
@@ -93,7 +93,7 @@ def test_it_is_its_loop(seed: int, gamma: float, lam: float) -> None:
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_nothing_cut_is_gae(seed: int, lam: float) -> None:
-    """Finished rows whose window is all of them, told so or not, have the advantages of GAE and Monte Carlo returns."""
+    """Finished rows whose window covers them, marked or by default, have GAE advantages and Monte Carlo returns."""
     batch = ragged(seed)[0].replace(info=None)
     plain = generalised_advantages(1.0, lam, lam_critic=1.0)
     _, expected = plain.apply(plain.init(), batch)
@@ -116,7 +116,7 @@ def test_a_cut_row_that_is_all_window_is_a_row_out_of_budget_without_a_reward() 
 
 
 def test_at_lambda_1_a_window_is_worth_what_it_adds_to_the_value() -> None:
-    """gamma = lam = 1: the sum telescopes to V_n - V_t where the row goes on, and to r - V_t where it is finished."""
+    """gamma = lam = 1: the sum telescopes to V_n - V_t where the row continues, and to r - V_t where it is finished."""
     random = np.random.default_rng(0)
     V, window = random.normal(size=(2, 7)), np.arange(7) >= 3
     found = extended_gae(

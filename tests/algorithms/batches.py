@@ -1,4 +1,4 @@
-"""Batches and tools that the tests of the methods share. Loops over numpy arrays in double precision are the judges."""
+"""Batches and helpers shared by the tests of the methods, whose references are numpy loops in double precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
-# The fixture that the cards call F1: one group of four.
+# One group of four, the batch of most worked examples.
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
 REWARD = np.array([1.0, 0, 0, 1])
 OLD = np.array([[-1, -0.5, -2], [-0.7, -1.2, 0], [-0.3, 0, 0], [-1.5, -0.1, -0.9]])
@@ -27,7 +27,7 @@ def batch_of(mask: Any = MASK, reward: Any = REWARD, behaviour: Any = OLD, group
     group = np.zeros(N, np.int32) if group is None else np.asarray(group, np.int32)
     given = {"old_logp": np.asarray(behaviour), **fields}
     as_jax = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if np.asarray(x).dtype.kind == "f" else None), given)
-    # Tokens that tell rows apart, as those of real completions do.
+    # Tokens differ between rows, like those of real completions.
     tokens = np.arange(N * L).reshape(N, L) * 7 % 97
     return Trajectories(
         tokens=jnp.asarray(tokens, jnp.int32),
@@ -79,7 +79,7 @@ def gradient_of(
 
 
 def finite_differences(loss: Callable[[np.ndarray], float], at: Any, step: float = 1e-6) -> np.ndarray:
-    """The gradient of a loop in double precision by central differences. Mind kinks within the step."""
+    """The gradient of a loop in double precision by central differences; wrong at kinks within the step."""
     at = np.asarray(at, np.float64)
     out = np.zeros(at.shape)
     for place in np.ndindex(at.shape):

@@ -1,4 +1,4 @@
-"""A batch with all that any method may need, and some updates made of it: for tests over the whole catalogue."""
+"""A batch with every field that a method may need, and several updates on it, for tests of the whole catalogue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
 
 
 class Case(NamedTuple):
-    """A batch with all that any method may need, and what the policy says of it."""
+    """A batch with every field that a method may need, and the policy's outputs."""
 
     batch: Trajectories
     outputs: PolicyOutputs
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 
 def learn(algorithm: Algorithm, cases: list[Case], parts: list[np.ndarray] | None = None) -> Found:
-    """The last of some updates: each hands memory and metrics on to the next. parts: rows of micro-batches."""
+    """The last of several updates, which pass state and metrics on. parts: rows of micro-batches."""
     memory, feedback = algorithm.transform.init(), None
     for number, (batch, outputs) in enumerate(cases):
         memory, ready = algorithm.transform.apply(memory, batch.replace(feedback=feedback))

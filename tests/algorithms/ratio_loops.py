@@ -1,4 +1,4 @@
-"""Slow versions of the losses that weight or clip ratios: loops in double precision over rows and tokens."""
+"""Reference losses that weight or clip ratios: loops in double precision over rows and tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO and its kin: the cards' numbers, and loops in double precision that know nothing of arrays."""
+"""PPO and its variants: worked examples, and loops in double precision over plain lists."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def two_heads(seed: int = 0) -> tuple[Trajectories, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("penalty_gradient", [True, False])
 def test_safe_is_its_loop(penalty_gradient: bool) -> None:
     batch, logp, V = two_heads()
-    # Far from the reference, so that the penalty is on in the first batch: its moving average is a tenth of 7.
+    # Far from the reference, so that the penalty is active in the first batch: its moving average is a tenth of 7.
     batch = batch.replace(reference_logp=(batch.behaviour_logp - 7.0) * batch.action_mask)
     algorithm = safe_entropy_aware(penalty_gradient=penalty_gradient)
     rows_of = loop_rows(batch)

@@ -1,4 +1,4 @@
-"""Every method of the catalogue, whatever it is: named, documented, checked, usable with its defaults."""
+"""Every method of the catalogue: named, documented, checked, usable with its defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from every_method import every_method
 from experience import Found, case, learn
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.describe import describe, listing, page
+from jaxrl_llm.algorithms.describe import listing, method_card, page
 from jaxrl_llm.algorithms.needs import NEEDS, value_of
 from jaxrl_llm.algorithms.ranges import RANGES
 from jaxrl_llm.algorithms.unfinished import missing
@@ -57,7 +57,7 @@ def test_names_are_those_of_the_catalogue_in_order() -> None:
 def test_its_docstring_names_the_paper_and_every_hyperparameter(name: str) -> None:
     text = inspect.getdoc(algorithms.constructor(name))
     assert text
-    card = describe(name)
+    card = method_card(name)
     assert 1990 < card.year < 2027
     assert text.split("\n\n")[0].endswith(".")
     for parameter in defaults(name):
@@ -73,8 +73,8 @@ def test_its_page_and_line_are_printed(name: str) -> None:
     for parameter in defaults(name):
         assert f"  {parameter} = " in said
     (line,) = (line for line in listing().splitlines() if line.startswith(f"  {name} "))
-    assert str(describe(name).year) in line
-    for need in describe(name).needs:
+    assert str(method_card(name).year) in line
+    for need in method_card(name).needs:
         assert need in line
 
 

@@ -1,4 +1,4 @@
-"""Preparing a batch and its objective is one-pass code: next to nothing beside the policy's own update, by XLA's count.
+"""Transforms and objectives cost almost nothing compared with the policy's update, by XLA's cost analysis.
 
 A token's update of SmolLM2-135M takes at least 6 x 135M operations, and moves at least its hidden state (576 numbers)
 in and out of 30 layers, forward and backward. Five per cent of that is allowed; less is used.

@@ -1,4 +1,4 @@
-"""Clipped losses without a critic: the cards' numbers, loops in double precision, gradients, and special cases."""
+"""Clipped losses without a critic: worked examples, loops in double precision, gradients, and special cases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check(algorithm: Algorithm, A: Any, loss: Any, batch: Any = BATCH) -> None:
     near(gradient_of(algorithm, batch, NEAR), finite_differences(loss, NEAR), 1e-5)
 
 
-def test_reinforce_plus_plus_of_the_card() -> None:
+def test_reinforce_plus_plus_worked_example() -> None:
     A = [[0.669742, 0.690244, 0.710747], [-1.298480, -1.318982, 0], [-1.380489, 0, 0], [0.649240, 0.628737, 0.649240]]
     near(advantages(reinforce_plus_plus(kl_coefficient=0.1), F1), A)
 
@@ -72,7 +72,7 @@ def test_reinforce_plus_plus_passes_the_reward_through_the_environments_tokens()
     near(A, np.array([[1, 0, 1, 0], [-1, -1, 0, 0]]) * 0.75**0.5)
 
 
-def test_reinforce_plus_plus_baseline_of_the_card() -> None:
+def test_reinforce_plus_plus_baseline_worked_example() -> None:
     near(advantages(reinforce_plus_plus_baseline(), F1)[:, 0], 0.866025 * np.array([1, -1, -1, 1]))
     near(advantages(reinforce_plus_plus_baseline(over="tokens"), F1)[:, 0], np.array([2, -4, -4, 2]) / 3)
 
@@ -90,13 +90,13 @@ def test_reinforce_plus_plus_baseline_is_the_loop(over: str) -> None:
     check(reinforce_plus_plus_baseline(0.3, over), A, loss)
 
 
-def test_loop_of_the_card() -> None:
+def test_loop_worked_example() -> None:
     four = batch_of(MASK, [1, 0.5, 0, 0.5], OLD)
     near(advantages(loop(), four)[:, 0], [2 / 3, 0, -2 / 3, 0])
     assert np.asarray(prepared(loop(), four).loss_weights).any(axis=1).tolist() == [True, False, True, False]
     row = batch_of(np.ones((2, 3)), [1.0, 0], np.zeros((2, 3)))
     change = np.array([[0.2, -0.3, 0.05], [-50, -50, -50]])
-    # Of the second row the ratio stays at its bound: 1 - low times A = -1/2 in the card's units.
+    # The second row's ratio is clipped at its lower bound: (1 - low) A with A = -1/2 in the example's units.
     for bounds, low, second in (("paper", 0.9, 0.528779), ("reciprocal", 1 / 1.1, 0.530294)):
         found = loss_of(loop(bounds=bounds), row, change)
         assert found == pytest.approx((-0.482015 / 0.5 + low) / 2, abs=2e-6)
@@ -127,8 +127,8 @@ def test_loop_on_policy_has_the_advantages_of_rloo() -> None:
         loop(bounds="code")
 
 
-def test_spo_of_the_card() -> None:
-    """Trackers set by hand: the baselines of the card's batch."""
+def test_spo_worked_example() -> None:
+    """Trackers set by hand to the baselines of the example."""
     algorithm = spo_single_stream(prompts=4)
     state = algorithm.transform.init()._replace(value=jnp.array([0.2, 0.5, 0.9, 0.388889]))
     batch = batch_of(np.ones((4, 2)), [0.0, 1, 1, 1], -np.ones((4, 2)), range(4))

@@ -1,4 +1,4 @@
-"""What `jaxrl algorithms` prints: true of every method, and a composition that runs where it is pasted."""
+"""The output of `jaxrl algorithms`: correct for every method, with a composition that runs as a standalone file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_its_page_has_each_parameter_once(name: str) -> None:
         assert (one.origin or "") in line
     assert "Defaults. " not in said
     assert f"algorithm = {name}()" in program
-    assert f"Proved by: tests/algorithms/{PROOFS[name]}" in program
+    assert f"Tested by: tests/algorithms/{PROOFS[name]}" in program
 
 
 @every
@@ -73,7 +73,7 @@ def test_origins_are_read_from_the_last_paragraph() -> None:
         "a": "paper", "b_1": "paper", "c": "code", "d": "code", "e": "ours", "f": "the run's"
     }  # fmt: skip
     assert origins("Title.\n\nNo such paragraph.") == {}
-    with pytest.raises(ValueError, match="'Mine' is no origin"):
+    with pytest.raises(ValueError, match="'Mine' is not an origin"):
         origins("Defaults. Mine: a.")
     with pytest.raises(ValueError, match="the default of a has two origins"):
         origins("Defaults. Paper: a. Ours: a.")

@@ -51,7 +51,7 @@ def test_the_worked_example_of_dcpo() -> None:
     A = prepared(dcpo_distribution_centric(), batch_of(np.ones((4, 1)), **fields)).advantages[:, 0]
     w = np.array([0.925925, 1.292232, 0, 0])
     close(A, 0.833333 * 0.866024 * np.array([1, 1, -1, -1]) + 0.166667 * w, atol=2e-6)
-    # All right: the advantage of the group is 0, the third token's A is that of the card.
+    # All rewards are equal: the group's advantage is 0, and the third token's A is that of the worked example.
     share = mixture_share(jnp.array(0.1), 0.1, jnp.array(0.5))
     close([5 / 6 + share * 0.925925, share * 1.292232], [0.987654, 0.215372], atol=2e-6)
 
@@ -154,7 +154,7 @@ def test_the_worked_example_of_erpo() -> None:
     batch = batch_of(FULL, [1.0, 0], np.full((2, 4), -1.0), entropy=H, reference_logp=-1 - difference)
     A = np.asarray(prepared(erpo_entropy_regulated(buckets=2), batch).advantages)
     expected = np.array([[0.996906, 1.330025, 1.008997, 1.004047], [-0.960990, -0.996906, -0.657378, -1.002248]])
-    # The card has |A| = 1 before; the sample deviation of [1, 0] makes it 0.707106.
+    # The worked example has |A| = 1; the sample standard deviation of [1, 0] makes it 0.707106.
     close(A, expected + np.array([[-1.0], [1.0]]) * (1 - 0.5**0.5), atol=2e-5)
 
 

@@ -1,4 +1,4 @@
-"""GRPO's nearest kin: worked examples, loops in double precision, and where they are one another."""
+"""GRPO's closest variants: worked examples, loops in double precision, and cases in which they are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GRPO from rewards to loss: the worked example, and what the loss does not depend on."""
+"""GRPO from rewards to loss: the worked example, and the invariances of the loss."""
 
 from __future__ import annotations
 
@@ -145,9 +145,11 @@ def test_the_names_of_groups_do_not_matter(seed: int, names: list[int]) -> None:
 def test_padding_on_either_side_does_not_matter(seed: int, left: int, garbage: float) -> None:
     fields = random_fields(seed)
     padding = ((0, 0), (left, 4 - left))
-    wide = {name: np.pad(value, padding, constant_values=garbage) for name, value in fields.items() if value.ndim == 2}
-    wide["mask"] = np.pad(fields["mask"], padding)
-    assert_same(result_of({**fields, **wide}), result_of(fields), columns=slice(left, left + L))
+    padded = {
+        name: np.pad(value, padding, constant_values=garbage) for name, value in fields.items() if value.ndim == 2
+    }
+    padded["mask"] = np.pad(fields["mask"], padding)
+    assert_same(result_of({**fields, **padded}), result_of(fields), columns=slice(left, left + L))
 
 
 @many
@@ -186,8 +188,8 @@ def test_nothing_to_learn_from_is_finite_and_has_no_gradient(algorithm: Any) -> 
     fields = {**random_fields(0), "mask": np.zeros((N, L))}
     outputs, batch = batch_of(fields)
     _, batch = algorithm.transform.apply((), batch)
-    derive = jax.value_and_grad(algorithm.objective, has_aux=True)
-    (loss, metrics), gradient = derive(outputs, batch)
+    grad_fn = jax.value_and_grad(algorithm.objective, has_aux=True)
+    (loss, metrics), gradient = grad_fn(outputs, batch)
     assert float(loss) == 0
     assert all(float(value) == 0 for value in metrics.values())
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(gradient))

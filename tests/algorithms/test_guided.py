@@ -1,4 +1,4 @@
-"""ICPO and AMPO: worked examples, loops, and what is left without guided rows."""
+"""ICPO and AMPO: worked examples, loops, and the special case without guided rows."""
 
 from __future__ import annotations
 

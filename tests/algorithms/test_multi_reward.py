@@ -1,4 +1,4 @@
-"""GDPO, DVAO and VeRPO: worked examples, loops, and what they are at their limits."""
+"""GDPO, DVAO and VeRPO: worked examples, loops, and limiting cases."""
 
 from __future__ import annotations
 

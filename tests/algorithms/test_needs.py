@@ -31,7 +31,7 @@ def test_a_stand_in_is_of_its_shape_and_range(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({need for one in algorithms.names() for need in algorithms.get(one).needs}))
 def test_it_is_found_where_it_says(name: str) -> None:
-    """In a batch that has all that methods need, and not in one that has nothing."""
+    """In a batch with every need, and not in an empty one."""
     method = next(one for one in map(algorithms.get, algorithms.names()) if name in one.needs)
     found, (known, value) = case(1, method), value_of(name)
     need = need_of(name)

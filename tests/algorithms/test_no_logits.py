@@ -1,4 +1,4 @@
-"""No method builds an array of rows x length x vocabulary: not for its needs, its credit, its loss nor its gradient."""
+"""No method builds an array of rows x length x vocabulary, for its needs, credit, loss or gradient."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def batch_of_groups() -> Trajectories:
 
 
 def largest(jaxpr: Any) -> int:
-    """The most numbers of any array that a program, or one that it calls, works out."""
+    """The size of the largest array that a program, or one that it calls, computes."""
     sizes = [int(np.prod(v.aval.shape)) for e in jaxpr.eqns for v in e.outvars if hasattr(v.aval, "shape")]
     inner = [
         largest(getattr(parameter, "jaxpr", parameter))

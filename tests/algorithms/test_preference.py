@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of, finite_differences, outputs_of, prepared, random_batch
-from judge import arrays, assert_judged, learn
+from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.preference import drpo_decoupled_reward, trpa
 from jaxrl_llm.trajectory import SHARED, Trajectories, map_rows, with_totals
@@ -64,7 +64,7 @@ def test_trpa_by_loop_however_it_is_split() -> None:
         return np.mean(terms) + 0.3 * ((np.exp(d) - 1 - d) * X.mask).sum() / X.mask.sum()
 
     found = learn(method, batch, LOGP)
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     value, gradient = in_halves(method, batch, LOGP)
     assert value == pytest.approx(found.loss, abs=1e-6)
     np.testing.assert_allclose(gradient, found.gradient, rtol=1e-4, atol=1e-6)
@@ -105,7 +105,7 @@ def test_drpo_by_loop_however_it_is_split(estimator: str) -> None:
         return -total / 3 + guard * divergence(logp)
 
     found = learn(method, batch, logp)
-    assert_judged(found, loss, logp)
+    assert_matches_loop(found, loss, logp)
     value, gradient = in_halves(method, batch, logp)
     assert value == pytest.approx(found.loss, abs=1e-6)
     np.testing.assert_allclose(gradient, found.gradient, rtol=1e-4, atol=1e-6)

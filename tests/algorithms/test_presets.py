@@ -1,4 +1,4 @@
-"""Presets: named sets of defaults that what is given explicitly wins over."""
+"""Presets: named sets of defaults that explicit arguments override."""
 
 from __future__ import annotations
 

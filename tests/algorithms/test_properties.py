@@ -1,4 +1,4 @@
-"""What no method's loss or gradient may depend on, and what none may be upset by: all methods, one test."""
+"""Invariances of the loss and gradient of every method, and robustness to extreme inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled(name: str) -> Callable[[list[Case]], Found]:
 
 @lru_cache(maxsize=256)
 def plain(name: str, seed: int) -> Found:
-    """What the others are held against."""
+    """The reference that the other results are compared with."""
     algorithm = algorithms.get(name)
     return jax.device_get(compiled(name)([case(seed, algorithm), case(seed + 1, algorithm)]))
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of, random_batch
-from judge import arrays, assert_judged, learn
+from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.regression import asymre, opmd, otr, rec_off_policy_reinforce, rover
@@ -59,7 +59,7 @@ def test_rec_by_loop(weight: str, regulariser: str) -> None:
             total += 0.1 * ((logp[i, t] - X.behaviour[i, t]) ** 2 if regulariser == "k2" else -logp[i, t])
         return total / X.mask.sum()
 
-    assert_judged(learn(method, BATCH, LOGP), loss, LOGP)
+    assert_matches_loop(learn(method, BATCH, LOGP), loss, LOGP)
     assert 0 < np.mean(masks) < 1
 
 
@@ -92,7 +92,7 @@ def test_rover_worked_example() -> None:
     batch = batch_of(np.ones((2, 2)), np.array([1.0, 0]), np.tile(old[[0, 1], acts], (2, 1)))
     batch = batch.with_info(mean_logp=jnp.asarray(np.tile(old.mean(1), (2, 1)), jnp.float32))
     logp = np.tile(new[[0, 1], acts], (2, 1))
-    # The card's one response has r_c = 0.5; the second row is a copy with r_c = -0.5 that is left out here.
+    # The worked example has one response with r_c = 0.5; the second row is a copy with r_c = -0.5, ignored here.
     batch = batch.replace(weights=jnp.asarray([[1.0, 1.0], [0.0, 0.0]]))
     found = learn(rover(), batch, logp, mean_logp=np.tile(new.mean(1), (2, 1)).astype(np.float32))
     assert found.loss == pytest.approx(0.299145, abs=1e-6)
@@ -118,7 +118,7 @@ def test_rover_by_loop_with_other_tokens_between() -> None:
                 total += (0.8 * (logp[i, t] - X.behaviour[i, t]) - A[i, 0] - 0.5 * after) ** 2
         return total / mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     on_policy = learn(rover(), batch, X.behaviour, mean_logp=old.astype(np.float32)).gradient
     np.testing.assert_allclose(on_policy, -2 * A * mask / mask.sum(), atol=1e-6)
 
@@ -131,11 +131,11 @@ def test_otr_by_loop() -> None:
     def loss(logp: np.ndarray) -> float:
         return sum(-1.3 * p[i, t] * logp[i, t] - 0.3 * X.entropy[i, t] for i, t in right) / len(right)
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     assert (found.by_entropy == 0).all()
 
 
-def test_otr_value_is_the_expected_loss_of_the_card() -> None:
+def test_otr_value_is_the_expected_loss() -> None:
     logits = np.array([1, 0.5, 0, -0.5])
     logp = logits - np.log(np.exp(logits).sum())
     batch = batch_of([[1]], [1.0], logp[:1, None])

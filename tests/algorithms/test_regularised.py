@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of, outputs_of, prepared, random_batch
-from judge import arrays, assert_judged, learn
+from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.regularised import epo, llds, ulorl
@@ -116,10 +116,10 @@ def test_llds_by_loop(over: str) -> None:
                 total += max(0, fall[t]) * (0.3 if TURN[i, t] == TURN[i].max() else 1.0)
         return grpo_loop(logp, 0.001) + 0.5 * total / tokens
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     method = llds(penalty_over=over)
     at_start = method.objective(outputs_of(X.behaviour), prepared(method, TURNS))[1]
-    assert float(at_start["likelihood/fallen"]) == 0, "nothing has fallen yet"
+    assert float(at_start["likelihood/fallen"]) == 0, "no drop yet"
     assert method.needs == frozenset(), "no KL: no reference policy"
 
 
@@ -149,7 +149,7 @@ def test_ulorl_by_loop(sampling: str) -> None:
             total -= min(rho * a, min(max(rho, 0.8), 1.2) * a)
         return total / len(informative)
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     assert ulorl(sampling=sampling).needs == ({"old_logp"} if sampling == "POIS" else set())
 
 

@@ -1,4 +1,4 @@
-"""Score-function methods: the cards' numbers, loops in double precision, their gradients, and what they reduce to."""
+"""Score-function methods: worked examples, loops in double precision, gradients, and special cases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def others(i: int) -> list[int]:
     return [j for j in range(len(R)) if GROUP[j] == GROUP[i] and j != i]
 
 
-def test_reinforce_of_the_card() -> None:
+def test_reinforce_worked_example() -> None:
     assert loss_of(reinforce(baseline="none"), F1) == pytest.approx(1.4875, abs=1e-6)
     for baseline in ("batch", "group"):
         assert loss_of(reinforce(baseline), F1) == pytest.approx(0.4375, abs=1e-6)
@@ -77,7 +77,7 @@ def test_reinforce_with_an_importance_weight_is_the_clipped_product(average: str
     check(reinforce(average=average, importance_cap=1.1), A, lambda A, x: averaged(weight * A * x, MASKS, average))
 
 
-def test_rloo_of_the_card() -> None:
+def test_rloo_worked_example() -> None:
     three = batch_of(MASK[:3], [0.2, 0.5, 0.9], OLD[:3])
     near(advantages(rloo(0.0), three)[:, 0], [-0.5, -0.05, 0.55])
     near(advantages(rloo(0.0), F1)[:, 0], [2 / 3, -2 / 3, -2 / 3, 2 / 3])
@@ -114,7 +114,7 @@ def test_rloo_without_kl_is_reinforce_with_its_baseline_and_needs_no_reference()
     near(gradient_of(rloo(0.0), BATCH, NEAR), gradient_of(reinforce("leave_one_out"), BATCH, NEAR))
 
 
-def test_remax_of_the_card() -> None:
+def test_remax_worked_example() -> None:
     mask, logp = [[1, 1, 1], [1, 1, 0]], [[-1, -0.5, -0.2], [-0.7, -0.1, 0]]
     reference = np.array([[-1.1, -0.6, -0.1], [-0.7, -0.2, 0]])
     batch = batch_of(mask, [0.8, 0.1], np.array(logp), reference_logp=reference)
@@ -141,7 +141,7 @@ def test_remax_with_the_greedy_reward_for_reward_learns_nothing() -> None:
     assert np.count_nonzero(gradient_of(remax(kl_coefficient=0.0), batch, NEAR)) == 0
 
 
-def test_opo_of_the_card_and_the_loop() -> None:
+def test_opo_worked_example_and_loop() -> None:
     near(advantages(opo(), F1)[:, 0], [1 / 3, -2 / 3, -2 / 3, 1 / 3])
     size, A = MASKS.sum(1), np.zeros(len(R))
     for i in range(len(R)):
@@ -151,7 +151,7 @@ def test_opo_of_the_card_and_the_loop() -> None:
     near([advantages(opo(), BATCH)[g == GROUP].sum() for g in range(3)], 0, 1e-5)
 
 
-def test_gpg_of_the_card() -> None:
+def test_gpg_worked_example() -> None:
     mask = np.ones((12, 2))
     batch = batch_of(mask, [1, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0], -mask, np.repeat([0, 1, 2], 4))
     near(advantages(gpg(), batch)[:, 0], [1.5, -1.5, -1.5, 1.5] + [0] * 8)
@@ -174,7 +174,7 @@ def token_baseline_batch(mask: Any, reward: Any, pi: Any, q: Any) -> Any:
     return batch_of(mask, reward, logp).with_info(squared_probability=np.asarray(q, np.float32))
 
 
-def test_optimal_token_baseline_of_the_card() -> None:
+def test_optimal_token_baseline_worked_example() -> None:
     batch = token_baseline_batch(
         [[1, 1, 1], [1, 1, 0], [1, 0, 0]], [1.0, 0, 1],
         [[0.5, 0.8, 0.9], [0.4, 0.6, 0], [0.7, 0, 0]], [[0.4, 0.66, 0.82], [0.3, 0.5, 0], [0.55, 0, 0]],
@@ -206,7 +206,7 @@ def test_optimal_token_baseline_is_the_loop(corrected: bool) -> None:
 
 
 def test_unscored_rows_take_no_part() -> None:
-    """As if they had another group's name and no advantage; the loss still counts their sequences."""
+    """Like rows of another group with advantage 0; the loss still counts their sequences."""
     reward = R.copy()
     reward[1] = np.nan
     batch = BATCH.replace(reward=jnp.asarray(reward, jnp.float32)).with_info(

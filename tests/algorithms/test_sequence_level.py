@@ -1,4 +1,4 @@
-"""Ratios of sequences: worked examples, loops in double precision, and where they are one another."""
+"""Sequence-level ratios: worked examples, loops in double precision, and cases in which methods are equal."""
 
 from __future__ import annotations
 

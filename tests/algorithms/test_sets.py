@@ -1,4 +1,4 @@
-"""Objectives other than the mean: the cards' numbers, loops over all sets in double precision, and gradients."""
+"""Objectives other than the mean: worked examples, loops over all sets in double precision, and gradients."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def of_sets(f: Any, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return inside, mean, deviation
 
 
-def test_maxrl_of_the_card() -> None:
+def test_maxrl_worked_example() -> None:
     near(advantages(maxrl(), batch_of())[:, 0], 0.999998 * np.array([1, -1, -1, 1]))
     eight = row_of([1, 0, 0, 0, 0, 0, 0, 0])
     near(advantages(maxrl(), eight)[:, 0], [6.999944] + [-0.999992] * 7)
@@ -97,7 +97,7 @@ def test_maxrl_is_the_loop() -> None:
     check(maxrl(average="sum"), A, "sum")
 
 
-def test_passk_of_the_card() -> None:
+def test_passk_worked_example() -> None:
     margin = advantages(passk_grpo(estimator="margin"), row_of([0.9, 0.5, 0.2, 0.4]))[:, 0]
     near(margin, [1.358728, 0, 0, 0])
     for correct, right, wrong in ((2, 0.522232, -0.174077), (1, 0.999998, -0.142857), (5, 0.0, 0.0)):
@@ -162,7 +162,7 @@ def test_polychromic_without_keys_tells_completions_apart_by_their_tokens() -> N
 
 
 def risk_batch(seed: int = 0) -> Any:
-    """Four groups of one response, in bundles of two: one draw each, so that chance decides nothing."""
+    """Four groups of one response, in bundles of two: one draw each, so that nothing is random."""
     random = np.random.default_rng(seed)
     mask = np.arange(4) < random.integers(1, 5, 4)[:, None]
     return batch_of(mask, [1.0, 0.5, 0.0, 0.25], -random.random((4, 4)) * mask, range(4))
@@ -186,8 +186,8 @@ def test_riskpo_tracks_quantiles_from_batch_to_batch() -> None:
 
 
 def test_riskpo_is_the_loop() -> None:
-    """Responses to the second question of each bundle earn the same, so which share a draw decides only whose is whose
-    among them."""
+    """Responses to the second question of each bundle have equal rewards, so the random assignment to draws only
+    permutes them."""
     reward = np.array([1.0, 0, 0.5, 0.25] + [0.75] * 4 + [0.0, 0.5, 1, 1])
     group, n = np.repeat([0, 1, 2], 4), 12
     mask = np.arange(3) < np.random.default_rng(0).integers(1, 4, n)[:, None]

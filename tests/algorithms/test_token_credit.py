@@ -50,7 +50,7 @@ def test_dgpo_against_a_loop() -> None:
 
 
 def test_the_worked_example_of_the_schedules() -> None:
-    """Prefixes of 9, 4 and 0 of 10 tokens are left out at steps 0, 40 and 80 of 100; or 1, 6 and 10 forks are kept."""
+    """Prefixes of 9, 4 and 0 of 10 tokens are dropped at steps 0, 40 and 80 of 100; or 1, 6 and 10 forks are kept."""
     H = np.array([[0.1, 1.2, 0.4, 2, 0.05, 0.9, 0.3, 1.5, 0.2, 0.6]])
     batch = batch_of(np.ones((2, 10)), [0.0, 1.0], np.zeros((2, 10)), entropy=np.repeat(H, 2, axis=0))
     for step, skipped, forks in ((0, 9, [3]), (40, 4, [1, 2, 3, 5, 7, 9]), (80, 0, list(range(10)))):
@@ -89,7 +89,7 @@ def test_rlvr_schedule_against_a_loop(rule: str) -> None:
             A[i] += 0.6 * np.minimum(0.4 * H[i], np.abs(A[i]) / 2)
     algorithm = rlvr_temporal_schedule(rule, magnitude=0.6)
     agrees(algorithm, batch, logp, A, weights, high=0.28)
-    # When it has faded this is the plain loss.
+    # After the fade this is the plain loss.
     plain = np.broadcast_to(group_scores(batch.reward, batch.group)[:, None], logp.shape)
     agrees(algorithm, batch, logp, plain, None, ((), jnp.int32(80)))
 
@@ -150,7 +150,7 @@ def test_bupo_against_a_loop() -> None:
     value, gradient = jax.value_and_grad(loss)(jnp.float32(inner))
     assert float(value) == pytest.approx(loop(inner), abs=1e-5)
     close(gradient, finite_differences(loop, inner), atol=2e-5)
-    # Through the first phase nothing reaches the output policy, after it only that.
+    # In the first phase the output policy has no gradient, afterwards only the output policy has one.
     assert not gradient_of(algorithm, batch, logp, internal_logp=inner).any()
     after = prepared(algorithm, batch, ((), jnp.int32(1)))
     late = algorithm.objective(outputs_of(logp, internal_logp=inner), after)[0]

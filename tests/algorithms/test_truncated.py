@@ -1,4 +1,4 @@
-"""T-PPO on batches of windows: a loop in double precision, and what its loss may not depend on."""
+"""T-PPO on batches of windows: a loop in double precision, and the invariances of its loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAM, COEFFICIENT = 0.8, 0.7
 
 
 def windows(seed: int = 0, none_finished: bool = False) -> tuple[Trajectories, np.ndarray, np.ndarray]:
-    """Rows that go on, are finished now, or were so earlier; current log-probabilities and values."""
+    """Rows that continue, are finished now, or were finished earlier; current log-probabilities and values."""
     random = np.random.default_rng(seed + 40)
     before = random.normal(size=(N, L))
     batch, logp = random_batch(seed, values=before)
@@ -126,7 +126,7 @@ def test_order_and_micro_batches_do_not_matter() -> None:
 
 @pytest.mark.heavy
 def test_minibatches_add_up_to_the_value_loss_of_the_batch() -> None:
-    """Each gradient step sees a part of the rows, as many each: the mean of their value losses is that of the batch."""
+    """Gradient steps on equal parts of the rows: the mean of their value losses is that of the batch."""
     batch, logp, V = windows()
     batch, outputs = parts_of(batch, logp, V, np.arange(10))
     ready, objective = prepared(t_ppo(), batch), value_loss(None)

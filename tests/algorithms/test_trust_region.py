@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of, outputs_of, prepared, random_batch
-from judge import arrays, assert_judged, learn, one_row
+from method_step import arrays, assert_matches_loop, learn, one_row
 
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.trust_region import (
@@ -69,7 +69,7 @@ def test_clip_cov_by_loop() -> None:
         kept = [(i, t) for i, t in X.tokens() if not drawn[i, t]]
         return -sum(clipped(rho[i, t], A[i, 0]) for i, t in kept) / X.mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     again = learn(method, BATCH, LOGP, state=found.state)
     assert (np.asarray(again.batch.need("detached")) != drawn).any(), "another batch, other chance"
 
@@ -91,7 +91,7 @@ def test_kl_cov_by_loop() -> None:
         terms = [-np.exp(l[i, t]) * A[i, 0] + abs(l[i, t]) * ((i, t) in top) for i, t in X.tokens()]
         return sum(terms) / X.mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
 
 
 def share_of_good(logp: np.ndarray, low: float, high: float, statistic: str) -> float:
@@ -136,7 +136,7 @@ def test_bapo_by_loop(statistic: str, dual: float | None) -> None:
             terms = [max(x, dual * A[i, 0]) if A[i, 0] < 0 else x for x, (i, _) in zip(terms, X.tokens(), strict=True)]
         return -sum(terms) / X.mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
 
 
 def test_bapo_of_the_paper() -> None:
@@ -189,7 +189,7 @@ def test_gbpo_by_loop() -> None:
         rho = np.exp(logp - X.behaviour)
         return sum(abs((rho[i, t] - target[i]) * A[i, 0]) for i, t in X.tokens()) / X.mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
 
 
 def test_r2vpo_worked_example() -> None:
@@ -212,7 +212,7 @@ def test_r2vpo_by_loop_and_its_soft_clip() -> None:
         terms = [-rho[i, t] * A[i, 0] + 0.7 * ((rho[i, t] - 1) ** 2 - 0.01) for i, t in X.tokens()]
         return sum(terms) / X.mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     rho = np.exp(LOGP - X.behaviour)
     coefficients = rho * (A - 2 * 0.7 * (rho - 1)) * X.mask
     np.testing.assert_allclose(-X.mask.sum() * found.gradient, coefficients, rtol=1e-4, atol=1e-5)
@@ -244,14 +244,14 @@ def test_mdpo_by_loop_and_its_step_sizes() -> None:
         l = logp - X.behaviour
         return sum(np.exp(l[i, t]) * (l[i, t] / 0.375 - standard[i, 0]) for i, t in X.tokens()) / X.mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
     calm = mdpo_mirror_descent(step_size=0.5, total_steps=4)
     found = learn(calm, BATCH, LOGP, state=calm.transform.apply(calm.transform.init(), BATCH)[0])
 
     def surplus(logp: np.ndarray) -> float:
         return (np.exp(logp - X.behaviour) - 1)[X.mask].sum() / 0.375 / X.mask.sum()
 
-    assert_judged(found, lambda logp: loss(logp) - surplus(logp), LOGP)
+    assert_matches_loop(found, lambda logp: loss(logp) - surplus(logp), LOGP)
 
 
 def test_remix_worked_example() -> None:
@@ -274,7 +274,7 @@ def test_remix_by_loop() -> None:
             total -= 0.01 * X.entropy[i, t]
         return total / X.mask.sum()
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
 
 
 CURVED = {
@@ -303,7 +303,7 @@ def test_capo_by_loop() -> None:
         rows = [[clipped(rho[i, t], a[i, 0]) for t in range(len(kept[i])) if kept[i, t]] for i in range(len(kept))]
         return -sum(sum(row) / max(len(row), 1) for row in rows) / len(rows)
 
-    assert_judged(found, loss, LOGP)
+    assert_matches_loop(found, loss, LOGP)
 
 
 def test_members_of_the_family_at_their_limits() -> None:

@@ -1,4 +1,4 @@
-"""Methods that lack a part: named, and refused until a run says that it goes without."""
+"""Methods that lack a part: listed, and refused unless the run excludes the part explicitly."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_without_is_no_hyperparameter_of_the_method() -> None:
 
 
 def test_a_rollout_may_provide_the_part() -> None:
-    """Groups that are tried again with a hint have the guided rows which the method is for."""
+    """Groups that are retried with a hint provide the guided rows that the method needs."""
     with pytest.raises(InputError, match="icpo_in_context lacks guided"):
         make_algorithm(TrainConfig(algorithm="icpo_in_context"))
     method = make_algorithm(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))

@@ -1,4 +1,4 @@
-"""Weighted score functions: worked examples, loops in double precision, and where they are one another."""
+"""Weighted score functions: worked examples, loops in double precision, and cases in which methods are equal."""
 
 from __future__ import annotations
 

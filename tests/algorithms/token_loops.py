@@ -1,4 +1,4 @@
-"""Slow loops in double precision that judge methods whose loss is PPO's clip on some advantages of tokens."""
+"""Reference loops in double precision for methods whose loss is PPO's clip on per-token advantages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages against loops: weights, empty rows, and what is masked."""
+"""Averages against loops: weights, empty rows, and masked tokens."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_slices_add_up_to_the_whole(average: Any, loop: Any) -> None:
 
 
 def test_an_average_brings_what_it_needs_to_every_objective() -> None:
-    """None of them is told twice."""
+    """Needs and refreshes of an average need not be passed to the objective as well."""
     seen = Average(lambda x, b: b.controls["seen"] * jnp.sum(x), frozenset({"values"}), see)
     batch = batch_of(MASK).replace(advantages=jnp.asarray(MASK, jnp.float32), reference_logp=jnp.zeros((N, L)))
     outputs = PolicyOutputs(jnp.full((N, L), -0.5), jnp.asarray(TOKEN_LOSSES, jnp.float32))

@@ -1,4 +1,4 @@
-"""Importance correction: worked examples, loops, which tokens leave the count, and extremes."""
+"""Importance correction: worked examples, loops, tokens excluded from the denominators, and extremes."""
 
 from __future__ import annotations
 

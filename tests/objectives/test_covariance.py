@@ -1,4 +1,4 @@
-"""Covariance terms and the choice of tokens by them."""
+"""Covariance terms, and the selection of tokens by covariance."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives import clip, unclipped
-from jaxrl_llm.objectives.guidance import guided, guided_rows, guided_tokens, shaped_probability, summed
+from jaxrl_llm.objectives.guidance import guided, guided_rows, guided_tokens, scaled_sum, shaped_probability
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 N, L = 3, 2
@@ -64,4 +64,4 @@ def test_only_guided_tokens_are_shaped() -> None:
 
 
 def test_a_sum_over_the_batch() -> None:
-    assert float(summed(4)(jnp.ones((N, L)), batch_of())) == 1.25
+    assert float(scaled_sum(4)(jnp.ones((N, L)), batch_of())) == 1.25

@@ -1,4 +1,4 @@
-"""The policy gradient by one kernel against the same composed of its parts: loss, gradient and metrics."""
+"""The fused policy gradient against the one composed of its parts: loss, gradient and metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CLIPS = {"symmetric": clip(0.2, 0.2), "asymmetric": clip(0.1, 0.35), "dual": cli
 
 
 def drawn(seed: int = 0, *, weights: bool = True, garbage: bool = True) -> tuple[PolicyOutputs, Trajectories]:
-    """A batch with holes, padding, an empty row, weights, and garbage where nothing counts."""
+    """A batch with holes, padding, an empty row, weights, and garbage on tokens with weight 0."""
     random = np.random.default_rng(seed)
     mask = random.random((N, L)) < 0.8
     mask[:, 9:] = False
@@ -74,8 +74,8 @@ def drawn(seed: int = 0, *, weights: bool = True, garbage: bool = True) -> tuple
     return PolicyOutputs(noise(logp), jnp.zeros((N, L))), batch
 
 
-def derived(objective: Any, outputs: PolicyOutputs, batch: Trajectories) -> Any:
-    """(loss, metrics), gradient by logp."""
+def value_and_grad(objective: Any, outputs: PolicyOutputs, batch: Trajectories) -> Any:
+    """(loss, metrics), and the gradient with respect to logp."""
 
     def loss(logp: jax.Array) -> Any:
         return objective(outputs.replace(logp=logp), batch)
@@ -98,8 +98,8 @@ def test_the_kernel_is_the_composition(ratio: str, surrogate: str, kernel: str) 
     make = partial(policy_gradient, RATIOS[ratio], CLIPS[surrogate])
     for average in (token_mean(), sequence_mean()):
         composed, fused = make(average, kernel=None), make(average, kernel=by_kernel)
-        wanted = derived(composed, outputs, batch)
-        agree(derived(fused, outputs, batch), wanted)
+        wanted = value_and_grad(composed, outputs, batch)
+        agree(value_and_grad(fused, outputs, batch), wanted)
         assert fused.needs == composed.needs
     (loss, metrics), gradient = wanted
     assert np.isfinite(loss)
@@ -115,7 +115,7 @@ def test_with_every_average(name: str) -> None:
     for weights in (False, True):
         outputs, batch = drawn(1, weights=weights)
         make = partial(policy_gradient, sequence_ratio(), clip(0.2, 0.28), average)
-        agree(derived(make(), outputs, batch), derived(make(kernel=None), outputs, batch))
+        agree(value_and_grad(make(), outputs, batch), value_and_grad(make(kernel=None), outputs, batch))
 
 
 def test_the_weights_of_tokens_in_an_average_by_hand() -> None:
@@ -126,18 +126,18 @@ def test_the_weights_of_tokens_in_an_average_by_hand() -> None:
     np.testing.assert_allclose(token_weights(sequence_mean(), batch), mask / lengths / (N - 1), rtol=1e-6)
     for average in (lambda x, _: jnp.max(x), lambda x, _: jnp.sum(x * x), lambda x, _: jnp.sum(jnp.exp(x))):
         assert token_weights(average, batch) is None
-        # Then all is composed.
+        # These fall back to the composed loss.
         make = partial(policy_gradient, token_ratio(), clip(), average)
-        agree(derived(make(kernel=refuses), outputs, batch), derived(make(kernel=None), outputs, batch))
+        agree(value_and_grad(make(kernel=refuses), outputs, batch), value_and_grad(make(kernel=None), outputs, batch))
 
 
 def test_slices_add_up_and_objectives_add() -> None:
     outputs, batch = drawn(3)
     whole = policy_gradient(sequence_ratio(), clip(), sequence_mean()) + 0.1 * kl()
-    wanted = derived(whole, outputs, batch)
+    wanted = value_and_grad(whole, outputs, batch)
     batch = with_totals(batch)
     parts = [
-        derived(whole, jax.tree.map(lambda x, s=s: x[s], outputs), map_rows(lambda x, s=s: x[s], batch))
+        value_and_grad(whole, jax.tree.map(lambda x, s=s: x[s], outputs), map_rows(lambda x, s=s: x[s], batch))
         for s in (slice(0, 3), slice(3, 4), slice(4, N))
     ]
     agree(jax.tree.map(lambda *x: sum(x), *[part[0] for part in parts]), wanted[0])
@@ -148,11 +148,11 @@ def test_a_traced_range_is_taken_too() -> None:
     outputs, batch = drawn(4)
 
     def found(low: jax.Array, high: jax.Array, dual: jax.Array) -> Any:
-        return derived(policy_gradient(token_ratio(), clip(low, high, dual), token_mean()), outputs, batch)
+        return value_and_grad(policy_gradient(token_ratio(), clip(low, high, dual), token_mean()), outputs, batch)
 
     mapped = jax.vmap(found)(jnp.array([0.1, 0.2]), jnp.array([0.3, 0.1]), jnp.array([1.5, 4.0]))
     for n, given in enumerate(((0.1, 0.3, 1.5), (0.2, 0.1, 4.0))):
-        wanted = derived(policy_gradient(token_ratio(), clip(*given), token_mean(), kernel=None), outputs, batch)
+        wanted = value_and_grad(policy_gradient(token_ratio(), clip(*given), token_mean(), kernel=None), outputs, batch)
         agree(jax.tree.map(lambda x, n=n: x[n], mapped), wanted)
 
 
@@ -180,7 +180,7 @@ def test_anything_else_is_composed(ratio: Ratio, surrogate: Any) -> None:
     outputs, batch = drawn(5)
     batch = batch.with_controls(clip_low=jnp.float32(0.8), clip_high=jnp.float32(1.2))
     make = partial(policy_gradient, ratio, surrogate, token_mean())
-    agree(derived(make(kernel=refuses), outputs, batch), derived(make(kernel=None), outputs, batch))
+    agree(value_and_grad(make(kernel=refuses), outputs, batch), value_and_grad(make(kernel=None), outputs, batch))
 
 
 def test_the_plain_ones_do_reach_the_kernel() -> None:

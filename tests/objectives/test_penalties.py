@@ -16,9 +16,9 @@ from jaxrl_llm.objectives.penalties import (
     entropy_corridor,
     entropy_target,
     exact_kl,
-    fallen,
     hinged,
     imitation,
+    likelihood_drop,
     likelihood_preserving,
     ratio_variance,
     right_answers,
@@ -76,7 +76,7 @@ def test_expectation_under_an_older_policy() -> None:
 @pytest.mark.parametrize(
     ("estimator", "gradient"),
     [
-        ("k1", [0.0, 0.0, 0.0, 0.0]),  # nothing at all: no use in a loss
+        ("k1", [0.0, 0.0, 0.0, 0.0]),  # zero-mean gradient: useless in a loss
         ("k2", [-0.299752, 0.154848, -0.071149, 0.216053]),  # of KL(pi || ref)
         ("k3", [-0.3, 0.2, -0.05, 0.15]),  # of KL(ref || pi): pi - ref
         ("k1+", [-0.299752, 0.154848, -0.071149, 0.216053]),
@@ -230,7 +230,7 @@ def test_falls_are_gated_by_the_sum_over_their_span() -> None:
     batch = batch_of((1, 4), turn=[[0, 0, 1, 1]])
     d = jnp.array([[0.2, -0.3, 0.3, -0.1]])
     for gate, found in {"turn": [0, 0, 0.3, 0], "sequence": [0.2, 0, 0.3, 0], "token": [0.2, 0, 0.3, 0]}.items():
-        np.testing.assert_allclose(fallen(d, batch, gate), [found], atol=1e-7)
+        np.testing.assert_allclose(likelihood_drop(d, batch, gate), [found], atol=1e-7)
     good = batch.replace(advantages=jnp.ones((1, 4)))
     value, metrics = likelihood_preserving("sequence", final=0.5)(outputs_of(-d), good)
     assert float(value) == pytest.approx((0.2 + 0.15) / 4)

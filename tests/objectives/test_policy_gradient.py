@@ -79,7 +79,7 @@ def test_on_policy_through_a_softmax_it_is_reinforce() -> None:
 
     def loss(logits: jax.Array) -> jax.Array:
         logp = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[..., None], axis=-1)[..., 0]
-        # The ratio is 1 up to rounding, which the clip must not mind.
+        # The ratio is 1 up to rounding, which must not trigger the clip.
         return objective(token_mean())(outputs_of(logp), batch)[0]
 
     found = jax.grad(loss)(jnp.asarray(logits, jnp.float32))
@@ -132,9 +132,9 @@ def test_what_does_not_count_may_be_anything() -> None:
     def loss(logp: jax.Array, batch: Trajectories) -> Any:
         return whole(outputs_of(logp), batch)
 
-    derive = jax.value_and_grad(loss, has_aux=True)
-    (value, metrics), gradient = derive(jnp.asarray(LOGP), clean)
-    (dirty_value, dirty_metrics), dirty_gradient = derive(jnp.asarray(np.where(hole, garbage, LOGP)), dirty)
+    grad_fn = jax.value_and_grad(loss, has_aux=True)
+    (value, metrics), gradient = grad_fn(jnp.asarray(LOGP), clean)
+    (dirty_value, dirty_metrics), dirty_gradient = grad_fn(jnp.asarray(np.where(hole, garbage, LOGP)), dirty)
     assert np.isfinite(value)
     assert float(dirty_value) == float(value)
     assert {k: float(v) for k, v in dirty_metrics.items()} == {k: float(v) for k, v in metrics.items()}
@@ -142,7 +142,7 @@ def test_what_does_not_count_may_be_anything() -> None:
 
 
 def test_a_ratio_that_tokens_share_is_safe_from_advantages_that_do_not_count() -> None:
-    """Where one ratio serves a whole row, a product with NaN in one place would spoil the gradient in all."""
+    """If a row shares one ratio, a product with NaN on one token would make the gradients of all its tokens NaN."""
 
     def mean_ratio(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         differences = jnp.where(batch.action_mask, outputs.logp - batch.behaviour_logp, 0.0)

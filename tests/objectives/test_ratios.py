@@ -1,4 +1,4 @@
-"""Importance ratios against each source, with what does not count and with extremes."""
+"""Importance ratios against each source, with tokens of weight 0 and extreme values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages of different kinds of rows in one objective, against loops over plain numbers."""
+"""Separate averages for kinds of rows in one objective, against loops over plain numbers."""
 
 from __future__ import annotations
 

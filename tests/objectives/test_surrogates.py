@@ -22,7 +22,7 @@ ADVANTAGES = 0.866024 * np.array([1, -1, -1, 1])[:, None] * np.ones((4, 3))
 
 
 def applied(surrogate: Any, ratio: jax.Array, advantages: jax.Array) -> Any:
-    """A surrogate of nothing but ratios and advantages."""
+    """A surrogate applied to ratios and advantages only."""
     zeros = jnp.zeros(ratio.shape)
     fields = {name: zeros for name, field in Trajectories.__dataclass_fields__.items() if field.default is MISSING}
     return surrogate(ratio, PolicyOutputs(zeros, zeros), Trajectories(**fields, advantages=advantages))

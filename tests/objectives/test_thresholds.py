@@ -11,7 +11,7 @@ from jaxrl_llm.objectives import entropy
 from jaxrl_llm.objectives.penalties import imitation
 from jaxrl_llm.objectives.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.thresholds import (
-    Memory,
+    ControllerState,
     distance,
     excess_penalty,
     kl_threshold,
@@ -38,7 +38,7 @@ def batch_of(reward: float = 0.5, kl: float = 2.0, entropy: float = 1.5) -> Traj
     )  # fmt: skip
 
 
-def test_three_steps_of_the_card() -> None:
+def test_three_steps_worked_example() -> None:
     transform = kl_threshold()
     state = transform.init()
     seen = []
@@ -72,10 +72,10 @@ def test_phases_are_tested_in_their_order() -> None:
 
 def test_the_controller_is_its_loop() -> None:
     random, window = np.random.default_rng(0), 3
-    memory = Memory(jnp.int32(0), *(jnp.float32(0) for _ in range(4)), jnp.zeros(2 * window))
+    state = ControllerState(jnp.int32(0), *(jnp.float32(0) for _ in range(4)), jnp.zeros(2 * window))
     kl_average = ema = before = total = 0.0
     history: list[float] = []
-    step = jax.jit(lambda memory, kl, r: next_threshold(memory, kl, r, 0.3, GAINS))
+    step = jax.jit(lambda state, kl, r: next_threshold(state, kl, r, 0.3, GAINS))
     for call in range(12):
         kl, r = float(random.gamma(2.0)), float(0.6 + 0.03 * call + 0.05 * random.normal())
         kl_average, history = 0.9 * kl_average + 0.1 * kl, [*history, r]
@@ -94,12 +94,12 @@ def test_the_controller_is_its_loop() -> None:
             phase = 1.2
         else:
             phase = 1.0 if np.std(last) < 0.02 and np.mean(last) > 0.7 else 0.8
-        memory, threshold = step(memory, jnp.float32(kl), jnp.float32(r))
+        state, threshold = step(state, jnp.float32(kl), jnp.float32(r))
         assert float(threshold) == pytest.approx(min(max((0.3 + adjust) * phase, 0.1), 0.6), abs=1e-5)
-        assert float(memory.kl) == pytest.approx(kl_average, rel=1e-5)
+        assert float(state.kl) == pytest.approx(kl_average, rel=1e-5)
 
 
-def test_the_penalty_of_the_card_and_its_slope() -> None:
+def test_penalty_worked_example_and_slope() -> None:
     numbers = (jnp.float32(0.4), jnp.float32(0.36), jnp.float32(1.5))
     penalty, slope = excess_penalty(*numbers, 0.1, 2.0)
     assert float(penalty) == pytest.approx(0.0002, abs=1e-8)
@@ -117,17 +117,19 @@ def test_the_loss_shows_the_penalty_and_its_gradient_is_the_divergence() -> None
     random = np.random.default_rng(1)
     outputs = PolicyOutputs(jnp.asarray(np.where(MASK, random.normal(size=(N, L)), np.nan)), jnp.zeros((N, L)))
     l = np.asarray(outputs.logp - batch.reference_logp)
-    for felt in (True, False):
-        derive = jax.value_and_grad(threshold_penalty(felt), has_aux=True)
-        (loss, metrics), gradient = derive(outputs, batch)
+    for with_gradient in (True, False):
+        grad_fn = jax.value_and_grad(threshold_penalty(with_gradient), has_aux=True)
+        (loss, metrics), gradient = grad_fn(outputs, batch)
         assert float(loss) == pytest.approx(0.03, rel=1e-5)
         assert float(metrics["kl"]) == pytest.approx(l[MASK].mean(), rel=1e-5)
         assert float(metrics["kl/threshold"]) == pytest.approx(0.4, rel=1e-5)
-        np.testing.assert_allclose(gradient.logp, np.where(MASK, 2 * l / MASK.sum(), 0) * felt, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            gradient.logp, np.where(MASK, 2 * l / MASK.sum(), 0) * with_gradient, rtol=1e-5, atol=1e-7
+        )
 
 
 def sliced(objective: object, outputs: PolicyOutputs, batch: Trajectories) -> float:
-    """The loss as the sum over single rows, after the refresh of the whole."""
+    """The loss as the sum over single rows, after a refresh on the whole batch."""
     whole = objective.refreshed(outputs, with_totals(batch))  # type: ignore[attr-defined]
     shared, total = {name: getattr(whole, name) for name in SHARED}, 0.0
     for n in range(N):

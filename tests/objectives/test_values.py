@@ -1,4 +1,4 @@
-"""What critics learn: errors by their definitions, clipping, heads, and rows that teach nothing."""
+"""Critic losses: errors by their definitions, clipping, heads, and rows without a target."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_soft_minimum_is_between_the_minimum_and_the_mean() -> None:
     np.testing.assert_array_equal(soft_minimum()(v[..., 0]), v[..., 0])
 
 
-def test_clipped_error_of_the_cards() -> None:
+def test_clipped_error_worked_example() -> None:
     V, old, R = ([0.5, 0.25, 0.9, 0.55], [0.2, 0.3, 0.4, 0.6], [0.918450, 0.951, 0.98, 1])
     found = clipped_error(*(jnp.asarray(x) for x in (V, old, R)), 0.2)
     np.testing.assert_allclose(2 * found, [0.268790, 0.491401, 0.1444, 0.2025], atol=1e-6)

@@ -78,7 +78,7 @@ def test_resampling_gives_each_row_its_share() -> None:
 
 
 def test_verdicts_against_a_reference() -> None:
-    """The card's example: the third is the reference; wins, win, loss; other groups have none, or no score."""
+    """A worked example: the third is the reference; wins, win, loss; other groups have no reference, or no score."""
     score = jnp.array([0.9, 0.8, 0.5, 0.1, 0.7, jnp.nan])
     reference = jnp.array([False, False, True, False, False, False])
     A = against_reference(score, jnp.array([0, 0, 0, 0, 1, 0]), reference)

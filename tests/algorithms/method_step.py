@@ -1,4 +1,4 @@
-"""What judges of methods share: one compiled step of a method, and a batch as numpy arrays in double precision."""
+"""Helpers of the tests of methods: one compiled step of a method, and a batch as numpy arrays in double precision."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def arrays(batch: Trajectories) -> Arrays:
     )
 
 
-def assert_judged(found: Learned, loss: Any, logp: np.ndarray, tolerance: float = 2e-6) -> None:
+def assert_matches_loop(found: Learned, loss: Any, logp: np.ndarray, tolerance: float = 2e-6) -> None:
     """Value and gradient are those of the loop `loss(logp f64[N, L]) -> float`."""
     logp = np.asarray(np.asarray(logp, np.float32), np.float64)
     np.testing.assert_allclose(found.loss, loss(logp), rtol=2e-5, atol=tolerance)
