@@ -42,7 +42,7 @@ def test_what_a_template_makes(text: str, prompt: str) -> None:
         ("{prompt.__class__}", "{prompt.__class__} is neither a column nor an entry of one"),
         ("{prompt.upper}", "neither a column nor"),
         ("{notes[unit].upper}", "neither a column nor"),
-        ("{prompt!x}", "there is no conversion !x; use !s, !r or !a"),
+        ("{prompt!x}", "there is no conversion !x: use !s, !r or !a"),
         ("{prompt!}", "is not valid"),
         ("{prompt", "is not valid"),
         ("prompt}", "is not valid: Single '}'"),

@@ -354,7 +354,7 @@ def test_it_runs_inside_of_a_running_event_loop() -> None:
     [({"oversample": 0.9}, "oversample is 0.9, but must be at least 1"),
      ({"oversample": math.inf}, "finite"), ({"oversample": math.nan}, "finite"),
      ({"segment_tokens": -1}, "segment_tokens is -1"),
-     ({"oversample": 1.5, "train_unfinished": True}, "oversample is 1.5, but each step trains on all")],
+     ({"oversample": 1.5, "train_unfinished": True}, "oversample is 1.5, but must be 1 with train_unfinished")],
 )  # fmt: skip
 def test_numbers_out_of_range(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
