@@ -41,7 +41,7 @@ class Transform:
     init:  (facts=RunFacts()) -> state, a pytree. What makes a Transform may give a function without arguments; one with
            a parameter named `facts` is told what the run knows, to size its tables.
     apply: (state, batch) -> (state, batch)
-    needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `algorithms.needs`
+    needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `jaxrl_llm.needs`
     """
 
     init: Callable[..., State]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -91,10 +91,10 @@ def _check_scale(scale: str) -> None:
         raise InputError(f"the scale of group-relative advantages is {scale!r}, {wanted}", known=SCALES)
 
 
-def on_actions(advantage: Callable[[Trajectories], jax.Array]) -> Transform:
-    """The transform that gives every action token its sample's advantage f32[N]."""
+def on_actions(advantage: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
+    """The transform that gives every action token its sample's advantage f32[N], which is computed from `needs`."""
     require_function("what gives advantages", advantage)
-    return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask))
+    return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask), needs)
 
 
 def uniform_groups(batch: Trajectories) -> jax.Array:

@@ -94,4 +94,6 @@ def tracked_baseline(
             kept = retention(jnp.where(tracker.seen[place], drift, 0.0), half_life, least, most)
         return track(tracker, place, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda facts: start_tracker(prompts or facts.prompts or PROMPTS), guarded(apply))
+    return Transform(
+        lambda facts: start_tracker(prompts or facts.prompts or PROMPTS), guarded(apply), frozenset({"drift"})
+    )

@@ -103,7 +103,7 @@ def experience(setup: Experience) -> Source:
         setup.curriculum.select(saved["curriculum"], 0)  # for its own check
         return State(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
 
-    return Source(init, following, save, load)
+    return Source(init, following, save, load, setup.rollout.provides)
 
 
 def _whole(setup: Experience, state: State, params: Params, key: jax.Array, step: int) -> tuple[Step, State]:

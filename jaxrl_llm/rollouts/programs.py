@@ -23,7 +23,7 @@ class Rollout:
     program: Program
     name: str = "program"
     provides: frozenset[str] = field(default_factory=frozenset)
-    """What its episodes have beyond tokens, of the names in `algorithms.needs`."""
+    """What its episodes have beyond tokens, of the names in `jaxrl_llm.needs`."""
     columns: tuple[str, ...] = ()
     """Columns of the data set that it reads."""
     turns: int = 1
