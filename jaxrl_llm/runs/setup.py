@@ -210,13 +210,18 @@ def check_method(
     by_name = algorithm is None
     if algorithm is None:
         algorithm = make_algorithm(config)
+
+    def check_experience() -> None:
+        check_rollout(config, algorithm)
+        if not own_source:
+            check_provided(config, algorithm, provided_by(config, algorithm), by_name)
+
     rows = config.prompts_per_step * config.group_size
     gather(
-        lambda: None if own_source else check_provided(config, algorithm, provided_by(config, algorithm), by_name),
         lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
-        lambda: check_rollout(config, algorithm),
+        check_experience,
     )
     return algorithm
 
