@@ -36,6 +36,12 @@ class Models(Protocol):
     def affinity(self) -> Array:
         """f32[N, L]: sum over the vocabulary of sqrt(pi_old pi_reference); InputError as `reference`."""
 
+    def of_states(self, function: Callable[[Array, Array], Array]) -> Array:
+        """`function` of the last hidden states of the weights before the update [N, L, D] and the actions bool[N, L].
+
+        For needs that measure "hidden".
+        """
+
 
 Compute = Callable[[Models, Trajectories, float | None], Array]
 
@@ -86,16 +92,17 @@ def _read(name: str) -> Compute:
     return compute
 
 
-def _hidden_square(models: Models, batch: Trajectories, number: float | None) -> Array:
-    return jnp.sum((models.old.extras or {})["hidden"] ** 2, axis=-1)
+def _reduced(function: Callable[[Array, Array], Array]) -> Compute:
+    """A function of the last hidden states, which the forward pass measures as "hidden"."""
+    return lambda models, batch, number: models.of_states(function)
 
 
-def _ranks(models: Models, batch: Trajectories, number: float | None) -> Array:
-    return _rank_rows((models.old.extras or {})["hidden"], batch.action_mask)
+def _squares(hidden: Array, mask: Array) -> Array:
+    """f32[N, L]: squared norms of states [N, L, D]."""
+    return jnp.sum(hidden**2, axis=-1)
 
 
-@jax.jit
-def _rank_rows(hidden: Array, mask: Array) -> Array:
+def _ranks(hidden: Array, mask: Array) -> Array:
     """f32[N, 3], a row at a time: its singular values need all its states at once."""
     return jax.lax.map(lambda row: rank_measures(*row), (hidden, mask))
 
@@ -155,12 +162,12 @@ NEEDS = {
         Need(
             "hidden_square", "info['hidden_square']", "[N, L]",
             "squared norm of the last hidden state before each action",
-            ones(lambda random, logp: random.gamma(2.0, 0.5, logp.shape)), _hidden_square, "hidden",
+            ones(lambda random, logp: random.gamma(2.0, 0.5, logp.shape)), _reduced(_squares), "hidden",
         ),
         Need(
             "effective_rank", "info['effective_rank']", "[N, 3]",
             "effective rank of a row's hidden states, its growth and the growth's growth",
-            StandIn("rank 1 without growth", uniform(1, 5, 3, rows=True), flat_rank), _ranks, "hidden",
+            StandIn("rank 1 without growth", uniform(1, 5, 3, rows=True), flat_rank), _reduced(_ranks), "hidden",
         ),
         Need(
             "reference_affinity", "info['reference_affinity']", "[N, L]",

@@ -175,10 +175,12 @@ def _use(name: str, what: str | None = None) -> str:
 
 def going_without(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     """The algorithm without some of its needs, for which it then uses its own defaults."""
-    transform, objective = (
-        replace(part, needs=part.needs - set(names)) for part in (algorithm.transform, algorithm.objective)
+    dropped, transform, objective = set(names), algorithm.transform, algorithm.objective
+    return replace(
+        algorithm,
+        transform=replace(transform, needs=transform.needs - dropped),
+        objective=replace(objective, needs=objective.needs - dropped),
     )
-    return replace(algorithm, transform=transform, objective=objective)
 
 
 def reward_names(rewards: Iterable[str]) -> list[str]:

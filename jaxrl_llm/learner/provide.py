@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -54,6 +54,11 @@ def _affinity(
     return by_slices(lambda part, lies: affinity(policy, params, reference, part, lies), batch, slices)
 
 
+@partial(jax.jit, static_argnames=("function",))
+def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: jax.Array, mask: jax.Array) -> jax.Array:
+    return function(hidden, mask)
+
+
 @dataclass(frozen=True)
 class _Models:
     """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
@@ -77,6 +82,9 @@ class _Models:
     @cached_property
     def affinity(self) -> jax.Array:
         return _affinity(self.policy, self.params, self._reference, self.batch, self.layout, self.slices)
+
+    def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
 
     @property
     def _reference(self) -> Params:

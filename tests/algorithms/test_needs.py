@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -94,6 +95,9 @@ class Seen:
     @property
     def reference(self) -> PolicyOutputs:
         return self.outputs("reference", -2.0)
+
+    def of_states(self, function: Callable[[Any, Any], Any]) -> Any:
+        return function(self.outputs("old", -1.0).extras["hidden"], jnp.ones((N, L), bool))  # type: ignore[index]
 
     @property
     def affinity(self) -> Any:
