@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
+
 from batches import batch_of
 
 from jaxrl_llm.errors import InputError
