@@ -51,7 +51,7 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
 
 
 def options(method: str, preset: str | None = None) -> list[Hyperparameter]:
-    """`hyperparameters`, and `without` for methods that lack a part here (see `algorithms.unfinished`)."""
+    """`hyperparameters`, and `without` for methods that lack a part in some runs (see `algorithms.unfinished`)."""
     without = [Hyperparameter("without", str, "")] if method in _unfinished() else []
     return hyperparameters(method, preset) + without
 
@@ -70,12 +70,16 @@ def _presets(method: ast.FunctionDef) -> dict[str, dict[str, Any]]:
 
 @cache
 def _unfinished() -> frozenset[str]:
-    """The methods that lack a part: the keys of `algorithms.unfinished.UNFINISHED`."""
-    body = ast.parse((CATALOGUE / "unfinished.py").read_text(encoding="utf-8")).body
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "UNFINISHED" and node.value:
-            return frozenset(ast.literal_eval(node.value))
-    return frozenset()
+    """The methods that lack something: the keys of UNFINISHED and NEEDED in `algorithms.unfinished`."""
+    found: set[str] = set()
+    for node in ast.parse((CATALOGUE / "unfinished.py").read_text(encoding="utf-8")).body:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and getattr(node.target, "id", "") in ("UNFINISHED", "NEEDED")
+            and node.value
+        ):
+            found |= ast.literal_eval(node.value).keys()
+    return frozenset(found)
 
 
 @cache

@@ -41,7 +41,7 @@ class Transform:
     init:  (facts=RunFacts()) -> state, a pytree. May be built from a function without arguments, or from one with a
            parameter named `facts`, which gets the run's sizes, e.g. for a table with an entry per prompt.
     apply: (state, batch) -> (state, batch)
-    needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `algorithms.needs`
+    needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `jaxrl_llm.needs`
     """
 
     init: Callable[..., State]

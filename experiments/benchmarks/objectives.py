@@ -23,7 +23,7 @@ from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.update import init_state, prepare, update
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.reporting.credit import stand_in
+from jaxrl_llm.needs import fill_in
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 
@@ -63,7 +63,7 @@ def seconds(f: Callable[..., Any], *arguments: Any, repeats: int = 3) -> float:
 
 def of_method(algorithm: Algorithm, batch: Trajectories) -> tuple[float, float]:
     """Seconds of preparing the batch, and of the objective's loss and gradient."""
-    full, extras, _ = stand_in(batch, algorithm.needs)
+    full, extras, _ = fill_in(batch, algorithm.needs)
     memory = algorithm.transform.init()
     outputs = PolicyOutputs(full.behaviour_logp + 0.01, full.need("entropy"), extras or None)
 

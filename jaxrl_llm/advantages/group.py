@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -92,10 +92,10 @@ def _check_scale(scale: str) -> None:
         raise InputError(f"the scale of group-relative advantages is {scale!r}, {wanted}", known=SCALES)
 
 
-def on_actions(advantage: Callable[[Trajectories], jax.Array]) -> Transform:
-    """The transform that writes `advantage(batch)` f32[N] on every action token of its sample."""
+def on_actions(advantage: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
+    """The transform that writes an advantage f32[N], computed from `needs`, on every action token of its sample."""
     require_function("the advantage", advantage)
-    return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask))
+    return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask), needs)
 
 
 def uniform_groups(batch: Trajectories) -> jax.Array:

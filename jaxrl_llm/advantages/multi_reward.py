@@ -194,4 +194,4 @@ def check_credit(
         here = jnp.take_along_axis(part, jnp.clip(batch.turn, 0, part.shape[1] - 1), axis=1)
         return batch.replace(advantages=(whole[:, None] + partial * here) * batch.action_mask)
 
-    return stateless(apply)
+    return stateless(apply, {"tests"})

@@ -94,4 +94,6 @@ def tracked_baseline(
             kept = retention(jnp.where(tracker.seen[index], drift, 0.0), half_life, least, most)
         return track(tracker, index, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), guarded(apply))
+    return Transform(
+        lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), guarded(apply), frozenset({"drift"})
+    )

@@ -89,4 +89,4 @@ def vote(keep: float | None = None, ties: str = "content") -> Transform:
             batch = batch.replace(weights=batch.loss_weights * kept[:, None])
         return batch.replace(reward=reward).with_info(majority=share)
 
-    return counted(apply)
+    return counted(apply, {"answer_key"})

@@ -31,5 +31,5 @@ class Algorithm:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the loop must provide, of NEEDS in `algorithms.needs`."""
+        """What must be computed or provided beyond a scored batch, names of `jaxrl_llm.needs`."""
         return self.transform.needs | self.objective.needs

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.algorithms import CATALOGUE, FAMILIES, constructor, get, names
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.needs import need_of
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
 from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES
 from jaxrl_llm.algorithms.unfinished import BESIDES, missing
 from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.needs import need_of
 
 PAPER = re.compile(r"arXiv \d{4}\.\d{4,5}|Machine Learning 8|technical report")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b(?!\.\d)")  # not the first half of an arXiv number
@@ -41,7 +41,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     "Loss: regularisers": ("regularised",),
     "Loss: regression and preferences": ("regression", "preference"),
 }
-MARK = "*"  # marks methods that lack a part
+MARK = "*"  # marks methods that lack a part, or need what only some runs provide
 
 
 class Card(NamedTuple):
@@ -157,7 +157,7 @@ def listing(find: str = "") -> str:
         lines = [_line(cards[name], width) for name in methods if name in cards]
         text += [f"\n{stage}", *lines] if lines else []
     if any(missing(name) for name in cards):
-        text += ["", f"{MARK} lacks a part, which a run must exclude explicitly: see jaxrl algorithms NAME."]
+        text += ["", f"{MARK} lacks a part, or needs what only some runs provide: jaxrl algorithms NAME says what."]
     return "\n".join(text).lstrip("\n")
 
 
@@ -188,7 +188,9 @@ def page(name: str) -> str:
         text = text.rpartition("\n\n")[0]
     paragraphs = [f"{name}\n\n{text}"]
     if lacks := missing(name):
-        paragraphs.append(f"Incomplete; a run must pass --algorithm.without {','.join(lacks)}\n" + _lacks(lacks))
+        paragraphs.append(
+            f"Incomplete in some runs; to train without: --algorithm.without {','.join(lacks)}\n" + _lacks(lacks)
+        )
     if beside := BESIDES.get(name):
         paragraphs.append("Also in the paper, but not implemented:\n" + _lacks(beside))
     paragraphs += [

@@ -153,7 +153,7 @@ def aepo_arbitrary_entropy(
         return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights)
 
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(controller("temperature", hot, temperature), counted(replaced)), objective)
+    return Algorithm(chain(controller("temperature", hot, temperature), counted(replaced, {"tempered"})), objective)
 
 
 @presets(

@@ -64,7 +64,7 @@ def icpo_in_context(
     surrogate = guided(clip(clip_low, clip_high, dual_clip), shape)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3")
-    return Algorithm(chain(*filters, counted(raised), group_relative(epsilon=epsilon)), objective)
+    return Algorithm(chain(*filters, counted(raised, {"guided"}), group_relative(epsilon=epsilon)), objective)
 
 
 @presets(
@@ -113,4 +113,4 @@ def ampo_multi_guidance(
     average = by_kind if over == "kinds" else scaled_sum(8192.0 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), guided(clip(clip_low, clip_high, dual_clip), shape), average)
     objective -= entropy_coefficient * entropy()
-    return Algorithm(chain(leave_out(superfluous), verified, group_relative(scale)), objective)
+    return Algorithm(chain(leave_out(superfluous, {"guided"}), verified, group_relative(scale)), objective)

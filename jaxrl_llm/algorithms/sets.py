@@ -114,7 +114,7 @@ def polychromic(
     def advantage(batch: Trajectories) -> jax.Array:
         return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
 
-    return Algorithm(on_actions(advantage), objective)
+    return Algorithm(on_actions(advantage, {"answer_key"}), objective)
 
 
 def riskpo(

@@ -58,7 +58,8 @@ def fapo(
     """
     check_number("penalty", penalty, least=0, most=2)
     longest: Any = 8192.0 if max_length is None else max_length
-    steps = [rewards.rescore(lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty))]
+    graded = lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty)  # noqa: E731
+    steps = [rewards.rescore(graded, {"sound"})]
     if not is_off(overlong_share):
         check_number("overlong_share", overlong_share, above=0, most=1)
         buffer: Any = jnp.maximum(overlong_share * longest, 1e-6)
@@ -117,7 +118,7 @@ def hbpo(
         return subgroup_advantage(b.scores, level, b.group, budget(b), coefficient=intra_coefficient, epsilon=epsilon)
 
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(rewards.rescore(reward), on_actions(advantage)), objective)
+    return Algorithm(chain(rewards.rescore(reward, {"budget"}), on_actions(advantage)), objective)
 
 
 def unlikeliness_reward(

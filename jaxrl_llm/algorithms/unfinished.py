@@ -1,33 +1,23 @@
-"""Methods with parts that are not implemented yet: what is missing, and what would provide it.
+"""Methods with parts that are not implemented yet, or that only some runs provide: what is missing, and the provider.
 
 Without these parts a method is a simpler one than its name says. `jaxrl train` therefore refuses it unless the run
-excludes each part by name: --algorithm.without PART, several separated by commas. The table must be a literal, because
-`jaxrl_llm.signatures` reads it from the source.
+excludes each part by name: --algorithm.without PART, several separated by commas. The tables must be literals, because
+`jaxrl_llm.signatures` reads them from the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
+from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.needs import NEEDS, need_of
 
 # method -> part -> (what is missing, what would provide it)
 UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "aepo_agentic": {
         "tree": ("tree rollouts that branch at tool calls by entropy", "a rollout that forks at tool calls"),
-    },
-    "aepo_arbitrary_entropy": {
-        "tempered": (
-            "the second set of samples, drawn at controls['temperature']; without it the method is GRPO",
-            "a rollout that writes info['tempered']",
-        ),
-    },
-    "ampo_multi_guidance": {
-        "guided": (
-            "teachers' answers, chosen by the probability of the reference answer, in groups that are all wrong",
-            "a rollout with a source of teachers' answers, which writes info['guided']",
-        ),
     },
     "brpo": {
         "judge": ("verdicts of a pairwise judge in both orders; scores are compared instead", "a judge of pairs"),
@@ -50,15 +40,8 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "dgrpo_vital": {
         "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
     },
-    "epo": {
-        "turns": ("episodes of several turns", "a rollout of turns, which writes batch.turn"),
-    },
     "ettrl": {
         "tree": ("trees that fork at the tokens of highest entropy", "a rollout that forks at tokens"),
-        "answers": ("votes of answers; whole completions vote", "a reward that writes the answers' keys"),
-    },
-    "fapo": {
-        "sound": ("a judge that finds the first wrong step", "a reward named sound"),
     },
     "hapo_heterogeneous": {
         "temperature": (
@@ -66,26 +49,10 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
             "a sampler with a temperature that depends on the token's entropy",
         ),
     },
-    "hbpo": {
-        "budgets": (
-            "samples of one prompt with different budgets in their prompts; every row has the same",
-            "a rollout that writes info['budget']",
-        ),
-    },
-    "icpo_in_context": {
-        "guided": (
-            "samples drawn with worked examples in the prompt",
-            "a rollout that draws them, puts the plain prompt back and writes info['guided']",
-        ),
-    },
-    "llds": {
-        "turns": ("episodes of several turns", "a rollout of turns, which writes batch.turn"),
-    },
     "otr": {
         "labels": ("supervised labels; the run's own right answers replace them", "a source of supervised texts"),
     },
     "polychromic": {
-        "answers": ("diversity of answers; whole completions are compared", "a reward that writes the answers' keys"),
         "vines": ("rollouts from visited states", "a rollout that forks at visited states"),
     },
     "remix": {
@@ -94,31 +61,38 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
             "replay, and a reference that may be replaced",
         ),
     },
-    "seeupo": {
-        "turns": (
-            "episodes of several turns, updated turn by turn, the last first",
-            "a rollout of turns and updates in phases, which write info['turn_factor']",
-        ),
-    },
     "spo_single_stream": {
-        "curriculum": (
-            "prompts drawn by the tracker's uncertainty, and info['drift'], without which forgetting is constant",
-            "a curriculum that reads the tracker",
-        ),
-    },
-    "verpo": {
-        "tests": (
-            "results of single tests of code, and several attempts; reward components replace them",
-            "a reward that writes info['tests']",
-        ),
+        "curriculum": ("prompts drawn by the tracker's uncertainty", "a curriculum that reads the tracker"),
     },
     "xrpo": {
-        "budget": (
+        "rounds": (
             "samples assigned to prompts in rounds by their statistics, and examples prepended to unsolved prompts",
             "a rollout in rounds",
         ),
     },
 }  # fmt: skip
+
+# method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
+NEEDED: dict[str, dict[str, str]] = {
+    "aepo_arbitrary_entropy": {
+        "tempered": "a second set of samples, drawn at controls['temperature']; without it the method is GRPO",
+    },
+    "ampo_multi_guidance": {"guided": "teachers' answers, in groups that are all wrong"},
+    "epo": {"turns": "episodes of several turns"},
+    "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
+    "fapo": {"sound": "a judge's verdict whether a step is wrong"},
+    "hbpo": {"budget": "samples of one prompt that are told different budgets; without it all have the same"},
+    "icpo_in_context": {"guided": "samples drawn with worked examples in the prompt"},
+    "llds": {"turns": "episodes of several turns"},
+    "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},
+    "seeupo": {
+        "turn_factor": "updates turn by turn, the last first",
+        "turns": "episodes of several turns",
+    },
+    "spo_single_stream": {"drift": "how far the policy moved; without it trackers forget at their fastest"},
+    "ttrl": {"answer_key": "votes of answers; without it whole completions vote"},
+    "verpo": {"tests": "results of single tests of code; without it components of the reward are the tests"},
+}
 
 # Parts of papers that are not part of the method itself; runs may omit them.
 BESIDES: dict[str, dict[str, tuple[str, str]]] = {
@@ -144,34 +118,69 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
 
 
 def missing(method: str) -> dict[str, tuple[str, str]]:
-    """The missing parts of a method by name: what is missing, and what would provide it."""
-    return UNFINISHED.get(method, {})
+    """What a method lacks in a run with the default rollout, by name: what it is, and what would provide it."""
+    needs = {name: (what, NEEDS[name].provider or "") for name, what in NEEDED.get(method, {}).items()}
+    return UNFINISHED.get(method, {}) | needs
 
 
 def names_in(without: str | Iterable[str]) -> tuple[str, ...]:
     """The names in a comma-separated text, or in a sequence.
 
-    >>> names_in(" tree, answers "), names_in("")
-    (('tree', 'answers'), ())
+    >>> names_in(" tree, answer_key "), names_in("")
+    (('tree', 'answer_key'), ())
     """
     parts = without.split(",") if isinstance(without, str) else without
     return tuple(name for part in parts if (name := str(part).strip()))
 
 
-def check_whole(method: str, without: str | Iterable[str] = (), provided: Iterable[str] = ()) -> None:
-    """InputError, in one line, unless `without` names each part that the method lacks.
+def check_whole(
+    method: str, needs: Iterable[str] = (), without: str | Iterable[str] = (), provided: Iterable[str] = ()
+) -> None:
+    """InputError, in one line, unless the run provides or excludes each part and need of the method.
 
-    provided: parts that the run provides itself, such as a reward of that name. Also raises InputError for a name in
-    `without` that is not a missing part.
+    needs: those of the algorithm. without: names of excluded parts and needs. provided: parts and needs that the run
+    has, such as its rollout's `provides`. Also raises InputError for a name in `without` that the method does not lack.
     """
-    parts, given = missing(method), names_in(without)
+    given, parts, known = names_in(without), UNFINISHED.get(method, {}), missing(method)
     for name in given:
-        if name not in parts:
-            raise unknown(f"part that {method} lacks", name, parts)
-    left = [name for name in parts if name not in given and name not in set(provided)]
-    if left:
-        what = "; ".join(f"{name}: {parts[name][0]} (wanted: {parts[name][1]})" for name in left)
-        raise InputError(f"{method} lacks {what}. To train without: --algorithm.without {','.join([*given, *left])}")
+        if name not in known:
+            raise unknown(f"part that {method} lacks", name, known)
+    there = {*given, *provided}
+    lacks, unmet = [name for name in parts if name not in there], _unmet(needs, there)
+    said = []
+    if lacks:
+        said.append("lacks " + "; ".join(f"{name}: {parts[name][0]} (wanted: {parts[name][1]})" for name in lacks))
+    if unmet:
+        said.append("needs " + "; ".join(_use(name, NEEDED.get(method, {}).get(name)) for name in unmet))
+    if said:
+        names = ",".join([*given, *lacks, *unmet])
+        raise InputError(f"{method} {', and '.join(said)}. To train without: --algorithm.without {names}")
+
+
+def check_needs(needs: Iterable[str], provided: Iterable[str]) -> None:
+    """InputError, in one line, if an algorithm that is given as a value needs what the run does not provide."""
+    if unmet := _unmet(needs, set(provided)):
+        raise InputError("the algorithm needs " + "; ".join(_use(name) for name in unmet))
+
+
+def _unmet(needs: Iterable[str], provided: set[str]) -> list[str]:
+    """The sorted names of the needs that nothing provides: neither the learner, the loop nor `provided`."""
+    return [name for need in sorted(needs) if need_of(need).provider and (name := need_of(need).name) not in provided]
+
+
+def _use(name: str, what: str | None = None) -> str:
+    """An unmet need, and what would provide it."""
+    return f"{name} ({what or NEEDS[name].meaning}), which no part of this run provides: use {NEEDS[name].provider}"
+
+
+def going_without(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
+    """The algorithm without some of its needs, for which it then uses its own defaults."""
+    dropped, transform, objective = set(names), algorithm.transform, algorithm.objective
+    return replace(
+        algorithm,
+        transform=replace(transform, needs=transform.needs - dropped),
+        objective=replace(objective, needs=objective.needs - dropped),
+    )
 
 
 def reward_names(rewards: Iterable[str]) -> list[str]:
@@ -183,8 +192,6 @@ def reward_names(rewards: Iterable[str]) -> list[str]:
     return [text.partition("(")[0].partition("*")[0].rpartition(":")[2].strip() for text in rewards]
 
 
-def take_without(method: str, hyperparameters: Mapping[str, Any], provided: Iterable[str] = ()) -> dict[str, Any]:
-    """Remove the entry "without" from the hyper-parameters, after `check_whole` of its value."""
-    given = dict(hyperparameters)
-    check_whole(method, given.pop("without", None) or (), provided)
-    return given
+def provided_by_rewards(rewards: Iterable[str]) -> set[str]:
+    """The needs that the named reward functions provide as components of the reward."""
+    return {name for name in reward_names(rewards) if name in NEEDS and NEEDS[name].where.startswith("rewards[")}

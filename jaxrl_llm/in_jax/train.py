@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, with_facts
-from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
@@ -36,6 +35,7 @@ from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy, init_params, positions_of
+from jaxrl_llm.needs import value_of, values_of
 from jaxrl_llm.trajectory import in_words
 from jaxrl_llm.transform import Metrics, expect
 

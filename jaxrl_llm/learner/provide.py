@@ -1,22 +1,22 @@
-"""What methods ask for beyond a sampled and scored batch (`algorithms.needs`), computed by the policies at hand."""
+"""What methods need beyond a sampled and scored batch (`jaxrl_llm.needs`), computed from the policies at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import jax
-import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.distributed.sharding import to_device
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.steps import Slices, Steps, by_slices, check_steps
 from jaxrl_llm.models.check import check_params
-from jaxrl_llm.models.outputs import MEASURES, NOTHING, Wanted, affinity, policy_outputs
+from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs
 from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.needs import NEEDS, need_of, of_reference, value_of, values_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 
@@ -54,20 +54,58 @@ def _affinity(
     return by_slices(lambda part, lies: affinity(policy, params, reference, part, lies), batch, slices)
 
 
-DURING_UPDATE = ("values", "mean_logp", "internal_logp")  # what objectives find in outputs.extras
+@partial(jax.jit, static_argnames=("function",))
+def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: jax.Array, mask: jax.Array) -> jax.Array:
+    return function(hidden, mask)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
+
+    policy: Policy
+    params: Params
+    of_reference: Params | None
+    batch: Trajectories
+    layout: Layout | None
+    wanted: Wanted
+    slices: Slices | None
+
+    @cached_property
+    def old(self) -> PolicyOutputs:
+        return outputs_of(self.policy, self.params, self.batch, self.layout, self.wanted, self.slices)
+
+    @cached_property
+    def reference(self) -> PolicyOutputs:
+        return outputs_of(self.policy, self._reference, self.batch, self.layout, NOTHING, self.slices)
+
+    @cached_property
+    def affinity(self) -> jax.Array:
+        return _affinity(self.policy, self.params, self._reference, self.batch, self.layout, self.slices)
+
+    def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
+
+    @property
+    def _reference(self) -> Params:
+        assert self.of_reference is not None  # `provide` checks it
+        return self.of_reference
+
+
+# What objectives find in outputs.extras.
+DURING_UPDATE = tuple(need.name for need in NEEDS.values() if need.by_outputs is not None)
 
 
 def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wanted:
-    """What `policy_outputs` shall find for some needs (of those in `names`)."""
-    needs = frozenset(needs)
-    asked = {value_of(need)[0] for need in needs}
-    known = {*MEASURES, *DURING_UPDATE} if names is None else set(names)
+    """What `policy_outputs` must find for some needs (of those in `names`)."""
+    needs = [need for need in needs if names is None or value_of(need)[0] in set(names)]
     layers = values_of(needs, "internal_logp")
     if len(layers) > 1:
-        raise InputError(f"internal_logp is needed of the layers {layers}, but can be had of one")
+        raise InputError(f"internal_logp is needed of the layers {layers}, but only one layer is supported")
+    measures = {measure for need in needs if (measure := need_of(need).measure) is not None}
     return Wanted(
-        names=tuple(sorted(asked & known)) + (("hidden",) if "effective_rank" in asked and names is None else ()),
-        temperatures=tuple(values_of(needs, "tempered_logp")) if names is None else (),
+        names=tuple(sorted(measures - {"tempered_logp"})),
+        temperatures=tuple(values_of(needs, "tempered_logp")),
         layer=int(layers[0]) if layers else 0,
     )
 
@@ -81,10 +119,10 @@ def provide(
     layout: Layout | None = None,
     steps: Steps | None = None,
 ) -> Trajectories:
-    """Fill in what is needed of the weights before the update and of the reference policy.
+    """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
     params: the weights before the update. reference: those of the reference policy; InputError where they are needed
-    and None. "greedy_reward" and "feedback" are the loop's to provide. With the update's `steps` the batch goes through
+    and None. Other needs are the loop's, or the rollouts', to provide. With the update's `steps` the batch goes through
     a policy as it does in the update, slice by slice.
 
     Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
@@ -101,30 +139,11 @@ def provide(
     if steps is not None:
         check_steps(steps, batch)
     slices = None if steps is None else steps.slices
-    asked = {value_of(need)[0] for need in needs}
-    if asked & {"reference_logp", "reference_affinity"} and reference is None:
+    if of_reference(needs) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
-    wanted = wanted_of(needs)
-    if "old_logp" in asked or wanted != Wanted():
-        outputs = outputs_of(policy, params, batch, layout, wanted, slices)
-        found = dict(outputs.extras or {})
-        batch = batch.replace(old_logp=outputs.logp, values=found.pop("values", batch.values))
-        if "hidden" in found:
-            batch = batch.with_info(effective_rank=_ranks(found.pop("hidden"), batch))
-        batch = batch.with_info(**found) if found else batch
-    if "reference_logp" in asked:
-        batch = batch.replace(reference_logp=outputs_of(policy, reference, batch, layout, NOTHING, slices).logp)
-    if "reference_affinity" in asked:
-        batch = batch.with_info(reference_affinity=_affinity(policy, params, reference, batch, layout, slices))
-    if "hidden_square" in asked:
-        hidden = outputs_of(policy, params, batch, layout, Wanted(names=("hidden",)), slices).extras
-        batch = batch.with_info(hidden_square=jnp.sum(hidden["hidden"] ** 2, axis=-1)) if hidden else batch
+    models = _Models(policy, params, reference, batch, layout, wanted_of(needs), slices)
+    for text in sorted(needs):
+        (_, number), need = value_of(text), need_of(text)
+        if need.compute is not None:
+            batch = need.put(batch, need.compute(models, models.batch, number), number)
     return batch
-
-
-@jax.jit
-def _ranks(hidden: jax.Array, batch: Trajectories) -> jax.Array:
-    """f32[N, 3], a row at a time: its singular values need all its states at once."""
-    from jaxrl_llm.advantages.rank import rank_measures
-
-    return jax.lax.map(lambda row: rank_measures(*row), (hidden, batch.action_mask))

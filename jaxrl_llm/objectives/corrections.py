@@ -169,7 +169,7 @@ def scale_by_info(name: str) -> Transform:
         factor = factor[:, None] if factor.ndim == 1 else factor
         return batch.replace(advantages=jnp.where(batch.action_mask, batch.need("advantages") * factor, 0.0))
 
-    return stateless(apply)
+    return stateless(apply, {name})
 
 
 def compounded(factor: jax.Array, x: jax.Array, mask: jax.Array, clip: Number = 0.2) -> jax.Array:

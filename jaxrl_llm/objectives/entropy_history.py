@@ -28,7 +28,7 @@ def turn_mean() -> Average:
         rows = jnp.sum(weighted(values, batch) * of_turn, axis=1) / jnp.where(turns > 0, turns, 1.0)
         return jnp.sum(rows) / totals_of(batch)["sequences"]
 
-    return Average(average)
+    return Average(average, frozenset({"turns"}))
 
 
 class History(NamedTuple):

@@ -11,7 +11,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average, as_average, averaged
-from jaxrl_llm.objectives.ratios import log_ratio_to, over_span
+from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Coefficient, Metrics, Objective, control
 
@@ -145,7 +145,7 @@ def likelihood_preserving(
     """
     require_choice("gate", gate, GATES)
     check_number("final", final, least=0)
-    mean, needs = as_average(average), needed(against)
+    mean, needs = as_average(average), needed(against) | span_needs(gate)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         values = likelihood_drop(-log_ratio_to(outputs, batch, against), batch, gate)

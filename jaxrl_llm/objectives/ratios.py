@@ -72,7 +72,13 @@ def span_ratio(span: str, against: str = "behaviour", *, mean: bool = True, grad
         return jnp.exp(s)
 
     plain = span == "sequence" and gradient == "span"
-    return Ratio(ratio, needed(against), RatioSpec(against, whole_row=True, mean=mean) if plain else None)
+    needs = needed(against) | span_needs(span)
+    return Ratio(ratio, needs, RatioSpec(against, whole_row=True, mean=mean) if plain else None)
+
+
+def span_needs(span: str) -> frozenset[str]:
+    """What a ratio over one of SPANS needs in the batch."""
+    return frozenset({"turn": {"turns"}, "segment": {"segment"}}.get(span, ()))
 
 
 def sequence_ratio(against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:

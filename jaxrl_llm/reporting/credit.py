@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get
-from jaxrl_llm.algorithms.needs import value_of
 from jaxrl_llm.errors import InputError, require_choice, unknown
-from jaxrl_llm.grouping import bucket_moments
+from jaxrl_llm.needs import fill_in
 from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
@@ -176,7 +175,7 @@ def compare(
     chosen = _chosen(algorithms, hyperparameters)
     advantages, gradients, losses, filled = {}, {}, {}, {}
     for name, algorithm in chosen.items():
-        full, extras, filled[name] = stand_in(batch, algorithm.needs)
+        full, extras, filled[name] = fill_in(batch, algorithm.needs)
         at = outputs if outputs is not None else PolicyOutputs(full.behaviour_logp, _entropy(batch))
         at = at.replace(extras={**extras, **(at.extras or {})} or None)
         _, full = algorithm.transform.apply(algorithm.transform.init(), full)
@@ -223,47 +222,3 @@ def _chosen(algorithms: Which, hyperparameters: Mapping[str, Any]) -> dict[str, 
 
 def _entropy(batch: Trajectories) -> jax.Array:
     return jnp.zeros(batch.tokens.shape) if batch.entropy is None else batch.entropy
-
-
-def stand_in(batch: Trajectories, needs: frozenset[str]) -> tuple[Trajectories, dict[str, jax.Array], dict[str, str]]:
-    """(the batch with stand-ins for missing needs, the outputs' extras, a description of each stand-in).
-
-    Old, reference and tempered policies are taken to be the behaviour policy, and a critic's values to be 0.
-    """
-    b, mask = batch.behaviour_logp, batch.action_mask
-    N = b.shape[0]
-    policy, zeros = (b, "the behaviour policy"), (jnp.zeros(b.shape), "0")
-    # Sums over the vocabulary of pi^k are replaced by the sampled token's own term.
-    by_name: dict[str, tuple[jax.Array, str]] = {
-        "old_logp": policy,
-        "reference_logp": policy,
-        "values": zeros,
-        "greedy_reward": (bucket_moments(batch.group, batch.scores)[1], "the mean of the group"),
-        "squared_probability": (jnp.where(mask, jnp.exp(2 * b), 0.0), "the sampled token's p^2"),
-        "cubed_probability": (jnp.where(mask, jnp.exp(3 * b), 0.0), "the sampled token's p^3"),
-        "hidden_square": (jnp.ones(b.shape), "1"),
-        "effective_rank": (jnp.tile(jnp.asarray([1.0, 0.0, 0.0]), (N, 1)), "rank 1 without growth"),
-        "reference_affinity": (jnp.ones(b.shape), "1"),
-        "tempered_logp": policy,
-        "mean_logp": policy,
-        "internal_logp": policy,
-    }
-    extras: dict[str, jax.Array] = {}
-    filled: dict[str, str] = {}
-    if batch.entropy is None:
-        batch = batch.replace(entropy=jnp.zeros(b.shape))
-    for need in sorted(needs):
-        name, number = value_of(need)
-        if name == "feedback":  # absent before the first update
-            continue
-        value, by = by_name.get(name, zeros)
-        if name == "values" and (number or 1) > 1:
-            value = jnp.zeros((*b.shape, int(number or 1)))
-        is_field = name in batch.__dataclass_fields__
-        key = need if name == "tempered_logp" else name
-        if (getattr(batch, name) if is_field else (batch.info or {}).get(key)) is None:
-            batch = batch.replace(**{name: value}) if is_field else batch.with_info(**{key: value})
-            filled[need] = by
-        if name in ("values", "mean_logp", "internal_logp"):
-            extras[name] = getattr(batch, name) if is_field else (batch.info or {})[name]
-    return batch, extras, filled

@@ -5,7 +5,7 @@ Scaling by running moments is `advantages.normalisation.running_reward_scaling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,13 @@ from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 
 
-def rescore(reward: Callable[[Trajectories], jax.Array]) -> Transform:
-    """Replace the combined reward by `reward(batch)` f32[N]. Rows without a score keep NaN."""
-    return stateless(lambda b: b.replace(reward=jnp.where(jnp.isnan(b.scores), jnp.nan, reward(b))))
+def rescore(reward: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
+    """Replace the combined reward by `reward(batch)` f32[N], computed from `needs`. Rows without a score keep NaN."""
+    return stateless(lambda b: b.replace(reward=jnp.where(jnp.isnan(b.scores), jnp.nan, reward(b))), needs)
 
 
-def leave_out(rows: Callable[[Trajectories], jax.Array]) -> Transform:
-    """Exclude the rows bool[N] from statistics (no score) and from the loss (weight 0).
+def leave_out(rows: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
+    """Exclude rows bool[N], found from `needs`, from statistics (no score) and from the loss (weight 0).
 
     Averages over all rows with an action (`objectives.constant`) still count them.
     """
@@ -31,7 +31,7 @@ def leave_out(rows: Callable[[Trajectories], jax.Array]) -> Transform:
         before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
         return batch.replace(reward=jnp.where(out, jnp.nan, batch.scores), weights=jnp.where(out[:, None], 0.0, before))
 
-    return stateless(drop)
+    return stateless(drop, needs)
 
 
 def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:

@@ -43,8 +43,8 @@ class Episode:
     reward: float | None = None
     """The combined reward; None: not scored yet; NaN: no reward function scored it."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Components of the reward, by name."""
-    info: Mapping[str, float] = field(default_factory=dict)
+    """Components of the reward by name."""
+    info: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     """Further values that the rollout provides to methods, by name."""
 
     def __add__(self, segment: Segment) -> Episode:
@@ -117,7 +117,7 @@ class Episode:
         """The episode with its reward."""
         return replace(self, reward=float(reward), rewards=dict(rewards or {}))
 
-    def with_info(self, **entries: float) -> Episode:
+    def with_info(self, **entries: float | Sequence[float]) -> Episode:
         """The episode with these entries added to `info`."""
         return replace(self, info={**self.info, **entries})
 
@@ -136,6 +136,17 @@ def checksum(ids: Sequence[int] | np.ndarray) -> int:
 
 
 def info_columns(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """The episodes' `info` as arrays f32[N], by name; NaN where an episode has no such entry."""
-    names = sorted({name for episode in episodes for name in episode.info})
-    return {name: np.asarray([e.info.get(name, np.nan) for e in episodes], np.float32) for name in names}
+    """The episodes' `info` as arrays f32[N, ...], by name; NaN where one has no such entry.
+
+    Raises InputError where entries of one name have different shapes.
+    """
+    columns: dict[str, Any] = {}
+    for name in sorted({name for episode in episodes for name in episode.info}):
+        known = {number: np.asarray(e.info[name], np.float32) for number, e in enumerate(episodes) if name in e.info}
+        shapes = {value.shape for value in known.values()}
+        if len(shapes) > 1:
+            raise InputError(f"the rollout gives info {name!r} in several shapes, {shown(sorted(shapes))}: give one")
+        columns[name] = np.full((len(episodes), *shapes.pop()), np.nan, np.float32)
+        for number, value in known.items():
+            columns[name][number] = value
+    return columns

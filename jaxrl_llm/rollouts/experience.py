@@ -110,7 +110,7 @@ def experience(setup: Experience) -> Source:
         setup.curriculum.select(saved["curriculum"], 0)  # so that the curriculum checks its state
         return ExperienceState(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
 
-    return Source(init, next_step, save, load)
+    return Source(init, next_step, save, load, setup.rollout.provides)
 
 
 def _complete_step(

@@ -23,7 +23,7 @@ class Rollout:
     program: Program
     name: str = "program"
     provides: frozenset[str] = field(default_factory=frozenset)
-    """Names of `algorithms.needs` that its episodes provide."""
+    """Names of `jaxrl_llm.needs` that its episodes provide."""
     columns: tuple[str, ...] = ()
     """Columns of the data set that it reads."""
     turns: int = 1

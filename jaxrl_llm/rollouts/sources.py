@@ -36,6 +36,8 @@ class Source(NamedTuple):
     next: Callable[[State, Params, jax.Array, int], tuple[Step, State]]
     save: Callable[[State], tuple[dict[str, Any], dict[str, np.ndarray]]]
     load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
+    provides: frozenset[str] = frozenset()
+    """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.needs`."""
 
 
 class Curriculum(NamedTuple):

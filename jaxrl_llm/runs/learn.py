@@ -15,6 +15,7 @@ from jaxrl_llm.learner.steps import filled, plan_steps
 from jaxrl_llm.learner.update import prepare, update
 from jaxrl_llm.models.lora import join
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.needs import check_provided
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.setup import RunParts, needs_values
@@ -45,10 +46,11 @@ def learn(
     """Plan the gradient steps, compute what the method needs, prepare the batch, update the parameters.
 
     params: the policy's parameters before the update. batch: scored, on the host. feedback: metrics of the last update.
-    The state's parameters and moments are donated. Raises NotFiniteError if the update was rejected because a loss,
-    gradient or parameter was not finite.
+    The state's parameters and moments are donated. Raises InputError if the batch lacks what its source should provide,
+    and NotFiniteError if the update was rejected because a loss, gradient or parameter was not finite.
     """
     algorithm, policy, mesh = parts.algorithm, parts.policy, parts.mesh
+    check_provided(batch, algorithm.needs)
     batch = fill_up(batch, config.prompts_per_step * config.group_size, config.group_size)
     steps = plan_steps(
         batch, epochs=config.epochs, minibatches=config.minibatches, micro_batches=config.micro_batches,

@@ -34,7 +34,7 @@ from jaxrl_llm.runs.metrics import (
     without_nan,
 )
 from jaxrl_llm.runs.run_folder import Clock, RunFolder
-from jaxrl_llm.runs.setup import RunParts, set_up
+from jaxrl_llm.runs.setup import RunParts, check_provided, set_up
 from jaxrl_llm.runs.source import source_of
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save
 
@@ -78,8 +78,10 @@ def train(
     with ExitStack() as stack:
         interrupted = stack.enter_context(interruptible())
         with clock("load"):
-            parts, train_state, memory = set_up(config, inputs, algorithm)
+            parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
             batches = source_of(config, parts, clock) if source is None else source(parts)
+            if source is not None:
+                check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
             state = RunState(train_state, memory, batches.init())
         stop_if(interrupted())
         folder = RunFolder(config.output)

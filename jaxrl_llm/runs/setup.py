@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +12,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
-from jaxrl_llm.algorithms.needs import value_of, values_of
-from jaxrl_llm.algorithms.unfinished import reward_names, take_without
+from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
@@ -26,13 +25,13 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.needs import of_reference, value_of, values_of
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
-from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
-from jaxrl_llm.runs.rollout import check_columns, check_rollout
+from jaxrl_llm.runs.rollout import check_columns, check_rollout, rollout_of
 from jaxrl_llm.signatures import hyperparameters
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import RunFacts, Transform, chain
@@ -58,19 +57,40 @@ class RunParts(NamedTuple):
 def make_algorithm(config: TrainConfig) -> Algorithm:
     """The configured method, built with what the run knows, after the soft overlong penalty if that is on.
 
-    Raises InputError for an unknown method or hyper-parameter, a value out of range, or a part that the method lacks.
+    Needs that the run excludes (`without`) are dropped. Raises InputError for an unknown method or hyper-parameter, or a
+    value out of range.
     """
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
-    provided = {*reward_names(config.rewards), *rollout_by_name(config.rollout).provides}
-    chosen = take_without(config.algorithm, config.hyperparameters, provided)
+    chosen = {name: value for name, value in config.hyperparameters.items() if name != "without"}
     given = with_facts(constructor(config.algorithm), chosen, learning_rate=config.optimizer.learning_rate, **facts)
-    algorithm = get(config.algorithm, **given)
+    algorithm = going_without(get(config.algorithm, **given), _without(config))
     for need in algorithm.needs:
         value_of(need)  # raises InputError for a malformed need
     if not config.overlong_tokens:
         return algorithm
     penalty: Transform = soft_overlong_penalty(config.max_new_tokens, config.overlong_tokens)
     return dataclasses.replace(algorithm, transform=chain(penalty, algorithm.transform))
+
+
+def _without(config: TrainConfig) -> tuple[str, ...]:
+    """The parts and needs of its method that a run says it goes without."""
+    return names_in(config.hyperparameters.get("without") or ())
+
+
+def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable[str], by_name: bool = True) -> None:
+    """InputError, naming what would provide it, where the method lacks a part or needs what the run does not provide.
+
+    provided: by the run's source. by_name: the algorithm is the configured method, not another value.
+    """
+    if by_name:
+        check_whole(config.algorithm, algorithm.needs, _without(config), provided)
+    else:
+        check_needs(algorithm.needs, provided)
+
+
+def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
+    """The needs that the configured rollout and rewards provide. InputError for an unknown rollout."""
+    return {*provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides}
 
 
 def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
@@ -179,33 +199,43 @@ def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
         raise unknown(f"reward for the hyper-parameter accuracy of {config.algorithm}", named, known)
 
 
-def check_method(config: TrainConfig, mesh: jax.sharding.Mesh, algorithm: Algorithm | None = None) -> Algorithm:
+def check_method(
+    config: TrainConfig, mesh: jax.sharding.Mesh, algorithm: Algorithm | None = None, own_source: bool = False
+) -> Algorithm:
     """The method of a run. Raises InputError for all problems with it and its batches, before a model is loaded.
 
-    algorithm: replaces the configured one.
+    algorithm: replaces the configured one. own_source: the batches come from a source other than the configured one;
+    what it provides is checked once it has been made.
     """
+    by_name = algorithm is None
     if algorithm is None:
         algorithm = make_algorithm(config)
+
+    def check_experience() -> None:
+        check_rollout(config, algorithm)
+        if not own_source:
+            check_provided(config, algorithm, provided_by(config, algorithm), by_name)
+
     rows = config.prompts_per_step * config.group_size
     gather(
         lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
-        lambda: check_rollout(config, algorithm),
+        check_experience,
     )
     return algorithm
 
 
 def set_up(
-    config: TrainConfig, inputs: Inputs | None = None, algorithm: Algorithm | None = None
+    config: TrainConfig, inputs: Inputs | None = None, algorithm: Algorithm | None = None, own_source: bool = False
 ) -> tuple[RunParts, TrainState, Any]:
     """The parts of a run, its initial train state and the method's initial memory, on all devices.
 
     inputs: prompts and rewards that are already read; otherwise the rewards' processes live as long as this one.
-    algorithm: replaces the configured one.
+    algorithm, own_source: see `check_method`.
     """
     mesh = data_mesh()
-    algorithm = check_method(config, mesh, algorithm)
+    algorithm = check_method(config, mesh, algorithm, own_source)
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
@@ -218,8 +248,7 @@ def set_up(
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = replicate(split_parameters(config, policy, params), mesh)
-    refers = any(need.startswith("reference") for need in algorithm.needs)
-    reference = reference_of(config, frozen, params) if refers else None
+    reference = reference_of(config, frozen, params) if of_reference(algorithm.needs) else None
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     # Put everything on the mesh from the start: other shardings in the first step would compile the step twice.

@@ -10,7 +10,7 @@ import numpy as np
 from batches import batch_of
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.algorithms.needs import value_of
+from jaxrl_llm.needs import NEEDS, Need, values_of
 from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 
 N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
@@ -33,28 +33,25 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     def near(scale: float) -> np.ndarray:
         return behaviour + scale * random.normal(size=(N, L))
 
-    heads = [int(value_of(need)[1] or 1) for need in algorithm.needs if need.startswith("values")]
-    values = random.normal(size=(N, L, *heads) if heads and heads[0] > 1 else (N, L))
+    heads = int(max(values_of(algorithm.needs, "values"), default=1))
+    values = random.normal(size=(N, L, heads) if heads > 1 else (N, L))
     fields: dict[str, Any] = {
-        "old_logp": near(0.05),
-        "reference_logp": near(0.2),
         "entropy": random.gamma(2.0, 0.4, (N, L)),
         "values": values,
         "rewards": {"a": random.random(N), "b": random.integers(0, 2, N).astype(float)},
-        "info": {
-            "greedy_reward": random.integers(0, 2, 3).astype(float)[GROUP],
-            "squared_probability": random.uniform(0.2, 0.9, (N, L)),
-            "cubed_probability": random.uniform(0.1, 0.8, (N, L)),
-            "hidden_square": random.gamma(2.0, 0.5, (N, L)),
-            "effective_rank": random.uniform(1, 5, (N, 3)),
-            "reference_affinity": random.uniform(0.8, 1, (N, L)),
-            "mean_logp": -random.uniform(3, 5, (N, L)),
-            "internal_logp": near(0.5),
-            **{need: near(0.1) for need in algorithm.needs if need.startswith("tempered_logp:")},
-        },
+        "info": {},
         "prompt_id": GROUP + 10,
         "truncated": random.random(N) < 0.2,
     }
+    for need in NEEDS.values():
+        if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
+            continue
+        value = need.stand_in.draw(random, behaviour)
+        if need.name != "sound" or "sound" in algorithm.needs:  # a reward of that name would be combined with others
+            for number in values_of(algorithm.needs, need.name) or [None]:
+                put(fields, need, value, number)
+    # Of a prompt, not of a completion.
+    fields["info"]["greedy_reward"] = random.integers(0, 2, 3).astype(float)[GROUP]
     reward = np.concatenate([random.permutation([1.0, 0.0, *random.integers(0, 2, n - 2)]) for n in (5, 4, 3)])
     batch = batch_of(
         changes.pop("mask", mask), changes.pop("reward", reward), behaviour, GROUP, **{**fields, **changes}
@@ -64,6 +61,15 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["mean_logp"] = jnp.asarray(-random.uniform(3, 5, (N, L)), jnp.float32)
     logp, entropy = jnp.asarray(near(0.2), jnp.float32), jnp.asarray(random.gamma(2.0, 0.4, (N, L)), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
+
+
+def put(fields: dict[str, Any], need: Need, value: np.ndarray, number: float | None) -> None:
+    """Into the fields of a batch, where the need says that it is."""
+    place, key = need.place(number)
+    if key:
+        fields[place][key] = value
+    else:
+        fields[place] = value
 
 
 class Found(NamedTuple):

@@ -17,10 +17,10 @@ from experience import Found, case, learn
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import listing, method_card, page
-from jaxrl_llm.algorithms.needs import NEEDS, value_of
 from jaxrl_llm.algorithms.ranges import RANGES
 from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.needs import NEEDS, value_of
 from jaxrl_llm.options import parse_config
 from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
 from jaxrl_llm.runs.setup import make_algorithm

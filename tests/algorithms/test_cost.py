@@ -13,7 +13,7 @@ import pytest
 from compiling import optimised
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.reporting.credit import stand_in
+from jaxrl_llm.needs import fill_in
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 N, L = 512, 1024
@@ -34,7 +34,7 @@ def wide_batch() -> Trajectories:
 @pytest.mark.parametrize("name", algorithms.names())
 def test_it_is_cheap_beside_the_update(name: str) -> None:
     algorithm = algorithms.get(name)
-    batch, extras, _ = stand_in(wide_batch(), algorithm.needs)
+    batch, extras, _ = fill_in(wide_batch(), algorithm.needs)
     outputs = PolicyOutputs(batch.behaviour_logp, batch.need("entropy"), extras or None)
 
     def whole(memory: object, batch: Trajectories, outputs: PolicyOutputs) -> object:

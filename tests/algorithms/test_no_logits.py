@@ -11,13 +11,12 @@ import numpy as np
 from every_method import every_method
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.needs import value_of, values_of
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.reporting.credit import stand_in
+from jaxrl_llm.needs import fill_in, value_of, values_of
 from jaxrl_llm.trajectory import Trajectories
 
 N, L, V, D = 8, 64, 30_000, 8
@@ -70,7 +69,7 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
         critic = Critic(kind="shared", heads=int(max(values_of(algorithm.needs, "values"), default=1)))
         policy = dataclasses.replace(policy, critic=critic)
         params = init_critic(jax.random.key(1), policy, params, critic)
-    batch, _, _ = stand_in(batch_of_groups(), algorithm.needs)
+    batch, _, _ = fill_in(batch_of_groups(), algorithm.needs)
     steps = plan_steps(batch, micro_batches=2)
 
     def iteration(params: Any, batch: Trajectories) -> Any:

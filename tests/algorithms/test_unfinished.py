@@ -1,78 +1,147 @@
-"""Methods that lack a part: listed, and refused unless the run excludes the part explicitly."""
+"""Methods that lack a part, or need what only some runs provide: refused unless the run provides or excludes it."""
 
 from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.unfinished import BESIDES, UNFINISHED, check_whole, missing, names_in, take_without
+from jaxrl_llm.algorithms.unfinished import BESIDES, NEEDED, UNFINISHED, check_needs, check_whole, missing, names_in
+from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.needs import NEEDS, need_of
 from jaxrl_llm.options import parse_config
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.setup import make_algorithm
+from jaxrl_llm.runs.setup import check_method, check_provided, make_algorithm, provided_by
+from jaxrl_llm.signatures import options
+
+PROVIDED = sorted({need for needs in NEEDED.values() for need in needs})
+HAS = """from jaxrl_llm.rollouts.programs import Rollout, group
+
+def made():
+    return Rollout(group().program, provides=frozenset({{{0!r}}}))
+"""
+TALK = """from jaxrl_llm.rollouts.programs import conversation
+
+def talk():
+    return conversation(lambda row: None)
+"""
+
+
+def refused(config: TrainConfig) -> None:
+    """What a run checks before anything is loaded."""
+    algorithm = make_algorithm(config)
+    check_provided(config, algorithm, provided_by(config, algorithm))
 
 
 def test_the_tables_are_of_methods_and_say_what_is_missing() -> None:
-    assert set(UNFINISHED) | set(BESIDES) <= set(algorithms.names())
-    assert not set(UNFINISHED) & set(BESIDES)
-    for parts in [*UNFINISHED.values(), *BESIDES.values()]:
-        assert parts
+    assert set(UNFINISHED) | set(NEEDED) | set(BESIDES) <= set(algorithms.names())
+    assert not (set(UNFINISHED) | set(NEEDED)) & set(BESIDES)
+    for name in {*UNFINISHED, *NEEDED}:
+        assert missing(name)
+        assert not set(UNFINISHED.get(name, {})) & set(NEEDS), "a part is not a need"
+    for parts in [*map(missing, [*UNFINISHED, *NEEDED]), *BESIDES.values()]:
         for name, said in parts.items():
             assert name.isidentifier()
             assert all(text and not text.endswith(".") for text in said)
 
 
+@pytest.mark.parametrize("name", algorithms.names())
+def test_the_table_has_the_needs_of_each_method(name: str) -> None:
+    """Those that a run with the default rollout does not provide."""
+    needs = {need_of(need).name for need in algorithms.get(name).needs if need_of(need).provider is not None}
+    assert needs - {"greedy_reward"} == set(NEEDED.get(name, {}))
+    assert ("without" in [one.name for one in options(name)]) == bool(missing(name))
+
+
 def test_a_whole_method_is_whole() -> None:
-    check_whole("grpo")
-    check_whole("minirl")
+    for name in ("grpo", "minirl", "remax"):
+        refused(TrainConfig(algorithm=name))
     assert missing("grpo") == {}
     with pytest.raises(InputError, match="unknown part that grpo lacks 'tree'"):
-        check_whole("grpo", "tree")
+        check_whole("grpo", without="tree")
 
 
 def test_a_part_must_be_named_and_each_of_them() -> None:
-    with pytest.raises(InputError, match=r"^hbpo lacks budgets: .* without: --algorithm.without budgets$") as one:
-        check_whole("hbpo")
-    assert "\n" not in str(one.value)
-    check_whole("hbpo", "budgets")
-    with pytest.raises(InputError, match=r"^ettrl lacks answers: .*--algorithm.without tree,answers$"):
-        check_whole("ettrl", "tree")
-    for both in ("tree,answers", " answers , tree ", ("tree", "answers"), ["answers", "tree"]):
-        check_whole("ettrl", both)
+    needs = algorithms.get("ettrl").needs
+    with pytest.raises(InputError, match=r"^ettrl lacks tree: .*, and needs answer_key .* tree,answer_key$") as error:
+        check_whole("ettrl", needs)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"^ettrl needs answer_key .*--algorithm.without tree,answer_key$"):
+        check_whole("ettrl", needs, "tree")
+    with pytest.raises(InputError, match=r"^ettrl lacks tree: .*--algorithm.without answer_key,tree$"):
+        check_whole("ettrl", needs, "answer_key")
+    for both in ("tree,answer_key", " answer_key , tree ", ("tree", "answer_key"), ["answer_key", "tree"]):
+        check_whole("ettrl", needs, both)
     with pytest.raises(InputError, match="unknown part that ettrl lacks 'treee': did you mean 'tree'"):
-        check_whole("ettrl", "treee,answers")
+        check_whole("ettrl", needs, "treee,answer_key")
 
 
-def test_what_a_run_has_after_all_is_not_missing() -> None:
-    check_whole("fapo", provided=["sound"])
-    with pytest.raises(InputError, match="fapo lacks sound"):
-        check_whole("fapo", provided=["number_match"])
-    judged = TrainConfig(algorithm="fapo", rewards=("number_match", "judge.py:sound*0"))
-    assert make_algorithm(judged).needs == frozenset()
+@pytest.mark.parametrize("need", PROVIDED)
+def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path) -> None:
+    """And a run that has it is not refused."""
+    method = next(name for name in NEEDED if need in NEEDED[name])
+    others = ",".join(name for name in missing(method) if name != need)
+    config = TrainConfig(algorithm=method, hyperparameters={"without": others})
+    provider = NEEDS[need].provider
+    assert provider
+    with pytest.raises(InputError) as error:
+        check_method(config, data_mesh())
+    said = str(error.value)
+    assert said.startswith(f"{method} needs {need} ({NEEDED[method][need]}), which no part of this run provides: use ")
+    assert provider in said
+    assert "\n" not in said
+    have: dict[str, Any]
+    if need == "sound":
+        have = {"rewards": ("number_match", "judge.py:sound*0")}
+    else:
+        (tmp_path / "own.py").write_text(HAS.format(need))
+        have = {"rollout": f"{tmp_path / 'own.py'}:made"}
+    assert need in check_method(dataclasses.replace(config, **have), data_mesh()).needs
 
 
-@pytest.mark.parametrize("name", UNFINISHED)
+def test_rewards_and_rollouts_of_the_library_provide_what_they_say(tmp_path: Path) -> None:
+    """A hint of a column makes guided rows, a conversation turns."""
+    refused(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
+    (tmp_path / "talk.py").write_text(TALK)
+    refused(TrainConfig(algorithm="epo", rollout=f"{tmp_path / 'talk.py'}:talk"))
+    refused(TrainConfig(algorithm="fapo", rewards=("number_match", "judge.py:sound*0")))
+    with pytest.raises(InputError, match="fapo needs sound"):
+        refused(TrainConfig(algorithm="fapo", rewards=("number_match",)))
+    with pytest.raises(InputError, match="icpo_in_context needs guided"):  # a name is not what it names
+        refused(TrainConfig(algorithm="icpo_in_context", rewards=("number_match", "my.py:guided")))
+    with pytest.raises(InputError, match="epo needs turns"):
+        refused(TrainConfig(algorithm="epo", rollout="hinted(hint)"))
+
+
+def test_an_algorithm_that_is_given_as_a_value_is_checked_too() -> None:
+    with pytest.raises(InputError, match=r"^the algorithm needs guided .*: use --rollout 'hinted\(COLUMN\)'$"):
+        check_method(TrainConfig(), data_mesh(), algorithms.get("icpo_in_context"))
+    check_method(TrainConfig(rollout="hinted(hint)"), data_mesh(), algorithms.get("icpo_in_context"))
+    check_needs({"old_logp", "feedback", "values:2"}, ())
+    # What a source of one's own provides is known, and checked, when it has been made.
+    check_method(TrainConfig(algorithm="icpo_in_context"), data_mesh(), own_source=True)
+
+
+@pytest.mark.parametrize("name", sorted({*UNFINISHED, *NEEDED}))
 def test_a_run_is_refused_until_it_says_what_it_goes_without(name: str) -> None:
-    parts = ",".join(UNFINISHED[name])
-    with pytest.raises(InputError, match=f"{name} lacks .*--algorithm.without {parts}"):
-        make_algorithm(parse_config(["--algorithm", name]))
+    parts = ",".join(missing(name))
+    with pytest.raises(InputError, match=f"^{name} (lacks|needs) .*--algorithm.without {parts}$"):
+        refused(parse_config(["--algorithm", name]))
     config = parse_config(["--algorithm", name, "--algorithm.without", parts])
     assert config.hyperparameters["without"] == parts
-    assert make_algorithm(config).needs == algorithms.get(name).needs
+    refused(config)
+    assert make_algorithm(config).needs == algorithms.get(name).needs - set(missing(name))
 
 
 def test_without_is_no_hyperparameter_of_the_method() -> None:
-    assert take_without("hbpo", {"without": "budgets", "scale": 2.0}) == {"scale": 2.0}
-    assert take_without("grpo", {"without": "", "clip_low": 0.1}) == {"clip_low": 0.1}
+    config = TrainConfig(algorithm="hbpo", hyperparameters={"without": "budget", "scale": 2.0})
+    assert make_algorithm(config).needs == algorithms.get("hbpo").needs - {"budget"}
+    make_algorithm(TrainConfig(algorithm="grpo", hyperparameters={"without": "", "clip_low": 0.1}))
     assert "without" not in parse_config(["--algorithm", "hbpo"]).hyperparameters
     assert names_in("") == ()
     with pytest.raises(InputError, match="unknown part that grpo lacks 'kl'"):
-        make_algorithm(TrainConfig(algorithm="grpo", hyperparameters={"without": "kl"}))
-
-
-def test_a_rollout_may_provide_the_part() -> None:
-    """Groups that are retried with a hint provide the guided rows that the method needs."""
-    with pytest.raises(InputError, match="icpo_in_context lacks guided"):
-        make_algorithm(TrainConfig(algorithm="icpo_in_context"))
-    method = make_algorithm(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
-    assert isinstance(method, algorithms.Algorithm)
+        refused(TrainConfig(algorithm="grpo", hyperparameters={"without": "kl"}))

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import LIMIT, Ran, begin, length_of
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.driver import Rule
+from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.programs import Rollout, conversation, forked, group, hinted, with_greedy_baseline
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -100,3 +102,18 @@ def test_the_program_of_the_readme() -> None:
 def test_a_rollout_is_of_a_program() -> None:
     with pytest.raises(InputError, match="a rollout's program is 3, but must be an async function"):
         Rollout(3)  # type: ignore[arg-type]
+
+
+def test_what_a_rollout_says_of_its_episodes_becomes_columns() -> None:
+    """Numbers, or lists of one length, such as the results of tests; NaN where an episode has no such entry."""
+    episodes = [
+        Episode((1,)).with_info(guided=1.0, tests=[1.0, 0.0]),
+        Episode((2,)),
+        Episode((3,)).with_info(guided=0.0),
+    ]
+    found = info_columns(episodes)
+    np.testing.assert_array_equal(found["guided"], np.float32([1, np.nan, 0]))
+    np.testing.assert_array_equal(found["tests"], np.float32([[1, 0], [np.nan, np.nan], [np.nan, np.nan]]))
+    assert info_columns([Episode((1,))]) == {}
+    with pytest.raises(InputError, match="the rollout gives info 'tests' in several shapes"):
+        info_columns([Episode((1,)).with_info(tests=[1.0]), Episode((2,)).with_info(tests=[1.0, 0.0])])

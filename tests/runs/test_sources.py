@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import types
@@ -109,6 +110,15 @@ def test_trajectories_of_a_file_are_trained_on(tmp_path: Path) -> None:
     assert found[0]["mismatch"] < 1e-5
     assert found[0]["reward/mean"] == 0.5
     assert found[1]["mismatch"] > 1e-4, "the file stays what it was, and the policy does not"
+    guided = {"algorithm": "icpo_in_context", "output": str(tmp_path / "guided")}
+    with pytest.raises(InputError, match=r"icpo_in_context needs guided .* no part of this run provides"):
+        loop.train(dataclasses.replace(config, **guided), source=source)
+
+    def declared(parts: RunParts) -> Source:
+        return source(parts)._replace(provides=frozenset({"guided"}))
+
+    with pytest.raises(InputError, match=r"the batch has no info\['guided'\], though"):
+        loop.train(dataclasses.replace(config, **guided), source=declared)
     path.write_text('{"prompt": [1], "completion": [2, 3], "logp": [-1.0], "reward": 1, "group": 0}\n')
     with pytest.raises(InputError, match=r"line 1 of .* is not a trajectory .*: it needs a prompt, and a logp"):
         source(types.SimpleNamespace(tokenizer=policy.tokenizer))  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""What a method can work with where one of its needs is neither computed nor provided: in reports and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.trajectory import Array, Trajectories
+
+Draw = Callable[[np.random.Generator, np.ndarray], np.ndarray]  # from the behaviour's log-probabilities f64[N, L]
+
+
+class StandIn(NamedTuple):
+    """What a method can work with where a need is neither computed nor provided."""
+
+    words: str  # what it is
+    draw: Draw  # possible values, for tests
+    value: Callable[[Trajectories, float | None], Array] | None = None  # None: the method's own default
+
+
+def near(scale: float) -> Draw:
+    """Log-probabilities that differ from the behaviour's by `scale`, never above 0."""
+    return lambda random, logp: np.minimum(logp + scale * random.normal(size=logp.shape), 0.0)
+
+
+def uniform(low: float, high: float, *more: int, rows: bool = False) -> Draw:
+    """Numbers between bounds, [N, L], or for rows [N, *more]."""
+    return lambda random, logp: random.uniform(low, high, (logp.shape[0], *more) if rows else logp.shape)
+
+
+def whole(below: int, *more: int) -> Draw:
+    """Whole numbers from 0 on for rows, [N, *more]."""
+    return lambda random, logp: random.integers(0, below, (logp.shape[0], *more)).astype(float)
+
+
+def behaviour(draw: Draw) -> StandIn:
+    """Log-probabilities as if the policy were still the one that sampled."""
+    return StandIn("the behaviour policy", draw, lambda batch, number: batch.behaviour_logp)
+
+
+def power(k: int, draw: Draw) -> StandIn:
+    """The sum over the vocabulary of pi^k if its expectation under pi were the sampled token's."""
+
+    def value(batch: Trajectories, number: float | None) -> Array:
+        return jnp.where(batch.action_mask, jnp.exp(k * batch.behaviour_logp), 0.0)
+
+    return StandIn(f"the sampled token's p^{k}", draw, value)
+
+
+def ones(draw: Draw) -> StandIn:
+    """1 at every position, f32[N, L]."""
+    return StandIn("1", draw, lambda batch, number: jnp.ones(batch.tokens.shape))
+
+
+def no_values(batch: Trajectories, number: float | None) -> Array:
+    """Values of a critic that knows nothing, f32[N, L], or [N, L, H] with a number of heads."""
+    heads = int(number or 1)
+    return jnp.zeros((*batch.tokens.shape, heads) if heads > 1 else batch.tokens.shape)
+
+
+def flat_rank(batch: Trajectories, number: float | None) -> Array:
+    """The measures of states that are all the same, f32[N, 3]."""
+    return jnp.tile(jnp.asarray([1.0, 0.0, 0.0]), (batch.tokens.shape[0], 1))
