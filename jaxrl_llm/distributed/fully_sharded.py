@@ -29,7 +29,8 @@ def fully_sharded(tree: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> 
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         if not names:
             return NamedSharding(mesh, PartitionSpec())
-        spec = list(split_spec(names[-1], x.ndim, config, tensor))
+        # Some weights of a critic's head have the names of a decoder's.
+        spec = [] if "head" in names[:-1] else list(split_spec(names[-1], x.ndim, config, tensor))
         spec += [None] * (x.ndim - len(spec))
         first = 1 if "layers" in names and x.ndim > 2 else 0
         free = [axis for axis in range(first, x.ndim) if spec[axis] is None and x.shape[axis] % data == 0]

@@ -24,9 +24,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.models.lora import adapters_of
-from jaxrl_llm.models.placement import SPLIT, split_counts, split_spec
+from jaxrl_llm.models.parameters import parameter_shapes
+from jaxrl_llm.models.placement import split_axis, split_counts, split_spec
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 
@@ -71,7 +71,7 @@ def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[st
     for path, shape in parameter_shapes(config).items():
         name = path[-1]
         spec = split_spec(name, len(shape), config, size)
-        kind = SPLIT.get(name, ("", 0))[0]
+        kind, _ = split_axis(name)
         if spec:
             says = f"{kind} over {AXIS}={size}, {list(NamedSharding(mesh, spec).shard_shape(shape))} a device"
         elif kind and size > 1:

@@ -24,7 +24,7 @@ from jaxrl_llm.learner.checks import (
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
 from jaxrl_llm.learner.provide import DURING_UPDATE, wanted_of
 from jaxrl_llm.learner.steps import Steps, check_steps, take
-from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.lora import join as join_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Layout, Packing
@@ -121,7 +121,7 @@ def gradient(
 
     first, place = jax.tree.map(lambda x: x[0], (parts, packings))
     shapes = jax.eval_shape(derive, params, first.replace(**shared), place)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), shapes)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), shapes)
     return jax.lax.scan(add, zeros, (parts, packings))[0]
 
 

@@ -6,6 +6,7 @@ state that an action was chosen from, so it knows the tokens before the action a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.keys import check_key
+from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.settings import FLAG, require_kind, shown, whole
 
@@ -55,20 +57,19 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     if not isinstance(critic, Critic):
         raise InputError(f"the critic is {shown(critic)}, but must be a Critic")
     check_params(policy, {k: x for k, x in params.items() if k != "critic"} if isinstance(params, dict) else params)
-    D = policy.config.hidden_size
-    width = critic.hidden or D
-    head: Params = {"weight": jnp.zeros((width, critic.heads)), "bias": jnp.zeros(critic.heads)}
-    if critic.hidden:
-        head |= {
-            "norm": jnp.ones(D),
-            "norm_bias": jnp.zeros(D),
-            "up": jax.random.normal(key, (D, critic.hidden)) / D**0.5,
-            "up_bias": jnp.zeros(critic.hidden),
-        }
+    shapes = head_shapes(policy.config, critic.hidden, critic.heads)
+    starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {
+        ZEROS: jnp.zeros,
+        IDENTITY: jnp.ones,
+        NORMAL: lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5,
+    }
+    head = {weight.name: starts[weight.initialiser](shapes[weight.name]) for weight in head_weights(critic.hidden)}
     entry: Params = {"head": head}
     if critic.kind == "tower":
         # Real copies: an update that donates its buffers must not be given the same one twice.
-        entry["tower"] = jax.tree.map(jnp.copy, {name: params[name] for name in ("embed", "layers", "final_norm")})
+        entry["tower"] = jax.tree.map(
+            jnp.copy, {name: x for name, x in params.items() if name not in ("unembed", "critic")}
+        )
     return {**params, "critic": entry}
 
 

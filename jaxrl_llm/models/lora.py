@@ -28,15 +28,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.huggingface import table
 from jaxrl_llm.models.keys import check_key
+from jaxrl_llm.models.parameters import ADAPTED, LORA_IN, LORA_OUT, LORA_SCALE, adapted_weights, adapter_axes, shape_of
 from jaxrl_llm.models.settings import number, require_kind, shown, whole
 
 Params = dict[str, Any]
-TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
-SCALE = "lora_scale"
-IN, OUT = "_lora_in", "_lora_out"
-_OF_EXPERTS = ("gate", "up", "down")
+TARGETS = tuple(ADAPTED)
 
 
 def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
@@ -45,17 +42,17 @@ def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[
         raise InputError(
             f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
         )
-    names = list(targets)
+    names, possible = list(targets), tuple(adapted_weights(config))
     for name in names:
         if not isinstance(name, str) or name not in TARGETS:
             raise unknown("LoRA target", str(name), TARGETS)
-        if config.num_experts and name in _OF_EXPERTS:
+        if name not in possible:
             raise InputError(
-                f"LoRA target {name!r} is a matrix of experts, which cannot have adapters: choose among query, key, "
-                "value and out"
+                f"LoRA target {name!r} is a matrix of experts, which cannot have adapters: choose among "
+                f"{', '.join(possible[:-1])} and {possible[-1]}"
             )
     require_kind("the LoRA rank", rank, whole(1))
-    return tuple(dict.fromkeys(names)) or TARGETS[: 4 if config.num_experts else 7]
+    return tuple(dict.fromkeys(names)) or possible
 
 
 def init(
@@ -69,20 +66,20 @@ def init(
     """
 
     check_key(key)
-    targets, shapes, n = check(config, rank, targets), table(config), config.num_layers
+    targets = check(config, rank, targets)
     layers = {}
     for name, name_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
-        shape = shapes["layers", name].shape
-        split = input_axes(name)
-        bound = math.prod(shape[:split]) ** -0.5
-        layers[name + IN] = jax.random.uniform(name_key, (n, *shape[:split], rank), dtype, -bound, bound)
-        layers[name + OUT] = jnp.zeros((n, rank, *shape[split:]), dtype)
+        shapes = adapter_shapes(config, name, rank)
+        first, second = shapes
+        bound = math.prod(shapes[first][1:-1]) ** -0.5
+        layers[first] = jax.random.uniform(name_key, shapes[first], dtype, -bound, bound)
+        layers[second] = jnp.zeros(shapes[second], dtype)
     return {"layers": layers}
 
 
-def input_axes(name: str) -> int:
-    """How many axes of one layer's weight are inputs: heads and head size of "out", else one."""
-    return 2 if name == "out" else 1
+def adapter_shapes(config: ModelConfig, name: str, rank: int) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of A and B of a target's adapter, with an axis of layers."""
+    return {matrix: shape_of(axes, config, rank=rank) for matrix, axes in adapter_axes(ADAPTED[name]).items()}
 
 
 def scaled(params: Params, rank: int, alpha: float) -> Params:
@@ -94,9 +91,9 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
     require_kind("LoRA's alpha", alpha, number(above=0))
     layers, factor = _layers(params), jnp.float32(alpha / rank)
     if isinstance(layers, tuple):
-        return {**params, "layers": tuple({**layer, SCALE: factor} for layer in layers)}
+        return {**params, "layers": tuple({**layer, LORA_SCALE: factor} for layer in layers)}
     count = jax.tree.leaves(layers)[0].shape[0]
-    return {**params, "layers": {**layers, SCALE: jnp.full((count,), factor)}}
+    return {**params, "layers": {**layers, LORA_SCALE: jnp.full((count,), factor)}}
 
 
 def _layers(params: Params) -> Any:
@@ -127,11 +124,11 @@ def adapt(out: jax.Array, x: jax.Array, layer: Params, name: str) -> jax.Array:
 
     x [..., inputs], the axes of heads flattened on both sides.
     """
-    if name + IN not in layer:
+    if name + LORA_IN not in layer:
         return out
-    thin = x @ layer[name + IN].reshape(x.shape[-1], -1)
-    thin = thin * layer[SCALE] if SCALE in layer else thin
-    return out + thin @ layer[name + OUT].reshape(thin.shape[-1], -1)
+    thin = x @ layer[name + LORA_IN].reshape(x.shape[-1], -1)
+    thin = thin * layer[LORA_SCALE] if LORA_SCALE in layer else thin
+    return out + thin @ layer[name + LORA_OUT].reshape(thin.shape[-1], -1)
 
 
 def adapters_of(params: Params) -> Params:
@@ -142,7 +139,7 @@ def adapters_of(params: Params) -> Params:
 
 
 def _is_of_adapter(name: str) -> bool:
-    return name == SCALE or name.endswith((IN, OUT))
+    return name == LORA_SCALE or name.endswith((LORA_IN, LORA_OUT))
 
 
 def merge(params: Params) -> Params:
@@ -161,9 +158,9 @@ def _merge(layer: Params, stacked: bool) -> Params:
     """`merge` of one dictionary, of one layer or of all, stacked."""
     merged = {name: w for name, w in layer.items() if not _is_of_adapter(name)}
     add = _add_stacked if stacked else _add
-    for name in [name for name in merged if name + IN in layer]:
-        w, a, b = layer[name], layer[name + IN], layer[name + OUT]
-        merged[name] = add(w, a, b, layer.get(SCALE, jnp.ones(w.shape[:stacked])))
+    for name in [name for name in merged if name + LORA_IN in layer]:
+        w, a, b = layer[name], layer[name + LORA_IN], layer[name + LORA_OUT]
+        merged[name] = add(w, a, b, layer.get(LORA_SCALE, jnp.ones(w.shape[:stacked])))
     return merged
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_kernels import fused_logprob
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Layout, Packing, packed_states, shared_prompts, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.vocabulary import Source, vocabulary_sum
@@ -167,5 +167,5 @@ def _spread(values: jax.Array, view: _View, batch: Trajectories) -> jax.Array:
     """From chosen tokens [M, ...] to positions f32[N, L, ...], 0 where there is no action."""
     action = batch.action_mask.at[view.row, view.column].get(mode="fill", fill_value=False)
     values = jnp.where(action.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
-    empty = jnp.zeros((*batch.tokens.shape, *values.shape[1:]), wide(values.dtype))
+    empty = jnp.zeros((*batch.tokens.shape, *values.shape[1:]), accumulation_dtype(values.dtype))
     return empty.at[view.row, view.column].set(values.astype(empty.dtype), mode="drop")

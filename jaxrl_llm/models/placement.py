@@ -14,39 +14,17 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.parameters import AXES
 
 AXIS = "tensor"
 
-# Parameter -> what is split, and the axis that counts it, from the right: layer and expert axes stand on the left.
-# What is added after an all-reduce (out_bias, down_bias), norms and the router are whole on every device.
-SPLIT = {
-    "query": ("heads", -2),
-    "key": ("heads", -2),
-    "value": ("heads", -2),
-    "query_bias": ("heads", -2),
-    "key_bias": ("heads", -2),
-    "value_bias": ("heads", -2),
-    "out": ("heads", -3),
-    "gate": ("inner", -1),
-    "up": ("inner", -1),
-    "gate_bias": ("inner", -1),
-    "up_bias": ("inner", -1),
-    "down": ("inner", -2),
-    # Of the two thin matrices of an adapter, the one with the axis that is split in the weight.
-    "query_lora_out": ("heads", -2),
-    "key_lora_out": ("heads", -2),
-    "value_lora_out": ("heads", -2),
-    "out_lora_in": ("heads", -3),
-    "gate_lora_out": ("inner", -1),
-    "up_lora_out": ("inner", -1),
-    "down_lora_in": ("inner", -2),
-    "embed": ("vocabulary", -2),
-    "unembed": ("vocabulary", -2),
-}
+# Logical axis of a weight -> what is split over "tensor", as which query heads go with their key-value head. A weight
+# has one such axis at most. What is added after an all-reduce (out_bias, down_bias), norms and the router have none.
+SPLIT = {"heads": "heads", "kv_heads": "heads", "inner": "inner", "vocabulary": "vocabulary"}
 
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
-    """What must divide for each kind of split, and its name. Query heads go with their key-value head."""
+    """For each kind of split, the number that must divide, and what it counts."""
     return {
         "heads": (config.num_kv_heads, "key-value heads"),
         "inner": (config.intermediate_size, "inner units"),
@@ -54,9 +32,15 @@ def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
     }
 
 
+def split_axis(name: str) -> tuple[str, int]:
+    """What of a parameter or adapter is split, and its axis, counted from the right; ("", 0) where nothing is."""
+    axes = AXES.get(name, ())
+    return next(((SPLIT[axis], at - len(axes)) for at, axis in enumerate(axes) if axis in SPLIT), ("", 0))
+
+
 def split_spec(name: str, ndim: int, config: ModelConfig, size: int) -> PartitionSpec:
     """The spec of one parameter with `ndim` axes, over `size` devices. Without trailing Nones, as jit returns them."""
-    kind, axis = SPLIT.get(name, ("", 0))
+    kind, axis = split_axis(name)
     if size == 1 or not kind or split_counts(config)[kind][0] % size:
         return PartitionSpec()
     return PartitionSpec(*[None] * (ndim + axis), AXIS)
