@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.models.parameters import merge_heads
+
 
 class Bounded(optax.GradientTransformationExtraArgs):
     """An optimiser whose steps are finite by its settings, so that nobody has to look.

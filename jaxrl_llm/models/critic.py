@@ -67,9 +67,8 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     entry: Params = {"head": head}
     if critic.kind == "tower":
         # Real copies: an update that donates its buffers must not be given the same one twice.
-        entry["tower"] = jax.tree.map(
-            jnp.copy, {name: x for name, x in params.items() if name not in ("unembed", "critic")}
-        )
+        decoder = {name: x for name, x in params.items() if name not in ("unembed", "critic")}
+        entry["tower"] = jax.tree.map(jnp.copy, decoder)
     return {**params, "critic": entry}
 
 
