@@ -160,9 +160,7 @@ def parameter_shapes(config: ModelConfig) -> dict[Path, Shape]:
 
 def head_weights(units: int) -> tuple[Weight, ...]:
     """The weights of a critic's head with an MLP of so many units; 0 is a linear head."""
-    return (
-        HEAD if units else tuple(weight for weight in HEAD if "hidden" not in weight.axes and weight.name != "up_bias")
-    )
+    return (*HEAD_MLP, *HEAD) if units else HEAD
 
 
 def head_shapes(config: ModelConfig, units: int, values: int) -> dict[str, Shape]:
@@ -188,6 +186,7 @@ def adapter_axes(weight: Weight) -> dict[str, tuple[str, ...]]:
 
 
 ADAPTED = {weight.name: weight for weight in TABLE if weight.inputs and "experts" not in weight.axes}
+# Of weights and adapters, layers stacked; where only some models have experts, with that axis.
 AXES = {weight.name: weight.axes for weight in TABLE} | {LORA_SCALE: ("layers",)}
 for _weight in ADAPTED.values():
     AXES |= adapter_axes(_weight)
