@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.group import standardised
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform, guarded
+from jaxrl_llm.transform import State, Transform
 
 
 class Tracker(NamedTuple):
@@ -94,4 +94,4 @@ def tracked_baseline(
             kept = retention(jnp.where(tracker.seen[place], drift, 0.0), half_life, least, most)
         return track(tracker, place, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda facts: start_tracker(prompts or facts.prompts or PROMPTS), guarded(apply))
+    return Transform(lambda facts: start_tracker(prompts or facts.prompts or PROMPTS), apply)

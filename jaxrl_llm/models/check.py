@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.errors import InputError
@@ -14,6 +13,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.keys import kind_of
 from jaxrl_llm.models.parameters import LORA_SCALE, Shape, adapted_weights, adapter_axes, head_shapes, shape_of, weights
 from jaxrl_llm.models.settings import shown
+from jaxrl_llm.shapes import FLOATS, INTEGERS, NUMBERS, has_shape, is_array, is_of
 
 
 def check_policy(policy: Any) -> None:
@@ -35,11 +35,11 @@ def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
             except (ValueError, TypeError):  # rows of different lengths
                 raise InputError(f"{name} must be an array [rows, length]: its rows are of different lengths") from None
     ids, real = arrays.get("tokens", np.zeros(0)), arrays.get("mask")
-    if ids.ndim != 2 or 0 in ids.shape or not jnp.issubdtype(ids.dtype, jnp.integer):
+    if not has_shape(ids, ("rows", "length")) or 0 in ids.shape or not is_of(ids, INTEGERS):
         raise InputError(
             f"tokens are {ids.dtype}{list(ids.shape)}, but must be whole numbers [rows, length], neither of them 0"
         )
-    if real is not None and (real.shape != ids.shape or real.dtype.kind not in "bif"):
+    if real is not None and not (has_shape(real, ids.shape) and is_of(real, NUMBERS)):
         raise InputError(
             f"mask is {real.dtype}{list(real.shape)}, but must be bool{list(ids.shape)}, as the tokens are"
         )
@@ -132,14 +132,14 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
         if name not in found:
             raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
         array = found[name]
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        if not is_array(array):
             raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
-        if tuple(array.shape) != shape:
+        if not has_shape(array, shape):
             raise InputError(
                 f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
                 f"{shape}: these are another model's parameters"
             )
-        if not jnp.issubdtype(array.dtype, jnp.floating):
+        if not is_of(array, FLOATS):
             raise InputError(f"the parameter {prefix}{name} is of {array.dtype}, but must be of floats")
     for name in found:
         if name not in wanted and name not in others:

@@ -19,6 +19,7 @@ from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.settings import FLAG, require_kind, shown, whole
+from jaxrl_llm.shapes import FLOATS, in_words, is_array, is_of
 
 KINDS = ("tower", "shared")
 EPSILON = 1e-5  # of the layer norm
@@ -76,9 +77,12 @@ def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:
     """Values f32[...] (or f32[..., heads]) of hidden states [..., D].
 
     The states are the policy's where the critic is shared, and the tower's otherwise; `params` the policy's.
-    With an MLP, v = W gelu(U layer_norm(x) + b) + c; else v = W x + c. In float32.
+    With an MLP, v = W gelu(U layer_norm(x) + b) + c; else v = W x + c. In float32. InputError for other states.
     """
     head: dict[str, Any] = params["critic"]["head"]
+    width = head["norm" if critic.hidden else "weight"].shape[0]
+    if not (is_array(states) and is_of(states, FLOATS) and states.shape[-1:] == (width,)):
+        raise InputError(f"the states are {in_words(states)}, but must be {FLOATS} [..., {width}]")
     x = states.astype(jnp.float32)
     if critic.detach and critic.kind == "shared":
         x = jax.lax.stop_gradient(x)

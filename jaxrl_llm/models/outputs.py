@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jaxrl_kernels import fused_logprob
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Layout, Packing, packed_states, shared_prompts, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.vocabulary import Source, vocabulary_sum
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
 
 class Wanted(NamedTuple):
@@ -55,7 +56,11 @@ def policy_outputs(
     What is `wanted` is in `extras`, at each action: MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
     log-probability under the unembedded state after a layer (no last norm); "hidden" [N, L, D].
+
+    InputError for parameters of another policy, and arrays of the batch that do not fit its tokens.
     """
+    check_params(policy, params)
+    check_batch(batch)
     view = _view(policy, params, batch, layout)
     logp, entropy = _logp(policy, params, view)
     found = {"logp": logp, "entropy": entropy}
