@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.compilation import use_compile_cache
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, need
 from jaxrl_llm.models.config import from_hf
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
@@ -108,6 +108,11 @@ def _with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
+    if (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists():
+        try:
+            import sentencepiece  # noqa: F401 (with which transformers reads it)
+        except ImportError:
+            raise need("sentencepiece", "sentencepiece", f"the tokenizer.model of {folder}") from None
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (folder / name).exists():
             read_json(folder / name)
