@@ -48,7 +48,7 @@ class Learner(NamedTuple):
     @property
     def params(self) -> Any:
         """Of the whole policy."""
-        return lora.join(self.frozen, self.state.params)
+        return lora.combine(self.frozen, self.state.params)
 
 
 def new_learner(policy: Policy, params: Any, *, rank: int = 0, remat: bool = True, moments: Any = "float32") -> Learner:

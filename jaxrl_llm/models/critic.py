@@ -1,7 +1,7 @@
 """Critics: state values from hidden states, by a head on the policy or by a copy of it ("tower") with a head.
 
 The weights are one more entry of the policy's parameters, params["critic"]; see `init_critic`. A value belongs to the
-state that an action was chosen from, so it knows the tokens before the action and not the action itself.
+state that an action was chosen from, so it depends on the tokens before the action and not on the action itself.
 """
 
 from __future__ import annotations

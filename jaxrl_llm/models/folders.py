@@ -1,4 +1,4 @@
-"""Where models may be written, and how: a folder appears whole or not at all, and nobody's files are lost."""
+"""Folders of models: where one may be written, and how it is written atomically, without loss of other files."""
 
 from __future__ import annotations
 

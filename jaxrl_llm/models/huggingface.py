@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.finite import all_finite, worst
+from jaxrl_llm.models.finite import all_finite, non_finite
 from jaxrl_llm.models.parameters import TABLE, Weight, shape_of, weights
 from jaxrl_llm.models.settings import read_json, reason, shown
 
@@ -64,9 +64,8 @@ def from_tensors(tensors: Tensors, config: ModelConfig, dtype: Any, where: str =
             with np.errstate(over="ignore", invalid="ignore"):
                 out[index] = (value.T if weight.inputs else value).reshape(shape)
             if not all_finite(out[index]):
-                raise InputError(
-                    f"{where}: tensor {name!r} holds {worst(out[index])} in {out.dtype.name}: the weights are damaged"
-                )
+                found = f"{non_finite(out[index])} in {out.dtype.name}"
+                raise InputError(f"{where}: tensor {name!r} holds {found}: the weights are damaged")
         (params["layers"] if path[0] == "layers" else params)[path[-1]] = jnp.asarray(out)
     if unread:
         some = ", ".join(map(shown, sorted(unread)[:3]))
@@ -98,7 +97,7 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
         else:
             stacked = np.asarray(jax.device_get((layers if path[0] == "layers" else params)[path[-1]]))
         if not all_finite(stacked):
-            raise InputError(f"the parameter {'/'.join(path)} holds {worst(stacked)}: it cannot be saved")
+            raise InputError(f"the parameter {'/'.join(path)} holds {non_finite(stacked)}: it cannot be saved")
         for index, name in tensor_names(weight, config):
             value = stacked[index]
             value = value.reshape(stored[::-1]).T if weight.inputs else value.reshape(stored)

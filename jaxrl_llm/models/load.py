@@ -66,7 +66,7 @@ def load_policy(
 
 
 def _expect_no_torch() -> None:
-    """transformers tells everyone who imports it that PyTorch is missing; here that is as it should be."""
+    """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     about_torch = "PyTorch was not found"
     logging.getLogger("transformers").addFilter(lambda record: about_torch not in str(record.msg))
 

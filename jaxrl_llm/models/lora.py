@@ -1,12 +1,12 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): weights that stay what they are, each with a product of two thin matrices.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): frozen weights, each with a trained product of two low-rank matrices.
 
 A projection W with an adapter computes x W + (alpha / r) (x A) B, where A is [inputs, r] and B is [r, outputs]. The
 adapters are a pytree of their own, in the shape of the parameters: A and B of the weight "query" are "query_lora_in"
-and "query_lora_out" in the same dictionary of a layer. The factor alpha / r does not learn, so it belongs to the frozen
-part: "lora_scale", one number a layer (see `scaled`). What the policy gets is both parts as one (`join`).
+and "query_lora_out" in the same dictionary of a layer. The factor alpha / r is not trained, so it belongs to the frozen
+part: "lora_scale", one number a layer (see `scaled`). The policy gets both parts as one pytree (`combine`).
 
-The sampler decodes with the adapters as they are: the same arithmetic as the trainer's in every dtype, and no second
-copy of the weights. Merged weights decode some 10 % faster on CPUs, but in bfloat16 they lose what the adapters add
+The sampler decodes with unmerged adapters: the same arithmetic as the trainer's in every dtype, and no second copy of
+the weights. Merged weights decode some 10 % faster on CPUs, but in bfloat16 they lose what the adapters add
 below 1/512 of a weight; sample with `merge(params)` where that does not matter.
 
 n layers, D hidden, H query heads, K key-value heads, h head size, F inner size, r rank:
@@ -59,7 +59,7 @@ def init(
     key: jax.Array, config: ModelConfig, rank: int, targets: Iterable[str] = (), dtype: Any = jnp.float32
 ) -> Params:
     """New adapters, {"layers": {...}} with layers stacked: A uniform within 1 / sqrt(inputs), as the authors' code has
-    it, and B zero, so that the policy is what it was.
+    it, and B zero, so that the policy is unchanged.
 
     targets: some of query, key, value, out, gate, up, down; by default all that the model can have: of a mixture of
     experts, those of attention. Raises InputError for another name, for a matrix of experts, and for a rank below 1.
@@ -103,36 +103,36 @@ def _layers(params: Params) -> Any:
     return layers
 
 
-def join(frozen: Params | None, params: Params) -> Params:
-    """Parameters in two parts as one: a deep union of dictionaries, and of tuples (of layers) one by one.
+def combine(frozen: Params | None, params: Params) -> Params:
+    """The parameters of two parts: a deep union of dictionaries, and of tuples (of layers) entry by entry.
 
-    The arrays are shared, not copied. frozen: None for none. Where both have an array, that of `params` counts.
+    The arrays are shared, not copied. frozen: None for none. Where both have an array, that of `params` is taken.
     """
-    return params if frozen is None else _join(frozen, params)
+    return params if frozen is None else _combine(frozen, params)
 
 
-def _join(a: Any, b: Any) -> Any:
+def _combine(a: Any, b: Any) -> Any:
     if isinstance(a, dict) and isinstance(b, dict):
-        return {**a, **{name: _join(a[name], x) if name in a else x for name, x in b.items()}}
+        return {**a, **{name: _combine(a[name], x) if name in a else x for name, x in b.items()}}
     if isinstance(a, tuple) and isinstance(b, tuple):
-        return tuple(_join(x, y) for x, y in zip(a, b, strict=True))
+        return tuple(_combine(x, y) for x, y in zip(a, b, strict=True))
     return b
 
 
 def adapt(out: jax.Array, x: jax.Array, layer: Params, name: str) -> jax.Array:
-    """x W [..., outputs], and where one layer's dictionary has an adapter for `name`, also what that adds.
+    """x W [..., outputs], plus the adapter's output where one layer's dictionary has an adapter for `name`.
 
     x [..., inputs], the axes of heads flattened on both sides.
     """
     if name + LORA_IN not in layer:
         return out
-    thin = x @ layer[name + LORA_IN].reshape(x.shape[-1], -1)
-    thin = thin * layer[LORA_SCALE] if LORA_SCALE in layer else thin
-    return out + thin @ layer[name + LORA_OUT].reshape(thin.shape[-1], -1)
+    low_rank = x @ layer[name + LORA_IN].reshape(x.shape[-1], -1)
+    low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
+    return out + low_rank @ layer[name + LORA_OUT].reshape(low_rank.shape[-1], -1)
 
 
 def adapters_of(params: Params) -> Params:
-    """What a layer's dictionary has of adapters, their factor too: of the first layer, or of all where stacked."""
+    """The adapters in a layer's dictionary, with their factor: of the first layer, or of all where stacked."""
     layers = _layers(params)
     first = layers[0] if isinstance(layers, tuple) else layers
     return {name: x for name, x in first.items() if _is_of_adapter(name)}
@@ -143,9 +143,9 @@ def _is_of_adapter(name: str) -> bool:
 
 
 def merge(params: Params) -> Params:
-    """The parameters with W + (alpha / r) A B in the place of W, and without adapters, in the dtypes of the weights.
+    """The parameters with W + (alpha / r) A B in place of W, and without adapters, in the dtypes of the weights.
 
-    The products are made in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
+    Products are computed in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
     with the parameters given and not copied.
     """
     layers = _layers(params)

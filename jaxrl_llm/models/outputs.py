@@ -15,7 +15,7 @@ from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Layout, Packing, packed_states, shared_prompts, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.vocabulary import Source, vocabulary_sum
+from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
 
@@ -65,7 +65,7 @@ def policy_outputs(
     logp, entropy = _logp(policy, params, view)
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
-    source = Source(
+    source = Distribution(
         flat, jax.lax.stop_gradient(policy.unembedding(params)), view.temperature, policy.config.logit_softcap
     )
     for name in sorted(set(wanted.names) & set(MEASURES)):
@@ -91,7 +91,7 @@ def affinity(
     """sum_v sqrt(p_v q_v) of the policies with two sets of parameters at each action, f32[N, L] (Bhattacharyya)."""
     views = [_view(policy, weights, batch, layout) for weights in (params, other)]
     sources = [
-        Source(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
+        Distribution(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
         for view, weights in zip(views, (params, other), strict=True)
     ]
     return _spread(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)

@@ -1,8 +1,8 @@
-"""How a policy lies on the devices of a mesh while it is computed: which axis of each weight is split, and the states.
+"""How weights and hidden states are sharded over a mesh while a policy is computed.
 
-The mesh has the axes "data", over which rows are spread, and "tensor", over which heads, inner units and the
-vocabulary are. Weights may be kept in smaller pieces than they are used in (`distributed.fully_sharded`): those of a
-layer are then put together over "data" when its turn comes, and again in the backward pass.
+The mesh has the axes "data", over which rows are sharded, and "tensor", over which heads, inner units and the
+vocabulary are. Weights may be stored in smaller shards than they are used in (`distributed.fully_sharded`): those of a
+layer are then all-gathered over "data" when the layer runs, and again in the backward pass.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def split_spec(name: str, ndim: int, config: ModelConfig, size: int) -> Partitio
 
 
 class Placement(NamedTuple):
-    """Says where a layer's numbers lie, by constraints that the compiler keeps to."""
+    """Sharding constraints on a layer's states and weights."""
 
     states: Callable[[jax.Array, bool], jax.Array]  # [N, L, D]: between layers or, if True, where projections read them
     weights: Callable[[dict[str, Any]], dict[str, Any]]  # of one layer
@@ -57,8 +57,8 @@ ANYWHERE = Placement(lambda x, whole: x, lambda layer: layer)
 
 
 def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
-    """Rows over "data"; tokens over "tensor" between layers, so that all devices share what is kept for the backward
-    pass (sequence parallelism, 2205.05198); weights split over "tensor" only. What does not divide is whole.
+    """Rows over "data"; tokens over "tensor" between layers, so that the residuals of the backward pass are
+    sharded (sequence parallelism, 2205.05198); weights split over "tensor" only. What does not divide is replicated.
     """
     if mesh is None:
         return ANYWHERE

@@ -139,7 +139,7 @@ def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
 
 
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
-    """The parameters that never learn, None for none, and those that do: `lora.join` makes the policy's of them.
+    """The parameters that never learn, None for none, and those that do: `lora.combine` makes the policy's of them.
 
     Without LoRA all learn. With it, the model's weights do not, and new adapters do, and a critic where there is one.
     Raises InputError where the model cannot have the adapters.
