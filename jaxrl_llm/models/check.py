@@ -11,8 +11,8 @@ import numpy as np
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.keys import kind_of
+from jaxrl_llm.models.kinds import shown
 from jaxrl_llm.models.parameters import LORA_SCALE, Shape, adapted_weights, adapter_axes, head_shapes, shape_of, weights
-from jaxrl_llm.models.settings import shown
 from jaxrl_llm.shapes import FLOATS, INTEGERS, NUMBERS, has_shape, is_array, is_of
 
 

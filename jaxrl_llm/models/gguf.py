@@ -21,8 +21,8 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import FAMILIES, ModelConfig, from_hf
 from jaxrl_llm.models.gguf_file import GgufFile
 from jaxrl_llm.models.huggingface import tensor_names
+from jaxrl_llm.models.kinds import shown
 from jaxrl_llm.models.parameters import IDENTITY, weights
-from jaxrl_llm.models.settings import shown
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,8 +19,8 @@ import numpy as np
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.finite import all_finite, non_finite
+from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.parameters import TABLE, Weight, shape_of, weights
-from jaxrl_llm.models.settings import read_json, reason, shown
 
 FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
 Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it

@@ -17,8 +17,8 @@ from jaxrl_llm.models.config import from_hf
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.huggingface import from_tensors, open_folder
+from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.settings import FATAL, check, path_of, read_json, reason, shown
 
 DEMO_MODEL = "smollm2-135m"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]

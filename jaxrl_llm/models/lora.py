@@ -29,8 +29,8 @@ import jax.numpy as jnp
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.keys import check_key
+from jaxrl_llm.models.kinds import number, require_kind, shown, whole
 from jaxrl_llm.models.parameters import ADAPTED, LORA_IN, LORA_OUT, LORA_SCALE, adapted_weights, adapter_axes, shape_of
-from jaxrl_llm.models.settings import number, require_kind, shown, whole
 
 Params = dict[str, Any]
 TARGETS = tuple(ADAPTED)

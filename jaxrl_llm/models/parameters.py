@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
 STACKED = ("layers", "experts")  # leading axes: other formats have a tensor for each index of them
-NORMAL, IDENTITY, ZEROS = "normal", "identity", "zeros"  # initialisers; identity: a norm that multiplies by 1
+NORMAL, IDENTITY, ZEROS = "normal", "identity", "zeros"  # initialisers; identity: of a norm, which multiplies by 1
 LORA_IN, LORA_OUT, LORA_SCALE = "_lora_in", "_lora_out", "lora_scale"
 
 

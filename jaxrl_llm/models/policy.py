@@ -15,9 +15,9 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.models.check import check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.keys import check_key
+from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.parameters import IDENTITY, ZEROS, Weight, shape_of, weights
-from jaxrl_llm.models.settings import number, require_kind, shown
 
 Params = decoder.Params
 

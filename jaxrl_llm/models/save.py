@@ -14,8 +14,8 @@ from jaxrl_llm.models.check import check_params, check_policy
 from jaxrl_llm.models.config import to_hf
 from jaxrl_llm.models.folders import check_output, written_whole
 from jaxrl_llm.models.huggingface import to_tensors
+from jaxrl_llm.models.kinds import reason, shown
 from jaxrl_llm.models.lora import merge
-from jaxrl_llm.models.settings import reason, shown
 
 if TYPE_CHECKING:
     import numpy as np
