@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.shapes import BOOL, FLOATS, INTEGERS, NUMBERS, check_array, in_words
 
 Array = jax.Array
 
@@ -113,12 +114,7 @@ def row_means(values: Array, batch: Trajectories) -> Array:
 
 
 SHARED = ("totals", "controls", "feedback")  # fields without a row axis
-_KINDS: dict[str, tuple[Any, str]] = {  # by the letter in _FORMS: the dtype, and its name in messages
-    "b": (jnp.bool_, "bool"),
-    "i": (jnp.integer, "integers"),
-    "f": (jnp.floating, "floating point"),
-    "n": (None, "numbers"),  # of any numeric dtype: rewards of 0 and 1 may be integers
-}
+_KINDS = {"b": BOOL, "i": INTEGERS, "f": FLOATS, "n": NUMBERS}  # by the letter in _FORMS; rewards may be integers
 _FORMS = {  # the kind and the axes of each array: N rows, L positions, other axes of any length
     **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
     **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
@@ -178,9 +174,7 @@ def check_batch(batch: Any) -> None:
         if (value := getattr(batch, field)) is not None:
             _check_array(f"batch.{field}", value, form, shape)
         elif field in _REQUIRED:
-            raise InputError(
-                f"batch.{field} is None, but every batch has one: {_KINDS[form[0]][1]} {_axes(form, shape)}"
-            )
+            raise InputError(f"batch.{field} is None, but every batch has one: {_KINDS[form[0]]} {_axes(form, shape)}")
     if batch.values is not None:
         heads = "f NLH" if getattr(batch.values, "ndim", 2) == 3 else "f NL"
         _check_array("batch.values", batch.values, heads, shape)
@@ -204,23 +198,8 @@ _REQUIRED = [name for name, field in Trajectories.__dataclass_fields__.items() i
 
 def _check_array(name: str, value: Any, form: str, shape: tuple[int, ...]) -> None:
     """InputError unless the value is an array of the given form, where `shape` is (N, L)."""
-    (dtype, kind), axes = _KINDS[form[0]], form[2:]
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        raise InputError(f"{name} is {in_words(value)}, but must be an array, {kind} {_axes(form, shape)}")
-    known = shape[: sum(axis in "NL" for axis in axes)]
-    if len(value.shape) != len(axes) or tuple(value.shape[: len(known)]) != tuple(known):
-        wanted = f"{_axes(form, shape)}, since tokens are {list(shape)}"
-        raise InputError(f"{name} has the shape {list(value.shape)}, but must be {wanted}")
-    if not jnp.issubdtype(value.dtype, jnp.number if dtype is None else dtype) and (dtype or value.dtype != bool):
-        raise InputError(f"{name} has the dtype {value.dtype}, but must be {kind}")
+    check_array(name, value, _KINDS[form[0]], _axes(form, shape), f", since tokens are {list(shape)}")
 
 
-def _axes(form: str, shape: tuple[int, ...]) -> str:
-    return f"[{', '.join(str(shape['NL'.index(axis)]) if axis in 'NL' else axis for axis in form[2:])}]"
-
-
-def in_words(value: Any) -> str:
-    """A value in a few words: dtype and shape of an array, the type of anything else."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}{list(value.shape)}"
-    return "None" if value is None else f"of the type {type(value).__name__}"
+def _axes(form: str, shape: tuple[int, ...]) -> list[int | str]:
+    return [shape["NL".index(axis)] if axis in "NL" else axis for axis in form[2:]]

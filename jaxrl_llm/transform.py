@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, is_off, shown
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
+from jaxrl_llm.shapes import FLOATS, check_array, in_words
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
 State = Any
 Metrics = dict[str, jax.Array]
@@ -51,6 +52,8 @@ class Transform:
     def __post_init__(self) -> None:
         if not isinstance(self.init, StateInit):
             object.__setattr__(self, "init", StateInit(self.init))
+        if not isinstance(self.apply, Guarded):
+            object.__setattr__(self, "apply", Guarded(self.apply))
 
 
 @dataclass(frozen=True)
@@ -73,22 +76,23 @@ class StateInit:
             return False
 
 
-def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
-    """The transform that applies `f` and has no state."""
-    require_function("what makes a transform", f)
-    return Transform(lambda: (), guarded(lambda state, batch: (state, f(batch))), names_of(needs))
+@dataclass(frozen=True)
+class Guarded:
+    """`apply` of a transform, after a static check of the batch's shapes and dtypes (`check_batch`)."""
 
+    function: Callable[[State, Trajectories], tuple[State, Trajectories]]
 
-def guarded(apply: Callable[[State, Trajectories], Any]) -> Callable[[State, Trajectories], Any]:
-    """Wrap a transform's `apply` in a static check of the batch's shapes and dtypes (`check_batch`)."""
-
-    def checked(state: State, batch: Trajectories) -> Any:
+    def __call__(self, state: State, batch: Trajectories) -> tuple[State, Trajectories]:
         if isinstance(state, Trajectories):
             raise InputError("a transform was applied to (batch, state), but takes (state, batch): swap them")
         check_batch(batch)
-        return apply(state, batch)
+        return self.function(state, batch)
 
-    return checked
+
+def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
+    """The transform that applies `f` and has no state."""
+    require_function("what makes a transform", f)
+    return Transform(lambda: (), lambda state, batch: (state, f(batch)), names_of(needs))
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -112,7 +116,7 @@ def chain(*transforms: Transform) -> Transform:
             after.append(new)
         return tuple(after), batch
 
-    return Transform(init, guarded(apply), frozenset().union(*(t.needs for t in transforms)))
+    return Transform(init, apply, frozenset().union(*(t.needs for t in transforms)))
 
 
 def names_of(needs: Iterable[str]) -> frozenset[str]:
@@ -145,7 +149,7 @@ def expect(name: str, value: Any, kind: type) -> None:
 
 def counted(apply: Callable[[jax.Array, Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform whose state counts its applications: `apply(step int32[], batch) -> batch`."""
-    return Transform(lambda: jnp.int32(0), guarded(lambda step, batch: (step + 1, apply(step, batch))), names_of(needs))
+    return Transform(lambda: jnp.int32(0), lambda step, batch: (step + 1, apply(step, batch)), names_of(needs))
 
 
 def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], jax.Array]) -> Transform:
@@ -159,7 +163,7 @@ def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], j
             value = jnp.where(batch.feedback["updates"] > 0, update(value, batch.feedback), value)
         return value, batch.with_controls(**{name: value})
 
-    return Transform(lambda: jnp.float32(start), guarded(apply), frozenset({"feedback"}))
+    return Transform(lambda: jnp.float32(start), apply, frozenset({"feedback"}))
 
 
 Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
@@ -286,10 +290,7 @@ def check_outputs(outputs: Any, batch: Any) -> None:
     expect("the outputs of an objective", outputs, PolicyOutputs)
     check_batch(batch)
     for name in ("logp", "entropy"):
-        value = getattr(outputs, name)
-        shape, wanted = getattr(value, "shape", None), batch.tokens.shape
-        if shape is None or tuple(shape) != tuple(wanted) or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise InputError(f"outputs.{name} is {in_words(value)}, but must be floating point {list(wanted)}")
+        check_array(f"outputs.{name}", getattr(outputs, name), FLOATS, batch.tokens.shape, ", as the tokens are")
 
 
 def control(batch: Trajectories, name: str) -> jax.Array:

@@ -2,14 +2,20 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
-PROGRAM = """
+ROOT = Path(__file__).parents[1] / "jaxrl_llm"
+CORE = ["models", "sampling", "advantages", "objectives", "algorithms", "selection", "learner", "in_jax", "distributed"]
+PROGRAM = f"CORE = {[f'jaxrl_llm.{name}' for name in CORE] + ['jaxrl_kernels']}"
+# rich, PyYAML and scipy come with flax, orbax and jax.
+PROGRAM += """
 import importlib.abc, sys
 
 class Missing(importlib.abc.MetaPathFinder):
     names = {
         "grain", "transformers", "tokenizers", "sentencepiece", "gguf", "reasoning_gym", "math_verify", "datasets",
         "pyarrow", "pandas", "tyro", "matplotlib", "tensorboardX", "wandb", "jinja2", "huggingface_hub", "torch",
+        "safetensors",
     }
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in self.names:
@@ -19,7 +25,12 @@ sys.meta_path.insert(0, Missing())
 import jax
 jax.config.update("jax_platforms", "cpu")
 import jaxrl_llm, jaxrl_kernels
-import jaxrl_llm.runs.loop, jaxrl_llm.learner.update, jaxrl_llm.data, jaxrl_llm.rewards, jaxrl_llm.reporting
+import importlib, pkgutil
+import jaxrl_llm.runs.loop, jaxrl_llm.data, jaxrl_llm.rewards, jaxrl_llm.reporting
+for core in CORE:
+    package = importlib.import_module(core)
+    for module in pkgutil.walk_packages(package.__path__, core + "."):
+        importlib.import_module(module.name)
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
 config = ModelConfig(
@@ -37,8 +48,14 @@ except jaxrl_llm.InputError as error:
 
 
 def test_core_needs_only_the_jax_packages() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     # A missing package is reported in one line, with the command that installs it.
     assert "SAYS" in done.stdout
     assert "pip install" in done.stdout.split("SAYS")[1]
+
+
+def test_only_runs_and_the_command_line_know_the_configuration_of_a_run() -> None:
+    names = ("TrainConfig", "jaxrl_llm.runs")
+    found = [path for path in ROOT.rglob("*.py") if any(name in path.read_text() for name in names)]
+    assert {path.relative_to(ROOT).parts[0] for path in found} == {"runs", "cli.py", "options.py"}

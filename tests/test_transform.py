@@ -208,7 +208,7 @@ def test_outputs_are_checked_where_they_come_in() -> None:
     assert float(objective(OUTPUTS, batch)[0]) == 1
     with pytest.raises(InputError, match=r"\(batch, outputs\), but takes \(outputs, batch\): swap them"):
         objective(batch, OUTPUTS)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"outputs\.logp is float32\[2\], but must be floating point \[1, 2\]"):
+    with pytest.raises(InputError, match=r"outputs\.logp has the shape \[2\], but must be \[1, 2\]"):
         objective(OUTPUTS.replace(logp=jnp.zeros(2)), batch)
     with pytest.raises(InputError, match=r"outputs\.entropy is None"):
         objective(OUTPUTS.replace(entropy=None), batch)

@@ -28,7 +28,7 @@ from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.learner.steps import Steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models import Policy, lora
-from jaxrl_llm.models.huggingface import parameter_shapes
+from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.sampling import completion_ids, completion_texts, sample
 from jaxrl_llm.trajectory import Trajectories
@@ -48,7 +48,7 @@ class Learner(NamedTuple):
     @property
     def params(self) -> Any:
         """Of the whole policy."""
-        return lora.join(self.frozen, self.state.params)
+        return lora.combine(self.frozen, self.state.params)
 
 
 def new_learner(policy: Policy, params: Any, *, rank: int = 0, remat: bool = True, moments: Any = "float32") -> Learner:

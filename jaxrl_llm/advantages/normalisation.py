@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform, guarded
+from jaxrl_llm.transform import State, Transform
 
 
 def moments(values: jax.Array, mask: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array]:
@@ -89,7 +89,7 @@ def running_reward_scaling(shift: bool = False, clip: jax.Array | float | None =
         out = (r - running.mean if shift else r) / running_std(running, ddof)
         return running, batch.replace(reward=out if clip is None else jnp.clip(out, -clip, clip))
 
-    return Transform(empty_moments, guarded(apply))
+    return Transform(empty_moments, apply)
 
 
 def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
@@ -110,4 +110,4 @@ def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
         after = after.replace(values=values, returns=jnp.where(mask, (R - running.mean) / scale, 0.0))
         return (update_moments(running, R, mask), memory), after
 
-    return Transform(lambda facts: (empty_moments(), inner.init(facts)), guarded(apply), inner.needs)
+    return Transform(lambda facts: (empty_moments(), inner.init(facts)), apply, inner.needs)

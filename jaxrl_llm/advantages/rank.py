@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, guarded
+from jaxrl_llm.transform import Transform
 
 PLACES = ("all", "last")
 STARTS = ("zero", "first")
@@ -62,4 +62,4 @@ def rank_bonus(
         share = jnp.where(seen > 0, rate, 1.0) if start == "first" else rate
         return (centre + share * (mean - centre), seen + (count > 0)), batch
 
-    return Transform(lambda: (jnp.zeros(3), jnp.int32(0)), guarded(apply), frozenset({"effective_rank"}))
+    return Transform(lambda: (jnp.zeros(3), jnp.int32(0)), apply, frozenset({"effective_rank"}))

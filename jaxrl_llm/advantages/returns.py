@@ -16,7 +16,7 @@ from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.trajectory import Trajectories, row_means
-from jaxrl_llm.transform import State, Transform, control, guarded, stateless
+from jaxrl_llm.transform import State, Transform, control, stateless
 
 __all__ = [
     "adaptive_kl",
@@ -294,4 +294,4 @@ def adaptive_kl(
         error = jnp.clip(jnp.sum(per_row) / jnp.maximum(rows, 1) / target - 1, -0.2, 0.2)
         return beta * (1 + error * rows / horizon), batch.with_controls(**{name: beta})
 
-    return Transform(lambda: jnp.asarray(start, jnp.float32), guarded(apply), needs)
+    return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)

@@ -18,7 +18,7 @@ from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform, guarded
+from jaxrl_llm.transform import State, Transform
 
 Number = jax.Array | float
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -195,4 +195,4 @@ def bundled_risk(
         q = jnp.where(step == 0, q, track_quantiles(q, X, mask, rate))
         return (step + jnp.any(mask), q), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(lambda: (jnp.int32(0), jnp.zeros(len(LEVELS))), guarded(apply))
+    return Transform(lambda: (jnp.int32(0), jnp.zeros(len(LEVELS))), apply)

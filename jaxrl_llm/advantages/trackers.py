@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.group import standardised
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform, guarded
+from jaxrl_llm.transform import State, Transform
 
 
 class Tracker(NamedTuple):
@@ -95,5 +95,5 @@ def tracked_baseline(
         return track(tracker, index, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
     return Transform(
-        lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), guarded(apply), frozenset({"drift"})
+        lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), apply, frozenset({"drift"})
     )

@@ -1,8 +1,7 @@
-"""Weights, moments and master copies in pieces over all devices, for models that do not fit on one ("ZeRO-3", FSDP).
+"""Weights, moments and master copies sharded over all devices, for models that do not fit on one (ZeRO-3, FSDP).
 
 Each array is split over "tensor" as its parameter is (`sharding.parameter_specs`), and another of its axes over "data".
-What is computed with is put together over "data" a layer at a time, where the policy knows of the mesh
-(`models.placement`).
+A layer's weights are all-gathered over "data" when it runs, where the policy has the mesh (`models.placement`).
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from jaxrl_llm.models.placement import split_spec
 def fully_sharded(tree: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """A NamedSharding for each array of a pytree (or its shape): parameters, adapters, or a state of training.
 
-    What has a parameter's name lies as the parameter, its moments and master copy too: split over "tensor" as its name
-    says, and along its longest other axis that "data" divides, but for the axis of layers. Vectors and counters are
-    whole.
+    Moments and master copies are sharded as their parameter: over "tensor" as `split_spec` says, and over "data" along
+    the longest other axis that it divides, but not the axis of layers. Vectors and counters are replicated.
     """
     data, tensor = mesh.shape.get("data", 1), mesh.shape.get("tensor", 1)
 
@@ -29,7 +27,8 @@ def fully_sharded(tree: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> 
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         if not names:
             return NamedSharding(mesh, PartitionSpec())
-        spec = list(split_spec(names[-1], x.ndim, config, tensor))
+        # Some weights of a critic's head have the names of a decoder's.
+        spec = [] if "head" in names[:-1] else list(split_spec(names[-1], x.ndim, config, tensor))
         spec += [None] * (x.ndim - len(spec))
         first = 1 if "layers" in names and x.ndim > 2 else 0
         free = [axis for axis in range(first, x.ndim) if spec[axis] is None and x.shape[axis] % data == 0]

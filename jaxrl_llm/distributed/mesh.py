@@ -21,8 +21,8 @@ def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None)
     """All devices (or those given) along two axes: "data" shards rows, "tensor" shards weights (`sharding`).
 
     data, tensor: devices along each axis, at least 1; -1, for one of them, takes what the other leaves. "tensor",
-    which talks in every layer, is the inner axis: it gets devices near each other, as jax.make_mesh orders them. Raises
-    InputError where the two do not multiply to the number of devices.
+    which communicates in every layer, is the inner axis: its devices are neighbours in the order of jax.make_mesh.
+    Raises InputError where the two do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
     sizes = {"data": data, "tensor": tensor}
@@ -43,12 +43,12 @@ def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None)
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-    """Put a whole copy of every array on every device."""
+    """Replicate every array on all devices."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def shard_rows(tree: Any, mesh: Mesh) -> Any:
-    """Spread the leading axis of every array over the axis "data", whose size must divide it."""
+    """Shard the leading axis of every array over the mesh axis "data", whose size must divide it."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("data")))
 
 

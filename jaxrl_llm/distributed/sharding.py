@@ -1,12 +1,12 @@
-"""Tensor parallelism: how each parameter is split over the mesh axis "tensor", and arrays moved between layouts.
+"""Tensor parallelism: how each parameter is split over the mesh axis "tensor", and resharding of pytrees.
 
 Megatron's rule: the first matrix of attention and of the MLP is split by its outputs (heads, inner units), the second
-by its inputs, so that a layer communicates twice, each time one all-reduce of the residual stream [N, L, D], and no
-weight ever travels. The embedding and the unembedding are split by vocabulary. The layer axis is never split.
+by its inputs, so that a layer communicates twice, each time one all-reduce of the residual stream [N, L, D], and
+weights are never communicated. The embedding and the unembedding are split by vocabulary, the layer axis never.
 
 Experts are split by inner size too, each device holding a slice of every expert: whatever the router chooses, devices
-have the same work, tokens stay where they are, and the MLP costs one all-reduce (of a row for each expert that a token
-chose, as they are summed after it). Splitting by expert would need a fixed capacity or an exchange of unequal
+have the same load, tokens are not exchanged, and the MLP costs one all-reduce (of a row for each expert that a token
+is routed to, as they are summed after it). Splitting by expert would need a fixed capacity or an exchange of unequal
 numbers of tokens.
 
 What does not divide is replicated; `describe_sharding` says so.
@@ -24,9 +24,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.models.lora import adapters_of
-from jaxrl_llm.models.placement import SPLIT, split_counts, split_spec
+from jaxrl_llm.models.parameters import parameter_shapes
+from jaxrl_llm.models.placement import split_axis, split_counts, split_spec
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 
@@ -35,7 +35,7 @@ HOST = "pinned_host"
 
 
 class Moved(NamedTuple):
-    """What a `reshard` cost. bytes: those of `bytes_to_move`, over all devices; seconds: wall time."""
+    """The cost of a `reshard`. bytes: `bytes_to_move`, over all devices; seconds: wall time."""
 
     bytes: int
     seconds: float
@@ -71,7 +71,7 @@ def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[st
     for path, shape in parameter_shapes(config).items():
         name = path[-1]
         spec = split_spec(name, len(shape), config, size)
-        kind = SPLIT.get(name, ("", 0))[0]
+        kind, _ = split_axis(name)
         if spec:
             says = f"{kind} over {AXIS}={size}, {list(NamedSharding(mesh, spec).shard_shape(shape))} a device"
         elif kind and size > 1:
@@ -134,7 +134,7 @@ def bytes_per_device(shapes: Any, specs: Any, mesh: Mesh | AbstractMesh) -> int:
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays in the host's pinned memory, laid out over the same devices: they take none of the devices' own.
+    """Arrays in the host's pinned memory, with the same sharding: they take no device memory.
 
     Inside a jitted function `to_device` brings them back. Where the platform has no such memory, or has only the
     host's (CPUs), the arrays stay where they are, and one line is logged.

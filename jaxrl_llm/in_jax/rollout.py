@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.shapes import INTEGERS, check_array
 from jaxrl_llm.trajectory import Trajectories
 
 Array = jax.Array
@@ -33,8 +34,9 @@ def roll_out(
     """Continue each of the prompts int32[n, P] `group_size` times, each a row; rows of a prompt stand together.
 
     The prompt goes through the model token by token too: a decoder is then compiled once. Always draws T tokens: what
-    comes after a row's end is masked.
+    comes after a row's end is masked. InputError for prompts of another shape or dtype.
     """
+    check_array("prompts", prompts, INTEGERS, ("prompts", task.prompt_length))
     P, T = task.prompt_length, task.completion_length
     prompts = jnp.repeat(prompts, group_size, axis=0)
     N = prompts.shape[0]

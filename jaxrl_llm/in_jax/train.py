@@ -237,6 +237,7 @@ def asks(method: Algorithm, name: str) -> bool:
 
 def warm_start(key: Array, task: Task, settings: Settings, steps: int, learning_rate: float = 3e-3) -> Params:
     """Fresh parameters after supervised steps on right answers, prompts * group_size of them each; compiled."""
+    check_key(key)
     policy, optimizer = make_policy(task, settings), optax.adam(learning_rate)
 
     def loss(params: Params, key: Array) -> Array:
@@ -265,6 +266,8 @@ def warm_start(key: Array, task: Task, settings: Settings, steps: int, learning_
 def evaluate(params: Params, task: Task, settings: Settings, key: Array, prompts: int = 1024) -> dict[str, Array]:
     """f32[prompts] each: "reward" and its components of one sampled completion of each of fresh prompts; compiled."""
     policy = make_policy(task, settings)
+    check_params(policy, params)
+    check_key(key)
     sample = partial(sample_batch, policy, task=task, step=0, prompts=prompts, group_size=1)
     batch, _ = jax.jit(lambda params, key: sample(params, key=key), compiler_options=QUICK_COMPILE)(params, key)
     return {"reward": batch.need("reward"), **(batch.rewards or {})}

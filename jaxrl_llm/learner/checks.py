@@ -59,12 +59,12 @@ def check_alive(name: str, tree: Any, what_to_do: str) -> None:
 
 def check_learning(policy: Any, params: Any, frozen: Any = None) -> None:
     """The parameters, with those that are frozen, are the policy's."""
-    from jaxrl_llm.models.lora import join
+    from jaxrl_llm.models.lora import combine
 
     check_policy(policy)
     if not isinstance(params, dict) or not (frozen is None or isinstance(frozen, dict)):
         check_params(policy, params if not isinstance(params, dict) else frozen)
-    check_params(policy, join(frozen, params))
+    check_params(policy, combine(frozen, params))
 
 
 def check_only(only: Any, params: Params) -> None:

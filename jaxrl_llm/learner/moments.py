@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.models.parameters import merge_heads
+
 
 class Bounded(optax.GradientTransformationExtraArgs):
     """An optimiser whose steps are finite by its settings, so that nobody has to look.
@@ -111,10 +113,7 @@ def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransforma
 
     def flat(tree: Any) -> Any:
         def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            name = str(getattr(path[-1], "key", path[-1]))
-            if name in ("query", "key", "value"):
-                return x.reshape(*x.shape[:-2], -1)
-            return x.reshape(*x.shape[:-3], -1, x.shape[-1]) if name == "out" else x
+            return x.reshape(merge_heads(str(getattr(path[-1], "key", path[-1])), x.shape))
 
         return jax.tree_util.tree_map_with_path(flatten, tree)
 

@@ -25,6 +25,7 @@ import optax
 from jaxrl_llm.errors import InputError, require
 from jaxrl_llm.learner.moments import Bounded, as_matrices, in_float32, scale_by_adam
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
+from jaxrl_llm.models.parameters import NOT_DECAYED
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -50,7 +51,7 @@ def decayed(params: Any) -> Any:
 
     def decide(path: tuple[Any, ...], _: Any) -> bool:
         name = str(getattr(path[-1], "key", path[-1]))
-        return not name.endswith(("norm", "bias")) and name not in ("embed", "unembed")
+        return name not in NOT_DECAYED
 
     return jax.tree_util.tree_map_with_path(decide, params)
 

@@ -24,8 +24,8 @@ from jaxrl_llm.learner.checks import (
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
 from jaxrl_llm.learner.provide import DURING_UPDATE, wanted_of
 from jaxrl_llm.learner.steps import Steps, check_steps, take
-from jaxrl_llm.models.layers import wide
-from jaxrl_llm.models.lora import join as join_params
+from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.lora import combine
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Layout, Packing
 from jaxrl_llm.models.policy import Params, Policy
@@ -73,7 +73,7 @@ def gradient(
     layout: of every slice (see `policy_outputs`); a Packing has a first axis of micro-batches, which slice the rows in
     order, and `micro_batches` is not looked at.
 
-    params: the parameters that learn. frozen: the rest of the policy's (`lora.join` puts them together), where these
+    params: the parameters that learn. frozen: the rest of the policy's (`lora.combine` merges both), where these
     are a part; nothing is derived by them.
 
     The result does not depend on `micro_batches`: each slice carries the totals of the whole batch. Sums are kept in
@@ -93,7 +93,7 @@ def gradient(
     batch, wanted = with_totals(batch), wanted_of(objective.needs, DURING_UPDATE)
 
     def outputs_of(params: Params, part: Trajectories, lies: Packing | None) -> PolicyOutputs:
-        return policy_outputs(policy, join_params(frozen, params), part, layout if lies is None else lies, wanted)
+        return policy_outputs(policy, combine(frozen, params), part, layout if lies is None else lies, wanted)
 
     def loss(params: Params, part: Trajectories, lies: Packing | None) -> tuple[jax.Array, Metrics]:
         outputs = outputs_of(params, part, lies)
@@ -121,7 +121,7 @@ def gradient(
 
     first, place = jax.tree.map(lambda x: x[0], (parts, packings))
     shapes = jax.eval_shape(derive, params, first.replace(**shared), place)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), shapes)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), shapes)
     return jax.lax.scan(add, zeros, (parts, packings))[0]
 
 

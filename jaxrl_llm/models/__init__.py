@@ -1,4 +1,4 @@
-"""Policies: one decoder for several families, its weights in and out, and what it says of sampled tokens.
+"""Policies: one decoder for several families, loading and saving, log-probability and entropy of sampled tokens.
 
 Names are imported when they are first used: what is checked before a model is loaded needs no JAX.
 """

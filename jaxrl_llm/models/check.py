@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.models.keys import kind_of
-from jaxrl_llm.models.lora import IN, OUT, SCALE, TARGETS, input_axes
-from jaxrl_llm.models.settings import shown
-
-Shape = tuple[int, ...]
+from jaxrl_llm.models.kinds import shown
+from jaxrl_llm.models.parameters import LORA_SCALE, Shape, adapted_weights, adapter_axes, head_shapes, shape_of, weights
+from jaxrl_llm.shapes import FLOATS, INTEGERS, NUMBERS, has_shape, is_array, is_of
 
 
 def check_policy(policy: Any) -> None:
@@ -38,11 +35,11 @@ def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
             except (ValueError, TypeError):  # rows of different lengths
                 raise InputError(f"{name} must be an array [rows, length]: its rows are of different lengths") from None
     ids, real = arrays.get("tokens", np.zeros(0)), arrays.get("mask")
-    if ids.ndim != 2 or 0 in ids.shape or not jnp.issubdtype(ids.dtype, jnp.integer):
+    if not has_shape(ids, ("rows", "length")) or 0 in ids.shape or not is_of(ids, INTEGERS):
         raise InputError(
             f"tokens are {ids.dtype}{list(ids.shape)}, but must be whole numbers [rows, length], neither of them 0"
         )
-    if real is not None and (real.shape != ids.shape or real.dtype.kind not in "bif"):
+    if real is not None and not (has_shape(real, ids.shape) and is_of(real, NUMBERS)):
         raise InputError(
             f"mask is {real.dtype}{list(real.shape)}, but must be bool{list(ids.shape)}, as the tokens are"
         )
@@ -71,26 +68,30 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False) -> Non
             f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
             "gives"
         )
-    _decoder(params, policy.config, "", ("embed", "final_norm", "unembed"), extra=("critic",))
+    _decoder(params, policy.config, "", extra=("critic",))
     if policy.critic is None or not (needs_critic or "critic" in params):
         return
     critic = policy.critic
     entry = _section(params, "critic", "")
-    D, width = policy.config.hidden_size, critic.hidden or policy.config.hidden_size
-    head: dict[str, Shape] = {"weight": (width, critic.heads), "bias": (critic.heads,)}
-    if critic.hidden:
-        head |= {"norm": (D,), "norm_bias": (D,), "up": (D, critic.hidden), "up_bias": (critic.hidden,)}
+    head = head_shapes(policy.config, critic.hidden, critic.heads)
     _arrays(_section(entry, "head", "critic/"), head, "critic/head/")
     if critic.kind == "tower":
-        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/", ("embed", "final_norm"))
+        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/", without=("unembed",))
 
 
 def _decoder(
-    params: Mapping[str, Any], config: ModelConfig, prefix: str, tops: tuple[str, ...], extra: tuple[str, ...] = ()
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    prefix: str,
+    extra: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
 ) -> None:
-    shapes, n = parameter_shapes(config), config.num_layers
-    _arrays(params, {name: shapes[name,] for name in tops if (name,) in shapes}, prefix, ("layers", *extra))
-    layer = {path[1]: shape[1:] for path, shape in shapes.items() if path[0] == "layers"}
+    """The parameters of a decoder. extra: further entries that it may have; without: weights that it must not have."""
+    n = config.num_layers
+    own = [weight for weight in weights(config).values() if weight.name not in without]
+    ends = {weight.name: shape_of(weight.axes, config) for weight in own if "layers" not in weight.axes}
+    _arrays(params, ends, prefix, ("layers", *extra))
+    layer = {weight.name: shape_of(weight.axes[1:], config) for weight in own if "layers" in weight.axes}
     layers = params.get("layers")
     if isinstance(layers, tuple):
         if len(layers) != n:
@@ -106,15 +107,14 @@ def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfi
     if not isinstance(found, Mapping):
         raise InputError(f"the parameter {prefix[:-1]} is {kind_of(found)}, but must be a dictionary of arrays")
     wanted = {name: lead + shape for name, shape in shapes.items()}
-    for name in TARGETS:
-        if name in shapes and (name + IN in found or name + OUT in found):
-            thin = getattr(found.get(name + IN), "shape", ())
-            rank = thin[-1] if thin else 0
-            split, shape = input_axes(name), shapes[name]
-            wanted[name + IN] = (*lead, *shape[:split], rank)
-            wanted[name + OUT] = (*lead, rank, *shape[split:])
-    if SCALE in found:
-        wanted[SCALE] = lead
+    for weight in adapted_weights(config).values():
+        matrices = adapter_axes(weight)
+        if any(name in found for name in matrices):
+            first, _ = matrices
+            rank = (getattr(found.get(first), "shape", ()) or (0,))[-1]
+            wanted |= {name: lead + shape_of(axes[1:], config, rank=rank) for name, axes in matrices.items()}
+    if LORA_SCALE in found:
+        wanted[LORA_SCALE] = lead
     _arrays(found, wanted, prefix)
 
 
@@ -132,14 +132,14 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
         if name not in found:
             raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
         array = found[name]
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        if not is_array(array):
             raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
-        if tuple(array.shape) != shape:
+        if not has_shape(array, shape):
             raise InputError(
                 f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
                 f"{shape}: these are another model's parameters"
             )
-        if not jnp.issubdtype(array.dtype, jnp.floating):
+        if not is_of(array, FLOATS):
             raise InputError(f"the parameter {prefix}{name} is of {array.dtype}, but must be of floats")
     for name in found:
         if name not in wanted and name not in others:

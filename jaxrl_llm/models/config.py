@@ -7,22 +7,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config_checks import check_settings, check_together
+from jaxrl_llm.models.kinds import given, shown
 from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.models.rope_config import rope_to_hf, ropes_of
-from jaxrl_llm.models.settings import given, shown
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
+
+class Family(NamedTuple):
+    """What two formats call a family of models."""
+
+    architecture: str  # in Hugging Face's config.json
+    gguf: str  # general.architecture
+
+
+# By Hugging Face's model_type. Mixtral is a Llama with experts in GGUF.
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", "llama"),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3"),
+    "gemma2": Family("Gemma2ForCausalLM", "gemma2"),
+    "gemma3_text": Family("Gemma3ForCausalLM", "gemma3"),
+    "mixtral": Family("MixtralForCausalLM", "llama"),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "qwen3moe"),
 }
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
@@ -31,7 +40,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 class ModelConfig:
     """A decoder as data. Hashable, so that it can be a static argument of `jit`."""
 
-    family: str  # one of ARCHITECTURES
+    family: str  # one of FAMILIES
     vocab_size: int
     hidden_size: int
     intermediate_size: int  # of one expert, where there are experts
@@ -102,10 +111,10 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
     if not isinstance(raw, dict):
         raise InputError(f"{where} is {shown(raw)}, but must be an object of settings")
     family = raw.get("model_type", "")
-    if not isinstance(family, str) or family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in FAMILIES:
         named = raw.get("architectures") or family or "unknown"
         named = named[0] if isinstance(named, list) else named
-        supported = ", ".join(ARCHITECTURES)
+        supported = ", ".join(FAMILIES)
         raise InputError(
             f"{where}: architecture {shown(named)} is not supported; supported model types are {supported}"
         )
@@ -180,7 +189,7 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     gemma, eos = config.family.startswith("gemma"), list(config.eos_token_ids)
     sliding = [w > 0 for w in config.window_of_layer]
     out: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[config.family]],
+        "architectures": [FAMILIES[config.family].architecture],
         "model_type": config.family,
         "dtype": dtype,
         "vocab_size": config.vocab_size,

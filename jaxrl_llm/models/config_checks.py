@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.settings import (
+from jaxrl_llm.models.kinds import (
     FLAG,
     SECTION,
     TEXT,

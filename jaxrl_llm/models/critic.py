@@ -1,11 +1,12 @@
 """Critics: state values from hidden states, by a head on the policy or by a copy of it ("tower") with a head.
 
 The weights are one more entry of the policy's parameters, params["critic"]; see `init_critic`. A value belongs to the
-state that an action was chosen from, so it knows the tokens before the action and not the action itself.
+state that an action was chosen from, so it depends on the tokens before the action and not on the action itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.keys import check_key
+from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
+from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.settings import FLAG, require_kind, shown, whole
+from jaxrl_llm.shapes import FLOATS, in_words, is_array, is_of
 
 KINDS = ("tower", "shared")
 EPSILON = 1e-5  # of the layer norm
@@ -55,20 +58,18 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     if not isinstance(critic, Critic):
         raise InputError(f"the critic is {shown(critic)}, but must be a Critic")
     check_params(policy, {k: x for k, x in params.items() if k != "critic"} if isinstance(params, dict) else params)
-    D = policy.config.hidden_size
-    width = critic.hidden or D
-    head: Params = {"weight": jnp.zeros((width, critic.heads)), "bias": jnp.zeros(critic.heads)}
-    if critic.hidden:
-        head |= {
-            "norm": jnp.ones(D),
-            "norm_bias": jnp.zeros(D),
-            "up": jax.random.normal(key, (D, critic.hidden)) / D**0.5,
-            "up_bias": jnp.zeros(critic.hidden),
-        }
+    shapes = head_shapes(policy.config, critic.hidden, critic.heads)
+    starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {
+        ZEROS: jnp.zeros,
+        IDENTITY: jnp.ones,
+        NORMAL: lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5,
+    }
+    head = {weight.name: starts[weight.initialiser](shapes[weight.name]) for weight in head_weights(critic.hidden)}
     entry: Params = {"head": head}
     if critic.kind == "tower":
         # Real copies: an update that donates its buffers must not be given the same one twice.
-        entry["tower"] = jax.tree.map(jnp.copy, {name: params[name] for name in ("embed", "layers", "final_norm")})
+        decoder = {name: x for name, x in params.items() if name not in ("unembed", "critic")}
+        entry["tower"] = jax.tree.map(jnp.copy, decoder)
     return {**params, "critic": entry}
 
 
@@ -76,9 +77,12 @@ def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:
     """Values f32[...] (or f32[..., heads]) of hidden states [..., D].
 
     The states are the policy's where the critic is shared, and the tower's otherwise; `params` the policy's.
-    With an MLP, v = W gelu(U layer_norm(x) + b) + c; else v = W x + c. In float32.
+    With an MLP, v = W gelu(U layer_norm(x) + b) + c; else v = W x + c. In float32. InputError for other states.
     """
     head: dict[str, Any] = params["critic"]["head"]
+    width = head["norm" if critic.hidden else "weight"].shape[0]
+    if not (is_array(states) and is_of(states, FLOATS) and states.shape[-1:] == (width,)):
+        raise InputError(f"the states are {in_words(states)}, but must be {FLOATS} [..., {width}]")
     x = states.astype(jnp.float32)
     if critic.detach and critic.kind == "shared":
         x = jax.lax.stop_gradient(x)

@@ -18,16 +18,16 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
-from jaxrl_llm.models.layers import linear, rms_norm, scores, softmax, wide
+from jaxrl_llm.models.layers import accumulation_dtype, linear, rms_norm, scores, softmax
 from jaxrl_llm.models.lora import adapt
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.rope import rotate, rotation
 
 Params = dict[str, Any]
-# Whether layers are computed again in the backward pass; or what of them is kept, one of jax.checkpoint_policies.
+# Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
 Remat = bool | Callable[..., bool]
-MASKED = -1e30  # finite, so that a row which sees nothing stays finite too
-LOGITS = 2**28  # of attention at a time: a gibibyte of float32
+MASKED = -1e30  # finite, so that a row in which everything is masked stays finite
+MAX_LOGITS = 2**28  # of attention at a time: a gibibyte of float32
 
 
 class Cache(NamedTuple):
@@ -41,7 +41,7 @@ class Cache(NamedTuple):
 
 
 def empty_cache(config: ModelConfig, rows: int, slots: int, dtype: Any, stacked: bool = False) -> Cache:
-    """A cache with nothing in it, for `slots` tokens a row."""
+    """An empty cache for `slots` tokens a row."""
     shape = (rows, config.num_kv_heads, slots, config.head_dim)
 
     def zeros() -> Any:
@@ -70,10 +70,10 @@ def norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
     """Grouped-query attention: q [N, L, H, h], k and v [N, K, S, h], visible bool[N, L, S] -> [N, L, H, h].
 
-    Many queries are taken in blocks, whose logits are worked out again in the backward pass.
+    Many queries are taken in blocks, whose logits are recomputed in the backward pass.
     """
     N, L, H, h = q.shape
-    blocks = -(-N * H * L * k.shape[2] // LOGITS)
+    blocks = -(-N * H * L * k.shape[2] // MAX_LOGITS)
     size = 128 * -(-L // (128 * blocks))
     if size >= L:
         return _attention(q, k, v, visible, config)
@@ -127,7 +127,7 @@ def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
 
 
 class Attend(Protocol):
-    """How the tokens of one layer look at each other, and at what the layer remembers."""
+    """Attention of one layer: between its tokens, and to the keys and values that the layer keeps."""
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, window: Any) -> tuple[jax.Array, Any]:
         """q [N, L, H, h] and k, v [N, L, K, h], rotated -> [N, L, H, h], and the layer's memory afterwards.
@@ -150,11 +150,11 @@ def run(
     remat: Remat = False,
     placement: Placement = ANYWHERE,
 ) -> tuple[jax.Array, Any]:
-    """Hidden states after the last norm, [N, L, D], and what `attend` made of the layers' memory.
+    """Hidden states after the last norm, [N, L, D], and the layers' memory as `attend` leaves it.
 
     tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
-    along a leading layer axis (None: there is none). rotations: `rotation` of the positions, where that is known.
-    placement: where they lie on devices. For the other arguments see `forward`.
+    along a leading layer axis (None: there is none). rotations: `rotation` of the positions, where it is
+    already computed. placement: how states and weights are sharded. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
     x = params["embed"][tokens].astype(dtype)
@@ -162,7 +162,7 @@ def run(
         x = x * jnp.asarray(config.embedding_scale, dtype)
     place = placement.states
     x = place(x, False)
-    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, wide(dtype))
+    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, accumulation_dtype(dtype))
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
         layer = placement.weights(jax.tree.map(lambda w: w.astype(dtype), layer))
@@ -190,11 +190,11 @@ def run(
     block: Any = run_layer
     if remat:
         keep = remat if callable(remat) else None
-        # Of unrolled layers the compiler would find that it has worked out everything before.
+        # In unrolled layers common-subexpression elimination would undo the rematerialisation.
         block = jax.checkpoint(run_layer, prevent_cse=isinstance(layers, tuple), policy=keep)
     if isinstance(layers, tuple):
         memories = (None,) * len(layers) if memory is None else memory
-        block = jax.jit(block, static_argnums=(2, 3))  # traced once for all layers that are alike
+        block = jax.jit(block, static_argnums=(2, 3))  # traced once for all layers of one kind
         after = []
         for layer, window, rope, remembered in zip(layers, *static, memories, strict=True):
             x, remembered = block(x, layer, window, rope, remembered)
@@ -221,8 +221,8 @@ def forward(
 
     tokens int32[N, L]; positions int32[N, L] rotate the heads; segments int32[N, L]: a token sees the earlier
     tokens (by slot, not by position) of its own segment, and 0 is padding, which nothing sees. Padding may stand
-    anywhere. With a cache the tokens take its next L slots. `dtype` is that of the computation (default: of the
-    parameters); norms, rotations, attention logits and softmax are float32. `remat` recomputes each layer in the
+    anywhere. With a cache the tokens are written to its next L slots. `dtype` is that of the computation (default: the
+    parameters'); norms, rotations, attention logits and softmax are float32. `remat` recomputes each layer in the
     backward pass; see `Remat`.
     """
     L = tokens.shape[1]

@@ -1,4 +1,4 @@
-"""Digests of what a run is made of: the same in every process, on any devices, and different where anything differs."""
+"""Digests of a run's weights and tokenizer: equal in every process and on any devices, and for equal contents only."""
 
 from __future__ import annotations
 

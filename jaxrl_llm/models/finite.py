@@ -1,10 +1,10 @@
-"""Whether numbers on the host are finite, found in about the time that reading them takes and in no memory."""
+"""Whether arrays on the host are finite, in about the time of reading them and without large copies."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_CHUNK = 2**20  # numbers looked at together where that takes copies
+_CHUNK = 2**20  # numbers tested at a time where that takes copies
 
 
 def all_finite(x: np.ndarray) -> bool:
@@ -23,9 +23,9 @@ def all_finite(x: np.ndarray) -> bool:
     return all(bool(np.isfinite(part).all()) for part in parts)
 
 
-def worst(x: np.ndarray) -> str:
+def non_finite(x: np.ndarray) -> str:
     """What is not finite in an array: "NaN" or "infinity", and at how many places."""
-    wide = x.astype(np.float32)
-    nan, infinite = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
+    values = x.astype(np.float32)
+    nan, infinite = int(np.isnan(values).sum()), int(np.isinf(values).sum())
     kinds = [f"{name} at {count} of {x.size} places" for name, count in (("NaN", nan), ("infinity", infinite)) if count]
     return " and ".join(kinds)

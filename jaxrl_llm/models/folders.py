@@ -1,4 +1,4 @@
-"""Where models may be written, and how: a folder appears whole or not at all, and nobody's files are lost."""
+"""Folders of models: where one may be written, and how it is written atomically, without loss of other files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.settings import path_of, read_json, reason
+from jaxrl_llm.models.kinds import path_of, read_json, reason
 
 # What a model's folder holds: the files that are written here, and those of other tokenizers and writers.
 MODEL_FILES = (
@@ -77,7 +77,7 @@ def _holds_run(folder: Path, inner: bool) -> bool:
 def written_whole(folder: Path, overwrite: bool = False) -> Iterator[Path]:
     """A new folder beside `folder` to write to, which takes its place when the block has ended and all is on the disk.
 
-    At any moment, whatever ends the process, `folder` is the old one, the new one, or, for as long as it takes to
+    Whenever the process is killed, `folder` is the old one, the new one, or, for as long as it takes to
     rename one after the other, missing with both beside it. What a process that was killed left there the next one
     removes. Where the writing fails nothing is left of it: InputError where by now the folder may not be written (see
     `check_output`), and OSError and what the block raised pass through.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -18,32 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.config import ARCHITECTURES
+from jaxrl_llm.models.config import FAMILIES, ModelConfig, from_hf
 from jaxrl_llm.models.gguf_file import GgufFile
-from jaxrl_llm.models.settings import shown
+from jaxrl_llm.models.huggingface import tensor_names
+from jaxrl_llm.models.kinds import shown
+from jaxrl_llm.models.parameters import IDENTITY, weights
 
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerFast
 
-# general.architecture -> Hugging Face model_type; "llama" with experts is "mixtral".
-FAMILIES = {name: name for name in ("llama", "qwen2", "qwen3", "gemma2")}
-FAMILIES |= {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
-# Names of a layer's tensors; {} stands for the number of the expert.
-_BASE = {f"attn_{p}": f"self_attn.{p}_proj" for p in "qkv"} | {"attn_output": "self_attn.o_proj"}
-_BASE |= {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_HEADS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_MLP = {f"ffn_{p}": f"mlp.{p}_proj" for p in ("gate", "up", "down")}
-_QWEN_MOE = {f"ffn_{p}": f"mlp.experts.{{}}.{p}_proj" for p in ("gate", "up", "down")} | {"ffn_gate_inp": "mlp.gate"}
-_MIXTRAL = {f"ffn_{p}": f"block_sparse_moe.experts.{{}}.{w}" for p, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
-_MIXTRAL |= {"ffn_gate_inp": "block_sparse_moe.gate"}
-_GEMMA = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
-_GEMMA |= {"post_ffw_norm": "post_feedforward_layernorm"}
-_LAYER = {"llama": _BASE | _MLP, "mixtral": _BASE | _MIXTRAL, "qwen2": _BASE | _MLP, "qwen3": _BASE | _HEADS | _MLP}
-_LAYER |= {"qwen3_moe": _BASE | _HEADS | _QWEN_MOE, "gemma2": _BASE | _GEMMA | _MLP}
-_LAYER |= {"gemma3_text": _LAYER["gemma2"] | _HEADS}
-_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
-_TOP |= {"output.weight": "lm_head.weight"}
+_ALL = "_exps"  # all experts of a layer in one tensor
+_ROPE_FACTORS = "rope_freqs.weight"
+# general.architecture -> model_type of the models without experts.
+ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if name != "mixtral"}
+_TENSOR = re.compile(r"blk\.(\d+)\.(\w+?)(_exps|\.\d+)?\.(weight|bias)")
 
 
 @dataclass(frozen=True)
@@ -75,7 +64,7 @@ def smollm2_path() -> Path:
 
 
 def read_gguf(path: str | Path) -> GgufModel:
-    """Open a GGUF file of one of FAMILIES. Weights are read from the map when their call is made.
+    """Open a GGUF file of one of ARCHITECTURES. Weights are read from the map when their call is made.
 
     Head layout, norm offsets and expert stacking are undone, so that each tensor equals Hugging Face's. Read arrays
     may be views of the file and read-only. InputError where the file is missing, cut short, not GGUF, of another
@@ -83,16 +72,14 @@ def read_gguf(path: str | Path) -> GgufModel:
     """
     file = GgufFile(Path(path))
     architecture = str(file.metadata.get("general.architecture"))
-    if architecture not in FAMILIES:
-        raise InputError(
-            f"{file.name}: GGUF architecture {shown(architecture)} is not supported; use {', '.join(FAMILIES)}"
-        )
+    if architecture not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        raise InputError(f"{file.name}: GGUF architecture {shown(architecture)} is not supported; use {supported}")
     if file.metadata.get("split.count", 1) > 1:
         raise InputError(f"{file.name} is one of {file.metadata['split.count']} parts: merge them into one file first")
-    experts = file.get("expert_count", 0)
-    family = "mixtral" if architecture == "llama" and experts else FAMILIES[architecture]
-    config = _config(family, file)
-    return GgufModel(file.path, config, _tensors(file, config, experts), file.metadata)
+    is_mixtral = architecture == "llama" and file.get("expert_count", 0)
+    raw = _config("mixtral" if is_mixtral else ARCHITECTURES[architecture], file)
+    return GgufModel(file.path, raw, _tensors(file, from_hf(raw, where=file.name)), file.metadata)
 
 
 def _config(family: str, file: GgufFile) -> dict[str, Any]:
@@ -105,7 +92,7 @@ def _config(family: str, file: GgufFile) -> dict[str, Any]:
     ends = list(dict.fromkeys(metadata[name] for name in names if name in metadata))
     gemma = family.startswith("gemma")
     config = {
-        "architectures": [ARCHITECTURES[family]],
+        "architectures": [FAMILIES[family].architecture],
         "model_type": family,
         "vocab_size": file.shapes.get("token_embd.weight", (0,))[0],
         "hidden_size": hidden,
@@ -149,8 +136,8 @@ def _config(family: str, file: GgufFile) -> dict[str, Any]:
 
 def _rope(theta: float, file: GgufFile) -> dict[str, Any]:
     """Hugging Face's rope_parameters; or rope_type "frequency_factors": factors that divide the frequencies."""
-    if "rope_freqs.weight" in file.shapes:
-        factors = file.read("rope_freqs.weight")
+    if _ROPE_FACTORS in file.shapes:
+        factors = file.read(_ROPE_FACTORS)
         if (factors != 1).any():
             return {"rope_type": "frequency_factors", "rope_theta": theta, "factors": factors.tolist()}
     factor = file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0)) or 1.0  # 0 means none, as there
@@ -170,36 +157,39 @@ def _rope(theta: float, file: GgufFile) -> dict[str, Any]:
     return rope
 
 
-def _tensors(file: GgufFile, config: dict[str, Any], experts: int) -> dict[str, Callable[[], np.ndarray]]:
-    family, layer_names = config["model_type"], _LAYER[config["model_type"]]
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+def _tensors(file: GgufFile, config: ModelConfig) -> dict[str, Callable[[], np.ndarray]]:
+    known = {weight.gguf: weight for weight in weights(config).values()}
     out: dict[str, Callable[[], np.ndarray]] = {}
-    for stored in file.shapes:
-        offset = 1.0 if family.startswith("gemma") and stored.endswith("norm.weight") else 0.0
-        match = re.fullmatch(r"blk\.(\d+)\.(\w+?)(_exps|\.\d+)?\.(weight|bias)", stored)
-        if stored in _TOP:
-            out[_TOP[stored]] = partial(file.read, stored, offset=offset)
-        elif match and match[2] in layer_names and bool(match[3]) == ("{}" in layer_names[match[2]]):
-            pattern = f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[4]}"
-            if match[3] == "_exps":
-                out |= {pattern.format(e): partial(file.read, stored, e) for e in range(file.shapes[stored][0])}
-            else:
-                turn = heads.get(match[2], 0) if family in ("llama", "mixtral") else 0
-                out[pattern.format((match[3] or ".")[1:])] = partial(file.read, stored, None, turn, offset)
-        elif stored != "rope_freqs.weight" and not stored.endswith(".attn_rot_embd.weight"):
+    for stored, shape in file.shapes.items():
+        pattern, layer, expert = _pattern_of(stored)
+        weight = known.get(pattern)
+        if weight is None:
+            if stored == _ROPE_FACTORS or stored.endswith(".attn_rot_embd.weight"):
+                continue
             raise InputError(
-                f"{file.name}: the tensor {shown(stored)} is not part of a {family} model as supported here"
+                f"{file.name}: the tensor {shown(stored)} is not part of a {config.family} model as supported here"
             )
-    missing = list(islice((name for name in _wanted(config, experts) if name not in out), 1000))
+        name = partial(weight.huggingface.format, layer=layer)
+        if expert == _ALL:
+            out |= {name(expert=e): partial(file.read, stored, e) for e in range(shape[0])}
+        else:
+            heads = 0
+            if weight.rotated and config.family in ("llama", "mixtral"):
+                heads = config.num_heads if "heads" in weight.axes else config.num_kv_heads
+            offset = config.norm_offset if weight.initialiser == IDENTITY else 0.0
+            out[name(expert=expert)] = partial(file.read, stored, None, heads, offset)
+    wanted = (name for weight in weights(config).values() for _, name in tensor_names(weight, config))
+    missing = list(islice((name for name in wanted if name not in out), 1000))
     if missing:
         raise InputError(f"{file.name} lacks {len(missing)} tensors, first {missing[0]!r}; fetch or convert it again")
     return out
 
 
-def _wanted(config: dict[str, Any], experts: int) -> Iterator[str]:
-    """The tensors that every model of a configuration has."""
-    yield from ("model.embed_tokens.weight", "model.norm.weight")
-    for part in _LAYER[config["model_type"]].values():
-        for layer in range(config["num_hidden_layers"]):
-            for expert in range(experts if "{}" in part else 1):
-                yield f"model.layers.{layer}.{part.format(expert)}.weight"
+def _pattern_of(stored: str) -> tuple[str, str, str]:
+    """A tensor's name with {layer} and {expert} for its numbers, and these numbers; of a stack of experts _ALL."""
+    match = _TENSOR.fullmatch(stored)
+    if not match:
+        return stored, "", ""
+    layer, name, expert, kind = match.groups()
+    experts = ".{expert}" if expert else ""
+    return f"blk.{{layer}}.{name}{experts}.{kind}", layer, (expert or "").removeprefix(".")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.errors import InputError, missing_package
-from jaxrl_llm.models.settings import TEXT, check, number, reason, shown, whole
+from jaxrl_llm.models.kinds import TEXT, check, number, reason, shown, whole
 
 # Value types by code; the letters mean the same to struct and to numpy. 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

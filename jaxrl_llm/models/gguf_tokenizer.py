@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.errors import InputError, missing_package, shown, unknown
-from jaxrl_llm.models.settings import FATAL, FLAG, TEXT, check, list_of, number, reason, whole
+from jaxrl_llm.models.kinds import FATAL, FLAG, TEXT, check, list_of, number, reason, whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

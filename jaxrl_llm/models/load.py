@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.compilation import use_compile_cache
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.models.config import from_hf
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.huggingface import from_tensors, open_folder
+from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.settings import FATAL, check, path_of, read_json, reason, shown
 
 DEMO_MODEL = "smollm2-135m"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -66,7 +66,7 @@ def load_policy(
 
 
 def _expect_no_torch() -> None:
-    """transformers tells everyone who imports it that PyTorch is missing; here that is as it should be."""
+    """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     about_torch = "PyTorch was not found"
     logging.getLogger("transformers").addFilter(lambda record: about_torch not in str(record.msg))
 
@@ -108,6 +108,11 @@ def _with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
+    if (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists():
+        try:
+            import sentencepiece  # noqa: F401 (with which transformers reads it)
+        except ImportError:
+            raise missing_package("sentencepiece", "sentencepiece", f"the tokenizer.model of {folder}") from None
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (folder / name).exists():
             read_json(folder / name)

@@ -1,12 +1,12 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): weights that stay what they are, each with a product of two thin matrices.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): frozen weights, each with a trained product of two low-rank matrices.
 
 A projection W with an adapter computes x W + (alpha / r) (x A) B, where A is [inputs, r] and B is [r, outputs]. The
 adapters are a pytree of their own, in the shape of the parameters: A and B of the weight "query" are "query_lora_in"
-and "query_lora_out" in the same dictionary of a layer. The factor alpha / r does not learn, so it belongs to the frozen
-part: "lora_scale", one number a layer (see `scaled`). What the policy gets is both parts as one (`join`).
+and "query_lora_out" in the same dictionary of a layer. The factor alpha / r is not trained, so it belongs to the frozen
+part: "lora_scale", one number a layer (see `scaled`). The policy gets both parts as one pytree (`combine`).
 
-The sampler decodes with the adapters as they are: the same arithmetic as the trainer's in every dtype, and no second
-copy of the weights. Merged weights decode some 10 % faster on CPUs, but in bfloat16 they lose what the adapters add
+The sampler decodes with unmerged adapters: the same arithmetic as the trainer's in every dtype, and no second copy of
+the weights. Merged weights decode some 10 % faster on CPUs, but in bfloat16 they lose what the adapters add
 below 1/512 of a weight; sample with `merge(params)` where that does not matter.
 
 n layers, D hidden, H query heads, K key-value heads, h head size, F inner size, r rank:
@@ -28,15 +28,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.huggingface import table
 from jaxrl_llm.models.keys import check_key
-from jaxrl_llm.models.settings import number, require_kind, shown, whole
+from jaxrl_llm.models.kinds import number, require_kind, shown, whole
+from jaxrl_llm.models.parameters import ADAPTED, LORA_IN, LORA_OUT, LORA_SCALE, adapted_weights, adapter_axes, shape_of
 
 Params = dict[str, Any]
-TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
-SCALE = "lora_scale"
-IN, OUT = "_lora_in", "_lora_out"
-_OF_EXPERTS = ("gate", "up", "down")
+TARGETS = tuple(ADAPTED)
 
 
 def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
@@ -45,44 +42,44 @@ def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[
         raise InputError(
             f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
         )
-    names = list(targets)
+    names, possible = list(targets), tuple(adapted_weights(config))
     for name in names:
         if not isinstance(name, str) or name not in TARGETS:
             raise unknown("LoRA target", str(name), TARGETS)
-        if config.num_experts and name in _OF_EXPERTS:
+        if name not in possible:
             raise InputError(
-                f"LoRA target {name!r} is a matrix of experts, which cannot have adapters: choose among query, key, "
-                "value and out"
+                f"LoRA target {name!r} is a matrix of experts, which cannot have adapters: choose among "
+                f"{', '.join(possible[:-1])} and {possible[-1]}"
             )
     require_kind("the LoRA rank", rank, whole(1))
-    return tuple(dict.fromkeys(names)) or TARGETS[: 4 if config.num_experts else 7]
+    return tuple(dict.fromkeys(names)) or possible
 
 
 def init(
     key: jax.Array, config: ModelConfig, rank: int, targets: Iterable[str] = (), dtype: Any = jnp.float32
 ) -> Params:
     """New adapters, {"layers": {...}} with layers stacked: A uniform within 1 / sqrt(inputs), as the authors' code has
-    it, and B zero, so that the policy is what it was.
+    it, and B zero, so that the policy is unchanged.
 
     targets: some of query, key, value, out, gate, up, down; by default all that the model can have: of a mixture of
     experts, those of attention. Raises InputError for another name, for a matrix of experts, and for a rank below 1.
     """
 
     check_key(key)
-    targets, shapes, n = check(config, rank, targets), table(config), config.num_layers
+    targets = check(config, rank, targets)
     layers = {}
     for name, name_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
-        shape = shapes["layers", name].shape
-        split = input_axes(name)
-        bound = math.prod(shape[:split]) ** -0.5
-        layers[name + IN] = jax.random.uniform(name_key, (n, *shape[:split], rank), dtype, -bound, bound)
-        layers[name + OUT] = jnp.zeros((n, rank, *shape[split:]), dtype)
+        shapes = adapter_shapes(config, name, rank)
+        first, second = shapes
+        bound = math.prod(shapes[first][1:-1]) ** -0.5
+        layers[first] = jax.random.uniform(name_key, shapes[first], dtype, -bound, bound)
+        layers[second] = jnp.zeros(shapes[second], dtype)
     return {"layers": layers}
 
 
-def input_axes(name: str) -> int:
-    """How many axes of one layer's weight are inputs: heads and head size of "out", else one."""
-    return 2 if name == "out" else 1
+def adapter_shapes(config: ModelConfig, name: str, rank: int) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of A and B of a target's adapter, with an axis of layers."""
+    return {matrix: shape_of(axes, config, rank=rank) for matrix, axes in adapter_axes(ADAPTED[name]).items()}
 
 
 def scaled(params: Params, rank: int, alpha: float) -> Params:
@@ -94,9 +91,9 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
     require_kind("LoRA's alpha", alpha, number(above=0))
     layers, factor = _layers(params), jnp.float32(alpha / rank)
     if isinstance(layers, tuple):
-        return {**params, "layers": tuple({**layer, SCALE: factor} for layer in layers)}
+        return {**params, "layers": tuple({**layer, LORA_SCALE: factor} for layer in layers)}
     count = jax.tree.leaves(layers)[0].shape[0]
-    return {**params, "layers": {**layers, SCALE: jnp.full((count,), factor)}}
+    return {**params, "layers": {**layers, LORA_SCALE: jnp.full((count,), factor)}}
 
 
 def _layers(params: Params) -> Any:
@@ -106,49 +103,49 @@ def _layers(params: Params) -> Any:
     return layers
 
 
-def join(frozen: Params | None, params: Params) -> Params:
-    """Parameters in two parts as one: a deep union of dictionaries, and of tuples (of layers) one by one.
+def combine(frozen: Params | None, params: Params) -> Params:
+    """The parameters of two parts: a deep union of dictionaries, and of tuples (of layers) entry by entry.
 
-    The arrays are shared, not copied. frozen: None for none. Where both have an array, that of `params` counts.
+    The arrays are shared, not copied. frozen: None for none. Where both have an array, that of `params` is taken.
     """
-    return params if frozen is None else _join(frozen, params)
+    return params if frozen is None else _combine(frozen, params)
 
 
-def _join(a: Any, b: Any) -> Any:
+def _combine(a: Any, b: Any) -> Any:
     if isinstance(a, dict) and isinstance(b, dict):
-        return {**a, **{name: _join(a[name], x) if name in a else x for name, x in b.items()}}
+        return {**a, **{name: _combine(a[name], x) if name in a else x for name, x in b.items()}}
     if isinstance(a, tuple) and isinstance(b, tuple):
-        return tuple(_join(x, y) for x, y in zip(a, b, strict=True))
+        return tuple(_combine(x, y) for x, y in zip(a, b, strict=True))
     return b
 
 
 def adapt(out: jax.Array, x: jax.Array, layer: Params, name: str) -> jax.Array:
-    """x W [..., outputs], and where one layer's dictionary has an adapter for `name`, also what that adds.
+    """x W [..., outputs], plus the adapter's output where one layer's dictionary has an adapter for `name`.
 
     x [..., inputs], the axes of heads flattened on both sides.
     """
-    if name + IN not in layer:
+    if name + LORA_IN not in layer:
         return out
-    thin = x @ layer[name + IN].reshape(x.shape[-1], -1)
-    thin = thin * layer[SCALE] if SCALE in layer else thin
-    return out + thin @ layer[name + OUT].reshape(thin.shape[-1], -1)
+    low_rank = x @ layer[name + LORA_IN].reshape(x.shape[-1], -1)
+    low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
+    return out + low_rank @ layer[name + LORA_OUT].reshape(low_rank.shape[-1], -1)
 
 
 def adapters_of(params: Params) -> Params:
-    """What a layer's dictionary has of adapters, their factor too: of the first layer, or of all where stacked."""
+    """The adapters in a layer's dictionary, with their factor: of the first layer, or of all where stacked."""
     layers = _layers(params)
     first = layers[0] if isinstance(layers, tuple) else layers
     return {name: x for name, x in first.items() if _is_of_adapter(name)}
 
 
 def _is_of_adapter(name: str) -> bool:
-    return name == SCALE or name.endswith((IN, OUT))
+    return name == LORA_SCALE or name.endswith((LORA_IN, LORA_OUT))
 
 
 def merge(params: Params) -> Params:
-    """The parameters with W + (alpha / r) A B in the place of W, and without adapters, in the dtypes of the weights.
+    """The parameters with W + (alpha / r) A B in place of W, and without adapters, in the dtypes of the weights.
 
-    The products are made in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
+    Products are computed in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
     with the parameters given and not copied.
     """
     layers = _layers(params)
@@ -161,9 +158,9 @@ def _merge(layer: Params, stacked: bool) -> Params:
     """`merge` of one dictionary, of one layer or of all, stacked."""
     merged = {name: w for name, w in layer.items() if not _is_of_adapter(name)}
     add = _add_stacked if stacked else _add
-    for name in [name for name in merged if name + IN in layer]:
-        w, a, b = layer[name], layer[name + IN], layer[name + OUT]
-        merged[name] = add(w, a, b, layer.get(SCALE, jnp.ones(w.shape[:stacked])))
+    for name in [name for name in merged if name + LORA_IN in layer]:
+        w, a, b = layer[name], layer[name + LORA_IN], layer[name + LORA_OUT]
+        merged[name] = add(w, a, b, layer.get(LORA_SCALE, jnp.ones(w.shape[:stacked])))
     return merged
 
 

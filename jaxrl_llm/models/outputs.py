@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jaxrl_kernels import fused_logprob
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Layout, Packing, packed_states, shared_prompts, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.vocabulary import Source, vocabulary_sum
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
 
 class Wanted(NamedTuple):
@@ -55,12 +56,16 @@ def policy_outputs(
     What is `wanted` is in `extras`, at each action: MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
     log-probability under the unembedded state after a layer (no last norm); "hidden" [N, L, D].
+
+    InputError for parameters of another policy, and arrays of the batch that do not fit its tokens.
     """
+    check_params(policy, params)
+    check_batch(batch)
     view = _view(policy, params, batch, layout)
     logp, entropy = _logp(policy, params, view)
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
-    source = Source(
+    source = Distribution(
         flat, jax.lax.stop_gradient(policy.unembedding(params)), view.temperature, policy.config.logit_softcap
     )
     for name in sorted(set(wanted.names) & set(MEASURES)):
@@ -86,7 +91,7 @@ def affinity(
     """sum_v sqrt(p_v q_v) of the policies with two sets of parameters at each action, f32[N, L] (Bhattacharyya)."""
     views = [_view(policy, weights, batch, layout) for weights in (params, other)]
     sources = [
-        Source(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
+        Distribution(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
         for view, weights in zip(views, (params, other), strict=True)
     ]
     return _spread(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
@@ -167,5 +172,5 @@ def _spread(values: jax.Array, view: _View, batch: Trajectories) -> jax.Array:
     """From chosen tokens [M, ...] to positions f32[N, L, ...], 0 where there is no action."""
     action = batch.action_mask.at[view.row, view.column].get(mode="fill", fill_value=False)
     values = jnp.where(action.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
-    empty = jnp.zeros((*batch.tokens.shape, *values.shape[1:]), wide(values.dtype))
+    empty = jnp.zeros((*batch.tokens.shape, *values.shape[1:]), accumulation_dtype(values.dtype))
     return empty.at[view.row, view.column].set(values.astype(empty.dtype), mode="drop")

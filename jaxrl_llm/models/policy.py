@@ -14,10 +14,10 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.check import check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.models.keys import check_key
-from jaxrl_llm.models.layers import wide
-from jaxrl_llm.models.settings import number, require_kind, shown
+from jaxrl_llm.models.kinds import number, require_kind, shown
+from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.parameters import IDENTITY, ZEROS, Weight, shape_of, weights
 
 Params = decoder.Params
 
@@ -67,7 +67,9 @@ class Policy:
 
     def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
-        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=wide(self.dtype))
+        out = jnp.einsum(
+            "...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=accumulation_dtype(self.dtype)
+        )
         cap = self.config.logit_softcap
         return cap * jnp.tanh(out / cap) if cap else out
 
@@ -112,17 +114,18 @@ def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, s
     if not isinstance(scale, jax.Array):
         require_kind("the scale of parameters", scale, number(least=0))
 
-    def fill(path: tuple[str, ...], shape: tuple[int, ...], place: int) -> jax.Array:
-        if path[-1].endswith("norm"):
+    def initial(weight: Weight, place: int) -> jax.Array:
+        shape = shape_of(weight.axes, config)
+        if weight.initialiser == IDENTITY:
             return jnp.full(shape, 1.0 - config.norm_offset, dtype)
-        if path[-1].endswith("bias"):
+        if weight.initialiser == ZEROS:
             return jnp.zeros(shape, dtype)
         return (scale * jax.random.normal(jax.random.fold_in(key, place), shape)).astype(dtype)
 
     out: Params = {"layers": {}}
-    for place, (path, shape) in enumerate(parameter_shapes(config).items()):
+    for place, (path, weight) in enumerate(weights(config).items()):
         target = out["layers"] if path[0] == "layers" else out
-        target[path[-1]] = fill(path, shape, place)
+        target[path[-1]] = initial(weight, place)
     return out
 
 

@@ -79,7 +79,7 @@ def rotation(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate x [N, L, heads, head_dim]; dimension i turns with dimension i + head_dim / 2, all in the dtype of cos."""
+    """Rotate x [N, L, heads, head_dim]; dimensions i and i + head_dim / 2 are a pair; in the dtype of cos."""
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""`save_policy`: a model as a Hugging Face folder, which appears whole or not at all."""
+"""`save_policy`: a model as a Hugging Face folder, written atomically."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxrl_llm.models.check import check_params, check_policy
 from jaxrl_llm.models.config import to_hf
 from jaxrl_llm.models.folders import check_output, written_whole
 from jaxrl_llm.models.huggingface import to_tensors
+from jaxrl_llm.models.kinds import reason, shown
 from jaxrl_llm.models.lora import merge
-from jaxrl_llm.models.settings import reason, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ def save_policy(
             _write_weights(new, tensors, shard_bytes)
             if tokenizer is not None:
                 tokenizer.save_pretrained(new)
-            for file in new.glob("*.safetensors"):  # which the library makes for the owner's eyes only
+            for file in new.glob("*.safetensors"):  # safetensors makes them readable by the owner alone
                 shutil.copymode(new / "config.json", file)
     except InputError:
         raise

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.layers import accumulation_dtype
 
 BLOCK = 4096
 
 
-class Source(NamedTuple):
-    """What a distribution over the vocabulary comes from: softmax(cap(hidden @ unembedding.T) / temperature)."""
+class Distribution(NamedTuple):
+    """Next-token distributions of M states, softmax(cap(hidden @ unembedding.T) / temperature), unevaluated."""
 
     hidden: jax.Array  # [M, D]
     unembedding: jax.Array  # [V, D]
@@ -22,30 +22,30 @@ class Source(NamedTuple):
     softcap: float = 0.0  # static; 0 is none
 
 
-def vocabulary_sum(f: Callable[..., jax.Array], *sources: Source, block: int = BLOCK) -> jax.Array:
-    """sum_v f(log p_v, log q_v, ...) for the distributions of the sources, f32[M].
+def vocabulary_sum(f: Callable[..., jax.Array], *distributions: Distribution, block: int = BLOCK) -> jax.Array:
+    """sum_v f(log p_v, log q_v, ...) for M states of each of the distributions, f32[M].
 
-    f: elementwise, of as many f32[M, block] as there are sources. They share the vocabulary. Not differentiable with
-    little memory: meant for statistics under stop-gradient.
+    f: elementwise, of as many f32[M, block] as there are distributions, which share the vocabulary. Its gradient would
+    keep all logits: meant for statistics under stop-gradient.
 
-    >>> one = Source(jnp.zeros((1, 2)), jnp.ones((4, 2)), jnp.ones(1))
+    >>> one = Distribution(jnp.zeros((1, 2)), jnp.ones((4, 2)), jnp.ones(1))
     >>> print(vocabulary_sum(lambda p: jnp.exp(2 * p), one))
     [0.25]
     """
-    V = sources[0].unembedding.shape[0]
+    V = distributions[0].unembedding.shape[0]
     block = min(block, V)
     starts = jnp.arange(0, V, block)
 
-    def logits(source: Source, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def logits(source: Distribution, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         """f32[M, block] and which columns are new: the last block begins early enough to be whole."""
         first = jnp.minimum(start, V - block)
         rows = jax.lax.dynamic_slice_in_dim(source.unembedding, first, block)
-        z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=wide(rows.dtype))
+        z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=accumulation_dtype(rows.dtype))
         if source.softcap:
             z = source.softcap * jnp.tanh(z / source.softcap)
         return z / source.temperature[:, None], first + jnp.arange(block) >= start
 
-    def normaliser(source: Source) -> jax.Array:
+    def normaliser(source: Distribution) -> jax.Array:
         def add(sums: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
             z, new = logits(source, start)
             here = jax.nn.logsumexp(jnp.where(new, z, -jnp.inf), axis=1)
@@ -53,11 +53,11 @@ def vocabulary_sum(f: Callable[..., jax.Array], *sources: Source, block: int = B
 
         return jax.lax.scan(add, jnp.full(source.hidden.shape[:1], -jnp.inf), starts)[0]
 
-    logs = [normaliser(source) for source in sources]
+    logs = [normaliser(source) for source in distributions]
 
     def add(sums: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
-        parts = [logits(source, start) for source in sources]
+        parts = [logits(source, start) for source in distributions]
         values = f(*(z - log[:, None] for (z, _), log in zip(parts, logs, strict=True)))
         return sums + jnp.sum(jnp.where(parts[0][1], values, 0.0), axis=1), None
 
-    return jax.lax.scan(add, jnp.zeros(sources[0].hidden.shape[:1]), starts)[0]
+    return jax.lax.scan(add, jnp.zeros(distributions[0].hidden.shape[:1]), starts)[0]

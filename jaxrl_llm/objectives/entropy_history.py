@@ -12,7 +12,7 @@ from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.trajectory import Trajectories, totals_of, weighted
-from jaxrl_llm.transform import Objective, State, Transform, guarded
+from jaxrl_llm.transform import Objective, State, Transform
 
 Number = float | jax.Array
 
@@ -68,7 +68,7 @@ def corridor_of_history(low: Number, high: Number, strength: Number, total: Numb
         weight = jnp.where(history.updates > 0, strength * phase_weight(history.updates, total, decay), 0.0)
         return history, batch.with_controls(entropy_low=low * mean, entropy_high=high * mean, corridor=weight)
 
-    return Transform(lambda: History(jnp.float32(0), jnp.float32(0)), guarded(apply), frozenset({"feedback"}))
+    return Transform(lambda: History(jnp.float32(0), jnp.float32(0)), apply, frozenset({"feedback"}))
 
 
 def smoothed_entropy() -> Objective:

@@ -16,7 +16,7 @@ from jaxrl_llm.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Objective, State, Transform, control, guarded
+from jaxrl_llm.transform import Metrics, Objective, State, Transform, control
 
 Number = jax.Array | float
 PHASES = {"warm-up": 1.5, "climbing": 1.2, "converged": 1.0, "plateau": 0.8}  # factors of the threshold
@@ -106,7 +106,7 @@ def kl_threshold(
         zero = jnp.float32(0)
         return ControllerState(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
 
-    return Transform(init, guarded(apply), needed("reference"))
+    return Transform(init, apply, needed("reference"))
 
 
 def threshold_penalty(gradient: bool = True, average: Average | None = None) -> Objective:

@@ -7,11 +7,14 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_llm.errors import InputError, gather, require, shown, unknown
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
 from jaxrl_llm.settings import coerce_fields, raise_error
+
+if TYPE_CHECKING:
+    from jaxrl_llm.sampling.config import SamplingConfig
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
 COUNT = 2**31 - 1  # largest int32, the integer type on devices
@@ -168,9 +171,12 @@ class TrainConfig:
     """Weights & Biases project to report to."""
 
     @property
-    def sampling_cache(self) -> str:
-        """Dtype of keys and values while sampling."""
-        return self.dtype if self.cache_dtype == "dtype" else self.cache_dtype
+    def sampling(self) -> SamplingConfig:
+        """How completions are sampled: the settings of the same names."""
+        from jaxrl_llm.sampling.config import SamplingConfig  # here: the rest of the module needs no JAX
+
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingConfig)}
+        return SamplingConfig(**own | {"cache_dtype": self.dtype if self.cache_dtype == "dtype" else self.cache_dtype})
 
     def __post_init__(self) -> None:
         wrong = coerce_fields(self)

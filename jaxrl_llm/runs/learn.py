@@ -13,7 +13,7 @@ from jaxrl_llm.learner.groups import fill_up
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import filled, plan_steps
 from jaxrl_llm.learner.update import prepare, update
-from jaxrl_llm.models.lora import join
+from jaxrl_llm.models.lora import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.needs import check_provided
 from jaxrl_llm.objectives.values import value_loss
@@ -68,8 +68,8 @@ def learn(
     metrics = {name: float(value) for name, value in found.items()}
     if (finite := metrics.pop("finite")) < 1:
         what = not_finite(
-            policy, objective, join(parts.frozen, train.params), batch, steps, state=train, optimizer=parts.optimizer,
-            frozen=parts.frozen, only=only,
+            policy, objective, combine(parts.frozen, train.params), batch, steps, state=train,
+            optimizer=parts.optimizer, frozen=parts.frozen, only=only,
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
     return Learned(state._replace(train=train, memory=memory), batch, metrics, filled(steps))

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import Policy, load_policy
-from jaxrl_llm.models.lora import join
+from jaxrl_llm.models.lora import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.runs.changes import PARAMETER_SETTINGS, check_changes
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -52,4 +52,4 @@ def load_run(
     for text in changes(restored.meta):
         logger.warning("%s", text)
     learned = {name: x for name, x in restored.params.items() if name != "critic"}
-    return config, policy, join(frozen, learned), tokenizer
+    return config, policy, combine(frozen, learned), tokenizer

@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.compilation import count_compiles, use_compile_cache
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.interrupts import interruptible, stop_if
-from jaxrl_llm.models.lora import join
+from jaxrl_llm.models.lora import combine
 from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -122,7 +122,7 @@ def _run(
             return
         if name != "eval_before" or name not in summary:
             with clock("evaluate"):
-                result = evaluate_run(config, parts, join(parts.frozen, state.train.params))
+                result = evaluate_run(config, parts, combine(parts.frozen, state.train.params))
             summary[name] = result.figures
             folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, groups=8)
             folder.write(folder.summary, summary)
@@ -141,7 +141,7 @@ def _run(
         key = jax.random.key(config.seed)
         for step in range(first, config.steps):
             before, taken = dict(clock.seconds), int(state.train.step)
-            params = join(parts.frozen, state.train.params)
+            params = combine(parts.frozen, state.train.params)
             found, at = source.next(state.source, params, jax.random.fold_in(key, step), step)
             stop_if(interrupted())
             heap.trim()

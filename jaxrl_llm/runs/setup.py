@@ -57,8 +57,8 @@ class RunParts(NamedTuple):
 def make_algorithm(config: TrainConfig) -> Algorithm:
     """The configured method, built with what the run knows, after the soft overlong penalty if that is on.
 
-    Needs that the run excludes (`without`) are dropped. Raises InputError for an unknown method or hyper-parameter, or a
-    value out of range.
+    Needs that the run excludes (`without`) are dropped. Raises InputError for an unknown method or hyper-parameter, or
+    a value out of range.
     """
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
     chosen = {name: value for name, value in config.hyperparameters.items() if name != "without"}
@@ -159,7 +159,7 @@ def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
 
 
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
-    """(frozen parameters or None, trained parameters); `lora.join` combines them into the policy's.
+    """(frozen parameters or None, trained parameters); `lora.combine` combines them into the policy's.
 
     Without LoRA all parameters are trained. With it the model's weights are frozen, and new adapters are trained
     together with the critic, if there is one. Raises InputError if the model cannot have the adapters.

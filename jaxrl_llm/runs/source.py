@@ -7,19 +7,14 @@ from jaxrl_llm.rollouts.sources import Source, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
-from jaxrl_llm.sampling.config import SamplingConfig
 
 
 def source_of(config: TrainConfig, parts: RunParts, clock: Clock) -> Source:
     """The `Source` of a run: curriculum, rollouts, rewards."""
-    sampling = SamplingConfig(
-        config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.min_p, config.stop, config.slots,
-        config.sampling_cache,
-    )  # fmt: skip
     return experience(
         Experience(
-            parts.policy, parts.prompts, parts.rewards, shuffled_epochs(parts.prompts.rows, config.seed), sampling,
-            rollout_of(config, parts.algorithm), prompts_per_step=config.prompts_per_step,
+            parts.policy, parts.prompts, parts.rewards, shuffled_epochs(parts.prompts.rows, config.seed),
+            config.sampling, rollout_of(config, parts.algorithm), prompts_per_step=config.prompts_per_step,
             group_size=config.group_size, dynamic_sampling=parts.algorithm.curriculum,
             partial=strategy_of(config, parts.algorithm), stream_rewards=config.stream_rewards,
             time_limit=config.rollout_time_limit, mesh=parts.mesh, clock=clock,

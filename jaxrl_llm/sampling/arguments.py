@@ -66,7 +66,7 @@ def _dtype(value: Any) -> Any:
 def check_prompts(policy: Policy, prompts: Any, stop: Any) -> None:
     """InputError unless prompts and stop strings are lists, and the policy has a tokenizer if they contain text."""
     if not isinstance(prompts, Sequence) or isinstance(prompts, str) or not len(prompts):
-        found = "empty" if prompts == [] else in_words(prompts)
+        found = "empty" if isinstance(prompts, list | tuple) else in_words(prompts)
         raise InputError(f"prompts must be a list with at least one prompt, but is {found}")
     if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
         raise InputError(f"stop must be a list of strings, none of them empty, but is {shown(stop)}")

@@ -17,7 +17,7 @@ import pytest
 
 from jaxrl_llm import load_policy
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.finite import all_finite, worst
+from jaxrl_llm.models.finite import all_finite, non_finite
 
 NORM, QUERY = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
 
@@ -86,7 +86,7 @@ def test_all_finite_at_every_place(dtype: Any) -> None:
             assert not all_finite(bad.reshape(5, 10).T)
     both = x.copy()
     both[:2], both[3] = math.nan, math.inf
-    assert worst(both) == "NaN at 2 of 50 places and infinity at 1 of 50 places"
+    assert non_finite(both) == "NaN at 2 of 50 places and infinity at 1 of 50 places"
 
 
 def test_all_finite_beyond_the_first_chunk() -> None:

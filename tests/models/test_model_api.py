@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models import init_params, lora
+from jaxrl_llm.models import init_params, load, lora
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import unstack
@@ -36,6 +37,12 @@ def test_no_path(name: Any, vectors: Any) -> None:
     if not isinstance(name, Path):
         model = vectors("llama")
         refused("must be a path", lambda: save_policy(name, model.policy, model.params))
+
+
+def test_a_tokenizer_model_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    refused(r"tokenizer\.model .*pip install 'jaxrl_llm\[sentencepiece\]'", lambda: load._tokenizer(tmp_path))
 
 
 def test_paths_that_are_not_folders(vectors: Any, tmp_path: Path) -> None:
@@ -78,7 +85,7 @@ def changed(params: Any, value: Any, *path: str) -> Any:
 def test_parameters_of_another_policy_are_named(vectors: Any, tmp_path: Path) -> None:
     policy, params, _ = load_policy(vectors("llama").folder)
     query = params["layers"]["query"]
-    adapted = lora.join(params, lora.init(KEY, policy.config, 3))
+    adapted = lora.combine(params, lora.init(KEY, policy.config, 3))
     cases: list[tuple[str, Any]] = [
         ("the parameters are None, but must be a dictionary", None),
         ("the parameters are 3, but", 3),
@@ -118,7 +125,7 @@ def test_parameters_of_another_policy_are_named(vectors: Any, tmp_path: Path) ->
 
 def test_every_form_of_parameters_is_taken(family: str, vectors: Any) -> None:
     policy, params = vectors(family).policy, vectors(family).params
-    adapted = lora.join(lora.scaled(params, 3, 6.0), lora.init(KEY, policy.config, 3))
+    adapted = lora.combine(lora.scaled(params, 3, 6.0), lora.init(KEY, policy.config, 3))
     both = dataclasses.replace(policy, critic=Critic("tower", 2, 5))
     with_critic = init_critic(KEY, both, params, both.critic)
     for each in (params, adapted, with_critic):

@@ -16,7 +16,7 @@ import pytest
 
 from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.huggingface import parameter_shapes
+from jaxrl_llm.models.parameters import parameter_shapes
 
 
 def assert_equal(first: Any, second: Any) -> None:

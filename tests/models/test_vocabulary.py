@@ -13,7 +13,7 @@ from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.outputs import Wanted, affinity, inner_policy, policy_outputs
 from jaxrl_llm.models.packing import Layout
-from jaxrl_llm.models.vocabulary import Source, vocabulary_sum
+from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
 from jaxrl_llm.trajectory import Trajectories
 
 CONFIG = ModelConfig(
@@ -63,7 +63,7 @@ def test_sums_do_not_depend_on_the_blocks(block: int) -> None:
     hidden, rows = random.normal(size=(5, 8)), random.normal(size=(37, 8))
     z = 3 * np.tanh(hidden @ rows.T / 3) / np.arange(1, 6)[:, None]
     logp = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
-    source = Source(*(jnp.asarray(x, jnp.float32) for x in (hidden, rows, np.arange(1, 6))), softcap=3.0)
+    source = Distribution(*(jnp.asarray(x, jnp.float32) for x in (hidden, rows, np.arange(1, 6))), softcap=3.0)
     found = vocabulary_sum(lambda p, q: jnp.exp(p) * q, source, source, block=block)
     np.testing.assert_allclose(found, (np.exp(logp) * logp).sum(axis=1), rtol=1e-5)
 

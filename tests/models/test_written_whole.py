@@ -268,7 +268,7 @@ def test_layers_as_a_tuple_and_adapters_are_written_as_others(model: Any, tmp_pa
     save_policy(tmp_path / "stacked", model.policy, model.params)
     assert contents(tmp_path / "tuple") == contents(tmp_path / "stacked")
     adapters = lora.init(jax.random.key(0), model.policy.config, 2)
-    save_policy(tmp_path / "adapted", model.policy, lora.join(model.params, adapters))
+    save_policy(tmp_path / "adapted", model.policy, lora.combine(model.params, adapters))
     assert contents(tmp_path / "adapted") == contents(tmp_path / "stacked")
 
 

@@ -94,7 +94,7 @@ def test_the_gradient_is_the_adapters_share_of_that_of_all(micro_batches: int) -
     frozen, adapters = parts()
     derive = jax.jit(gradient, static_argnums=(0, 1, 4))
     found, metrics = derive(POLICY, GRPO.objective, adapters, batch_of(), micro_batches, frozen=frozen)
-    whole, same = derive(POLICY, GRPO.objective, lora.join(frozen, adapters), batch_of(), micro_batches)
+    whole, same = derive(POLICY, GRPO.objective, lora.combine(frozen, adapters), batch_of(), micro_batches)
     assert jax.tree.structure(found) == jax.tree.structure(adapters)
     for name, g in found["layers"].items():
         assert float(jnp.abs(g).max()) > 1e-5
@@ -256,7 +256,7 @@ def test_a_critic_learns_beside_the_adapters(tmp_path: Path) -> None:
 
     policy = dataclasses.replace(POLICY, critic=Critic("shared"))
     frozen, adapters = parts()
-    learning = {**adapters, "critic": init_critic(KEY, policy, lora.join(frozen, adapters), policy.critic)["critic"]}
+    learning = {**adapters, "critic": init_critic(KEY, policy, lora.combine(frozen, adapters), policy.critic)["critic"]}
     before, optimizer = bits(learning["layers"]), make_optimizer(OptimizerConfig(critic_learning_rate=0.1), 4)
     batch = batch_of().replace(returns=jnp.ones((4, 8)), values=jnp.zeros((4, 8)))
     after, _ = update(

@@ -17,6 +17,7 @@ from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.lora import TARGETS
 from jaxrl_llm.runs.config import LoraTarget, TrainConfig, from_dict, located, to_dict
+from jaxrl_llm.sampling.config import SamplingConfig
 
 FULL = TrainConfig(
     model="somewhere",
@@ -214,3 +215,23 @@ def test_relative_paths_are_seen_from_where_the_run_was_started(tmp_path: Path) 
 
 def test_targets_of_lora_are_those_of_the_module() -> None:
     assert typing.get_args(LoraTarget) == TARGETS
+
+
+def test_settings_of_sampling_are_one_value() -> None:
+    """Each setting of `SamplingConfig` is one of the run, with the same default; the cache's dtype by its name."""
+    plain = SamplingConfig()
+    for field in dataclasses.fields(SamplingConfig):
+        if field.name != "cache_dtype":
+            assert getattr(TrainConfig(), field.name) == getattr(plain, field.name)
+    changes = {
+        "max_new_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "stop": ("a",),
+        "slots": 2,
+    }
+    found = TrainConfig(**changes, dtype="bfloat16").sampling
+    assert found == SamplingConfig(**changes, cache_dtype="bfloat16")
+    assert TrainConfig(cache_dtype="int8").sampling.cache_dtype == "int8"

@@ -1,4 +1,4 @@
-"""Settings that files of models hold: read, and checked for their types and ranges before anything uses them."""
+"""Kinds of values: what an argument, or a setting in a model's files, may be, checked before anything uses it."""
 
 from __future__ import annotations
 
