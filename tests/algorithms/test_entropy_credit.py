@@ -18,13 +18,8 @@ from jaxrl_llm.advantages.multipliers import (
     log_entropy_scale,
     mixture_share,
 )
-from jaxrl_llm.algorithms.entropy_credit import (
-    aepo_agentic,
-    aepo_arbitrary_entropy,
-    dcpo_distribution_centric,
-    erpo_entropy_regulated,
-    hapo_heterogeneous,
-)
+from jaxrl_llm.algorithms.entropy_credit import aepo_agentic, erpo_entropy_regulated, hapo_heterogeneous
+from jaxrl_llm.algorithms.tempered import aepo_arbitrary_entropy, dcpo_distribution_centric
 from jaxrl_llm.errors import InputError
 
 close = np.testing.assert_allclose

@@ -11,7 +11,8 @@ import pytest
 from batches import finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
 from experience import learn
 
-from jaxrl_llm.algorithms.actor_critic import ppo, t_ppo
+from jaxrl_llm.algorithms.actor_critic import ppo
+from jaxrl_llm.algorithms.long_reasoning import t_ppo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.rules import Partial
