@@ -45,7 +45,7 @@ class Tools:
             **{name: getattr(update, name) for name in ("TrainState", "init_state", "prepare", "update")},
             **{name: getattr(tasks, name) for name in ("addition", "get_task")},
             "Algorithm": algorithms.Algorithm,
-            "Lab": in_jax.Settings,
+            "Lab": in_jax.LabSettings,
             "OptimizerConfig": optimizer.OptimizerConfig,
             "Partial": Partial,
             "Path": Path,

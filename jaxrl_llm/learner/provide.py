@@ -3,55 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.needs import value_of, values_of
+from jaxrl_llm.distributed.ahead_of_time import compiled
 from jaxrl_llm.distributed.sharding import to_device
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.steps import Slices, Steps, by_slices, check_steps
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import MEASURES, NOTHING, Wanted, affinity, policy_outputs
-from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 
-@partial(jax.jit, static_argnames=("policy", "layout", "wanted"))
+@compiled(static_argnames=("policy", "wanted"))
 def outputs_of(
     policy: Policy,
     params: Params,
     batch: Trajectories,
-    layout: Layout | None = None,
-    wanted: Wanted = NOTHING,
     slices: Slices | None = None,
+    wanted: Wanted = NOTHING,
 ) -> PolicyOutputs:
     """`policy_outputs`, compiled, one slice after another where there are slices.
 
     Parameters in the host's memory are on the device for the time of the call.
     """
     params = to_device(params)
-    if slices is None:
-        return policy_outputs(policy, params, batch, layout, wanted)
-    return by_slices(lambda part, lies: policy_outputs(policy, params, part, lies, wanted), batch, slices)
+    return by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, slices)
 
 
-@partial(jax.jit, static_argnames=("policy", "layout"))
+@compiled(static_argnames=("policy",))
 def _affinity(
-    policy: Policy,
-    params: Params,
-    reference: Params,
-    batch: Trajectories,
-    layout: Layout | None,
-    slices: Slices | None,
+    policy: Policy, params: Params, reference: Params, batch: Trajectories, slices: Slices | None
 ) -> jax.Array:
     reference = to_device(reference)
-    if slices is None:
-        return affinity(policy, params, reference, batch, layout)
-    return by_slices(lambda part, lies: affinity(policy, params, reference, part, lies), batch, slices)
+    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, slices)
 
 
 DURING_UPDATE = ("values", "mean_logp", "internal_logp")  # what objectives find in outputs.extras
@@ -64,7 +53,7 @@ def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wante
     known = {*MEASURES, *DURING_UPDATE} if names is None else set(names)
     layers = values_of(needs, "internal_logp")
     if len(layers) > 1:
-        raise InputError(f"internal_logp is needed of the layers {layers}, but can be had of one")
+        raise InputError(f"internal_logp is needed of the layers {layers}, but only one layer is supported")
     return Wanted(
         names=tuple(sorted(asked & known)) + (("hidden",) if "effective_rank" in asked and names is None else ()),
         temperatures=tuple(values_of(needs, "tempered_logp")) if names is None else (),
@@ -78,7 +67,6 @@ def provide(
     params: Params,
     reference: Params | None,
     batch: Trajectories,
-    layout: Layout | None = None,
     steps: Steps | None = None,
 ) -> Trajectories:
     """Fill in what is needed of the weights before the update and of the reference policy.
@@ -106,23 +94,29 @@ def provide(
         raise InputError("this method needs a reference policy, but none is loaded")
     wanted = wanted_of(needs)
     if "old_logp" in asked or wanted != Wanted():
-        outputs = outputs_of(policy, params, batch, layout, wanted, slices)
+        outputs = outputs_of(policy, params, batch, slices, wanted)
         found = dict(outputs.extras or {})
         batch = batch.replace(old_logp=outputs.logp, values=found.pop("values", batch.values))
         if "hidden" in found:
             batch = batch.with_info(effective_rank=_ranks(found.pop("hidden"), batch))
         batch = batch.with_info(**found) if found else batch
     if "reference_logp" in asked:
-        batch = batch.replace(reference_logp=outputs_of(policy, reference, batch, layout, NOTHING, slices).logp)
+        batch = batch.replace(reference_logp=outputs_of(policy, reference, batch, slices).logp)
     if "reference_affinity" in asked:
-        batch = batch.with_info(reference_affinity=_affinity(policy, params, reference, batch, layout, slices))
+        batch = batch.with_info(reference_affinity=_affinity(policy, params, reference, batch, slices))
     if "hidden_square" in asked:
-        hidden = outputs_of(policy, params, batch, layout, Wanted(names=("hidden",)), slices).extras
-        batch = batch.with_info(hidden_square=jnp.sum(hidden["hidden"] ** 2, axis=-1)) if hidden else batch
+        hidden = outputs_of(policy, params, batch, slices, Wanted(names=("hidden",))).extras
+        batch = batch.with_info(hidden_square=_squares(hidden["hidden"])) if hidden else batch
     return batch
 
 
-@jax.jit
+@compiled()
+def _squares(hidden: jax.Array) -> jax.Array:
+    """f32[N, L]: squared lengths of states [N, L, D]."""
+    return jnp.sum(hidden**2, axis=-1)
+
+
+@compiled()
 def _ranks(hidden: jax.Array, batch: Trajectories) -> jax.Array:
     """f32[N, 3], a row at a time: its singular values need all its states at once."""
     from jaxrl_llm.advantages.rank import rank_measures

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
-from jaxrl_llm.models.layers import linear, rms_norm, scores, softmax, wide
+from jaxrl_llm.models.layers import accumulation_dtype, linear, rms_norm, scores, softmax
 from jaxrl_llm.models.lora import adapt
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.rope import rotate, rotation
@@ -162,7 +162,7 @@ def run(
         x = x * jnp.asarray(config.embedding_scale, dtype)
     place = placement.states
     x = place(x, False)
-    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, wide(dtype))
+    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, accumulation_dtype(dtype))
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
         layer = placement.weights(jax.tree.map(lambda w: w.astype(dtype), layer))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.layers import accumulation_dtype
 
 
 def expert_mlp(
@@ -23,7 +23,7 @@ def expert_mlp(
     layer: router [D, E], gate and up [E, D, F], down [E, F, D].
     """
     chosen = config.experts_per_token
-    probabilities = jax.nn.softmax((x @ layer["router"]).astype(wide(x.dtype)), axis=-1)
+    probabilities = jax.nn.softmax((x @ layer["router"]).astype(accumulation_dtype(x.dtype)), axis=-1)
     weights, experts = jax.lax.top_k(probabilities, chosen)
     if config.normalise_router:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-def wide(dtype: Any) -> Any:
+def accumulation_dtype(dtype: Any) -> Any:
     """The dtype of what is not rounded to `dtype`: float32, or float64 where that is float64."""
     return jnp.promote_types(dtype, jnp.float32)
 
@@ -37,7 +37,7 @@ def rms_norm(x: Array, weight: Array, epsilon: float, offset: float = 0.0) -> Ar
 
 
 def _rms_norm(x: Array, weight: Array, epsilon: float, offset: float) -> tuple[Array, tuple[Array, Array, Array]]:
-    long = x.astype(wide(x.dtype))
+    long = x.astype(accumulation_dtype(x.dtype))
     inverse = jax.lax.rsqrt(jnp.mean(long * long, axis=-1, keepdims=True) + epsilon)
     return (long * inverse * (offset + weight.astype(long.dtype))).astype(x.dtype), (x, weight, inverse)
 
@@ -59,7 +59,7 @@ rms_norm.defvjp(_rms_norm, _rms_norm_backward)
 
 
 def _products(q: Array, k: Array) -> Array:
-    return jnp.einsum("...qh,...sh->...qs", q, k, preferred_element_type=wide(q.dtype))
+    return jnp.einsum("...qh,...sh->...qs", q, k, preferred_element_type=accumulation_dtype(q.dtype))
 
 
 @jax.custom_vjp

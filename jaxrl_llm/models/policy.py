@@ -16,7 +16,7 @@ from jaxrl_llm.models.check import check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import parameter_shapes
 from jaxrl_llm.models.keys import check_key
-from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.settings import number, require_kind, shown
 
 Params = decoder.Params
@@ -67,7 +67,8 @@ class Policy:
 
     def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
-        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=wide(self.dtype))
+        dtype = accumulation_dtype(self.dtype)
+        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=dtype)
         cap = self.config.logit_softcap
         return cap * jnp.tanh(out / cap) if cap else out
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.layers import wide
+from jaxrl_llm.models.layers import accumulation_dtype
 
 BLOCK = 4096
 
@@ -40,7 +40,7 @@ def vocabulary_sum(f: Callable[..., jax.Array], *sources: Source, block: int = B
         """f32[M, block] and which columns are new: the last block begins early enough to be whole."""
         first = jnp.minimum(start, V - block)
         rows = jax.lax.dynamic_slice_in_dim(source.unembedding, first, block)
-        z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=wide(rows.dtype))
+        z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=accumulation_dtype(rows.dtype))
         if source.softcap:
             z = source.softcap * jnp.tanh(z / source.softcap)
         return z / source.temperature[:, None], first + jnp.arange(block) >= start

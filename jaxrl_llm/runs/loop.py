@@ -136,7 +136,7 @@ def _run(
             heap.give_back()
             with clock("update"):
                 state = state._replace(source=at)
-                learned = learn(parts, config, state, params, found.scored.batch, step, course.feedback)
+                learned = learn(parts, config, state, found.scored.batch, step, course.feedback)
             state = learned.state
             metrics = metrics_of(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(interrupted())

@@ -18,8 +18,9 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
+from jaxrl_llm.learner.learn import start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
@@ -222,9 +223,8 @@ def set_up(
     reference = reference_of(config, frozen, params) if refers else None
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
-    # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
-    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init(facts)), mesh)
+    state, memory = start(algorithm, optimizer, params, facts, mesh)
     parts = Parts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
