@@ -167,9 +167,10 @@ def make_train(
         raise InputError(f"algorithm must be a method's name, or a function that makes an Algorithm, but is {found}")
     make = constructor(algorithm) if isinstance(algorithm, str) else algorithm
     # Minibatches are whole groups, which share their prompts; without, that costs more to compile than it saves.
-    lengths = {"prompt_length": task.prompt_length, "completion_length": task.completion_length}
-    share = partial(shared_prompts, group_size=settings.group_size, **lengths)
-    packing = share if settings.minibatches > 1 else None
+    packing = None if settings.minibatches == 1 else partial(
+        shared_prompts, group_size=settings.group_size, prompt_length=task.prompt_length,
+        completion_length=task.completion_length,
+    )  # fmt: skip
     one_step = settings.epochs == settings.minibatches == 1
     facts = RunFacts(prompts=task.prompts if task.prompts <= LARGEST_TABLE else None, steps=settings.iterations)
 

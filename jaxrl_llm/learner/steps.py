@@ -111,7 +111,8 @@ def plan_steps(
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
     whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, "data")))
-    return place(steps, Steps(whole, spread, whole))
+    shardings: Any = (whole, spread, whole)
+    return place(steps, Steps(*shardings))
 
 
 def draw_steps(

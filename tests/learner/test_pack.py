@@ -116,7 +116,7 @@ def test_a_prompt_is_there_once() -> None:
     assert size(packing) == 10 + 4 * 4
     (alone,) = check(rows_of(sequences, [10] * 4, [0, 1, 2, 3]), [np.arange(4)])
     assert size(alone) == 4 * 14
-    assert alone.branches is None
+    assert alone.suffixes is None
 
 
 def test_a_tree_is_there_once() -> None:
