@@ -64,6 +64,7 @@ class Tools:
             "nan": math.nan,
             "np": np,
             "optax": optax,
+            "draw_steps": steps.draw_steps,
             "plan_steps": steps.plan_steps,
             "provide": provide.provide,
             "replace": dataclasses.replace,

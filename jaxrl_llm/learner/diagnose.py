@@ -68,7 +68,7 @@ def not_finite(
         if value is not None and not_finite_in(jnp.where(batch.loss_weights != 0, value, 0.0)) is not None:
             return f"the batch's {name}"
     wanted = wanted_of(objective.needs, DURING_UPDATE)
-    outputs = outputs_of(policy, params, batch, steps.slices, wanted)
+    outputs = outputs_of(policy, params, batch, steps, wanted)
     if (name := not_finite_in({"log-probabilities": outputs.logp, "entropies": outputs.entropy})) is not None:
         return f"the policy's {name}"
     learning = params if state is None else state.params

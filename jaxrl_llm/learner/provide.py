@@ -12,7 +12,7 @@ from jaxrl_llm.distributed.ahead_of_time import compiled
 from jaxrl_llm.distributed.sharding import to_device
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
-from jaxrl_llm.learner.steps import Slices, Steps, by_slices, check_steps
+from jaxrl_llm.learner.steps import Steps, by_slices, check_steps
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import MEASURES, NOTHING, Wanted, affinity, policy_outputs
 from jaxrl_llm.models.policy import Params, Policy
@@ -24,23 +24,21 @@ def outputs_of(
     policy: Policy,
     params: Params,
     batch: Trajectories,
-    slices: Slices | None = None,
+    steps: Steps | None = None,
     wanted: Wanted = NOTHING,
 ) -> PolicyOutputs:
-    """`policy_outputs`, compiled, one slice after another where there are slices.
+    """`policy_outputs`, compiled; with the steps of an update one slice after another, as they do.
 
     Parameters in the host's memory are on the device for the time of the call.
     """
     params = to_device(params)
-    return by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, slices)
+    return by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
 
 
 @compiled(static_argnames=("policy",))
-def _affinity(
-    policy: Policy, params: Params, reference: Params, batch: Trajectories, slices: Slices | None
-) -> jax.Array:
+def _affinity(policy: Policy, params: Params, reference: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
     reference = to_device(reference)
-    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, slices)
+    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, steps)
 
 
 DURING_UPDATE = ("values", "mean_logp", "internal_logp")  # what objectives find in outputs.extras
@@ -88,24 +86,23 @@ def provide(
         check_params(policy, reference)
     if steps is not None:
         check_steps(steps, batch)
-    slices = None if steps is None else steps.slices
     asked = {value_of(need)[0] for need in needs}
     if asked & {"reference_logp", "reference_affinity"} and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
     wanted = wanted_of(needs)
     if "old_logp" in asked or wanted != Wanted():
-        outputs = outputs_of(policy, params, batch, slices, wanted)
+        outputs = outputs_of(policy, params, batch, steps, wanted)
         found = dict(outputs.extras or {})
         batch = batch.replace(old_logp=outputs.logp, values=found.pop("values", batch.values))
         if "hidden" in found:
             batch = batch.with_info(effective_rank=_ranks(found.pop("hidden"), batch))
         batch = batch.with_info(**found) if found else batch
     if "reference_logp" in asked:
-        batch = batch.replace(reference_logp=outputs_of(policy, reference, batch, slices).logp)
+        batch = batch.replace(reference_logp=outputs_of(policy, reference, batch, steps).logp)
     if "reference_affinity" in asked:
-        batch = batch.with_info(reference_affinity=_affinity(policy, params, reference, batch, slices))
+        batch = batch.with_info(reference_affinity=_affinity(policy, params, reference, batch, steps))
     if "hidden_square" in asked:
-        hidden = outputs_of(policy, params, batch, slices, Wanted(names=("hidden",))).extras
+        hidden = outputs_of(policy, params, batch, steps, Wanted(names=("hidden",))).extras
         batch = batch.with_info(hidden_square=_squares(hidden["hidden"])) if hidden else batch
     return batch
 

@@ -187,13 +187,14 @@ def take(batch: Trajectories, rows: jax.Array) -> Trajectories:
     return map_rows(lambda x: x[rows], batch)
 
 
-def by_slices(f: Callable[[Trajectories, Packing | None], Any], batch: Trajectories, slices: Slices | None) -> Any:
+def by_slices(f: Callable[[Trajectories, Packing | None], Any], batch: Trajectories, steps: Steps | None) -> Any:
     """f(rows, packing) of one slice after another, put together in the order of the batch's rows.
 
-    f gives arrays with a row axis. slices: they hold every row once; None: f(batch, None). Memory is that of a slice.
+    f gives arrays with a row axis. steps: None for the batch as one, f(batch, None). Memory is that of a slice.
     """
-    if slices is None:
+    if steps is None:
         return f(batch, None)
+    slices = steps.slices
     found = jax.lax.map(lambda each: f(take(batch, each.rows), each.packing), slices)
     at = slices.rows.reshape(-1)
 

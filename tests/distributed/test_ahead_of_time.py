@@ -24,11 +24,11 @@ import sys
 from pathlib import Path
 import jax, numpy as np
 import tiny_runs as runs
-from jaxrl_llm.distributed import replicate
+from jaxrl_llm.distributed import ahead_of_time, replicate, to_mesh
 from jaxrl_llm.learner.learn import compile_learning
-from jaxrl_llm.learner.update import update
+from jaxrl_llm.learner.provide import outputs_of, wanted_of
+from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.runs import learn, loop
-from jaxrl_llm.transform import RunFacts
 
 assert len(jax.devices()) == 4
 method, folder = sys.argv[1], Path(sys.argv[2])
@@ -42,7 +42,7 @@ def watched(learner, state, memory, batch, *rest):
     return real(learner, state, memory, batch, *rest)
 
 learn.learn_batch = watched
-config = runs.small_config(folder / "run", algorithm=method, steps=1, minibatches=2, eval_size=0)
+config = runs.small_config(folder, algorithm=method, steps=1, minibatches=2, eval_size=0)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))
 loop.train(config)
 jax.config.update("jax_dump_ir_to", "")
@@ -51,16 +51,19 @@ assert len(ran) > 3
 
 (learner, params, batch), = calls
 assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch)), "a batch is on the host until to_mesh"
-programs = compile_learning(learner, params, batch, RunFacts(prompts=12, steps=1))
-print([program.name for program in programs])
+programs = compile_learning(learner, params, batch)
+print([program.name for program in programs], flush=True)
 for program in programs:
     assert program.lowered.as_text().strip() in ran, program.name
 
 # With another sharding of the batch it is another program, which the run has not compiled.
-import jaxrl_llm.learner.learn as module
-module.to_mesh = replicate
-others = compile_learning(learner, params, batch, RunFacts(prompts=12, steps=1))
-assert others[-1].lowered.as_text().strip() not in ran
+with ahead_of_time():
+    steps = plan_steps(batch, minibatches=2, seed=(config.seed, 0), mesh=learner.mesh)
+    params = replicate(params, learner.mesh)
+    for put, same in ((to_mesh, True), (replicate, False)):
+        asked = learner.policy, params, put(batch, learner.mesh), steps
+        text = outputs_of.lower(*asked, wanted_of(learner.algorithm.needs)).as_text()
+        assert (text.strip() in ran) == same
 print("the same")
 """
 

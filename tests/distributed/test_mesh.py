@@ -72,7 +72,7 @@ def run(mesh, in_pieces=False):
     rows = to_mesh(batch, mesh)
     assert len(rows.tokens.sharding.device_set) == mesh.size
     assert rows.tokens.addressable_shards[0].data.shape == (8 // devices, 12)
-    logp = outputs_of(on_mesh, copy, rows, slices=steps.slices).logp
+    logp = outputs_of(on_mesh, copy, rows, steps).logp
     _, rows = prepare(algorithm.transform, (), rows)
     places = jax.tree.map(lambda x: x.sharding, copy)
     state, metrics = update(on_mesh, algorithm.objective, optimizer, state, rows, steps=steps)

@@ -91,7 +91,7 @@ def test_slices_come_back_in_order() -> None:
     batch = uneven()
     steps = plan_steps(batch, minibatches=2, micro_batches=2, seed=1)
     assert not (np.asarray(steps.rows).reshape(-1) == np.arange(16)).all()
-    found = by_slices(lambda part, packing: part.tokens + 1, batch, steps.slices)
+    found = by_slices(lambda part, packing: part.tokens + 1, batch, steps)
     np.testing.assert_array_equal(found, batch.tokens + 1)
 
 
@@ -153,7 +153,7 @@ def test_packed_states_have_the_bits_of_whole_rows(micro_batches: int, tiny: Any
 def test_log_probabilities_by_slices_are_those_at_once(tiny: Any) -> None:
     batch = uneven()
     steps = plan_steps(batch, minibatches=2, micro_batches=2, seed=2)
-    found = outputs_of(tiny.policy, tiny.params, batch, slices=steps.slices)
+    found = outputs_of(tiny.policy, tiny.params, batch, steps)
     expected = outputs_of(tiny.policy, tiny.params, batch)
     np.testing.assert_allclose(found.logp, expected.logp, atol=2e-5)
     np.testing.assert_allclose(found.entropy, expected.entropy, atol=2e-5)
