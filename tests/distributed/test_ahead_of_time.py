@@ -18,7 +18,7 @@ from jaxrl_llm.distributed.ahead_of_time import compiled
 
 TESTS = Path(__file__).parents[1]
 
-# A run of two steps on four devices, whose programs JAX itself writes to a folder; then the same ahead of time.
+# A run of one step on four devices, whose programs JAX itself writes to a folder; then the same ahead of time.
 RUN = """
 import sys
 from pathlib import Path
@@ -43,6 +43,7 @@ def watched(learner, state, memory, batch, *rest):
 
 learn.learn_batch = watched
 config = runs.small_config(folder, algorithm=method, steps=1, minibatches=2, eval_size=0)
+jax.config.update("jax_include_debug_info_in_dumps", False)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))
 loop.train(config)
 jax.config.update("jax_dump_ir_to", "")
