@@ -21,7 +21,7 @@ import numpy as np
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
-from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, Settings, evaluate, make_train, warm_start
+from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, LabSettings, evaluate_task, make_train, warm_start
 from jaxrl_llm.models.policy import Params
 
 # Supervised steps after which the policy earns a part of the reward, but far from all.
@@ -40,7 +40,7 @@ class Result(NamedTuple):
 
 
 def run(
-    task: Task, name: str, settings: Settings, start: Params, seeds: int, hyperparameters: dict[str, Any]
+    task: Task, name: str, settings: LabSettings, start: Params, seeds: int, hyperparameters: dict[str, Any]
 ) -> Result:
     """Train one method with each seed."""
     before = time.perf_counter()
@@ -92,17 +92,17 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     parser.add_argument("--algorithms", nargs="+", default=algorithms.names(), metavar="NAME", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=150)
-    parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
+    parser.add_argument("--learning-rate", type=float, default=LabSettings.learning_rate)
     parser.add_argument("--warm-steps", type=int, help="supervised steps before")
     parser.add_argument("--output", type=Path, help="write the table there, as markdown")
     options = parser.parse_args(arguments)
     for name in options.algorithms:
         algorithms.constructor(name)
 
-    task, settings = get_task(options.task, **OPTIONS[options.task]), Settings(iterations=options.iterations)
+    task, settings = get_task(options.task, **OPTIONS[options.task]), LabSettings(iterations=options.iterations)
     steps = WARM_STEPS[options.task] if options.warm_steps is None else options.warm_steps
     start = warm_start(jax.random.key(0), task, settings, steps)
-    found = evaluate(start, task, settings, jax.random.key(2))
+    found = evaluate_task(start, task, settings, jax.random.key(2))
     first = np.asarray(found["reward"], np.float64)
     parts = ", ".join(f"{name} {float(jnp.mean(value)):.3f}" for name, value in found.items())
     lines = [

@@ -19,7 +19,7 @@ from jaxrl_llm import load_policy, sample
 from jaxrl_llm.compilation import use_compile_cache
 from jaxrl_llm.models import Policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.models.packing import Packing, shared_prompts
 from jaxrl_llm.trajectory import Trajectories
 
 # Importing computes nothing, and from here on all is computed on the CPU: tests give the
@@ -67,8 +67,7 @@ MODES: dict[str, dict[str, Any]] = {
     "together": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
     "greedy": {"temperature": 0.0},
 }
-# Bounds that all batches of four rows of 24 tokens in two groups keep, so that they share compiled programs.
-LAYOUT = Layout(group_size=2, prompt=10, completion=18)
+COMPLETION = 18  # places from the first action on, at most, of all batches of four rows of 24 tokens in two groups
 
 
 class Vectors(NamedTuple):
@@ -120,10 +119,10 @@ def rollouts_of(family: str, mode: str) -> Trajectories:
         return sample(vectors.policy, vectors.params, prompts, jax.random.key(3), **settings)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _probe(policy: Policy, layout: Layout | None, params: Any, batch: Trajectories, weights: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=0)
+def _probe(policy: Policy, packing: Packing | None, params: Any, batch: Trajectories, weights: Any) -> Any:
     def total(params: Any) -> Any:
-        outputs = policy_outputs(policy, params, batch, layout)
+        outputs = policy_outputs(policy, params, batch, packing)
         return (weights[0] * outputs.logp).sum() + (weights[1] * outputs.entropy).sum(), outputs
 
     gradient, outputs = jax.grad(total, has_aux=True)(params)
@@ -131,9 +130,9 @@ def _probe(policy: Policy, layout: Layout | None, params: Any, batch: Trajectori
 
 
 def probe_outputs(
-    vectors: Vectors, batch: Trajectories, layout: Layout | None = None, weights: tuple[Any, Any] | None = None
+    vectors: Vectors, batch: Trajectories, packing: Packing | None = None, weights: tuple[Any, Any] | None = None
 ) -> Probe:
-    """`policy_outputs` of a batch and a gradient, compiled once for each family, layout and shape."""
+    """`policy_outputs` of a batch and a gradient, compiled once for each family, packed or not, and shape."""
     zeros = np.zeros(batch.tokens.shape, np.float32)
     if batch.support_floor is None:
         # One program with and without filters; a test of its own says that it makes no difference.
@@ -145,7 +144,7 @@ def probe_outputs(
     weights = (zeros, zeros) if weights is None else weights
     weights = tuple(np.asarray(w, np.float32) for w in weights)
     with quick_compiles():
-        logp, entropy, gradient = _probe(vectors.policy, layout, vectors.params, lean, weights)
+        logp, entropy, gradient = _probe(vectors.policy, packing, vectors.params, lean, weights)
     return Probe(np.asarray(logp), np.asarray(entropy), gradient)
 
 
@@ -182,14 +181,14 @@ def rollouts() -> Callable[[str, str], Trajectories]:
 
 @pytest.fixture(scope="session")
 def probe() -> Callable[..., Probe]:
-    """`probe(vectors, batch, layout=None, weights=None)`: log-probabilities, entropies and a gradient."""
+    """`probe(vectors, batch, packing=None, weights=None)`: log-probabilities, entropies and a gradient."""
     return probe_outputs
 
 
 @pytest.fixture(scope="session")
-def layout() -> Layout:
-    """Bounds of `rollouts`, and of other batches of two groups of two rows and 24 tokens."""
-    return LAYOUT
+def share() -> Callable[[Trajectories], Packing]:
+    """`share(batch)`: prompts once, of `rollouts` and of other batches of two groups of two rows and 24 tokens."""
+    return functools.partial(shared_prompts, group_size=2, prompt_length=10, completion_length=COMPLETION)
 
 
 @pytest.fixture(scope="session")

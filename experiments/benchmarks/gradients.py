@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.learner.steps import plan_steps, take
+from jaxrl_llm.learner.steps import draw_steps, plan_steps, take
 from jaxrl_llm.learner.update import gradient
-from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
@@ -116,19 +116,17 @@ Report = Callable[[str, str, Any, Any], None]  # (table, line, found, expected)
 
 def compare(policy: Policy, params: Any, objective: Objective, batch: Trajectories, report: Report) -> None:
     """All gradients of one objective. policy, params: in float64."""
-    derive: Any = jax.jit(gradient, static_argnums=(0, 1), static_argnames=("layout", "micro_batches"))
-    derive_packed: Any = jax.jit(gradient, static_argnums=(0, 1))
+    grad_fn: Any = jax.jit(gradient, static_argnums=(0, 1))
 
     def packed(policy: Policy, params: Any, batch: Trajectories, parts: int) -> Any:
-        order, packing = plan_steps(batch, micro_batches=parts).slices
-        return derive_packed(policy, objective, params, take(batch, order.reshape(-1)), layout=packing)[0]
+        return grad_fn(policy, objective, params, batch, plan_steps(batch, micro_batches=parts).slices)[0]
 
     name = "fused, packed, prompts once, {} micro-batch{}".format
     names = {parts: name(parts, "" if parts == 1 else "es") for parts in (1, 2, 4, 8)}
     wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, batch)
     truth = summed(policy, objective, params, wide)
     alone = "fused, a row for each sequence"
-    report("float64 against the plain formula in float64", alone, derive(policy, objective, params, wide)[0], truth)
+    report("float64 against the plain formula in float64", alone, grad_fn(policy, objective, params, wide)[0], truth)
     for parts in (1, 4):
         report("float64 against the plain formula in float64", names[parts], packed(policy, params, wide, parts), truth)
     truth = jax.tree.map(np.asarray, truth)
@@ -141,19 +139,23 @@ def compare(policy: Policy, params: Any, objective: Objective, batch: Trajectori
     report(far, "plain, behind 8 columns of padding", padded, truth)
     each, itself = "float32, each thing by itself", "the plain formula behind 8 columns of padding, against itself"
     report(each, itself, padded, plain)
-    row_each = derive(policy, objective, params, batch)[0]
+    row_each = grad_fn(policy, objective, params, batch)[0]
     report(far, alone, row_each, truth)
     report(each, "fused, against plain", row_each, plain)
     for parts, line in names.items():
         found = packed(policy, params, batch, parts)
         report(far, line, found, truth)
         report(each, f"{line}, against a row for each sequence", found, row_each)
-    shared = Layout(int(jnp.sum(batch.group == 0)), LONGEST_PROMPT, batch.tokens.shape[1] - LONGEST_PROMPT)
-    for layout, rows, whole in ((None, "", row_each), (shared, ", prompts once", None)):
-        whole = derive(policy, objective, params, batch, layout=layout)[0] if whole is None else whole
+    size = int(jnp.sum(batch.group == 0))
+    sizes = {"group_size": size, "prompt_length": LONGEST_PROMPT}
+    share = partial(shared_prompts, **sizes, completion_length=batch.tokens.shape[1] - LONGEST_PROMPT)
+    for packing, rows in ((None, ""), (share, ", prompts once")):
+        found = {}
+        for parts in (1, 2, 4, 8):
+            drawn = draw_steps(jax.random.key(0), batch, minibatches=parts, group_size=size, packing=packing)
+            found[parts] = grad_fn(policy, objective, params, batch, drawn.slices)[0]
         for parts in (2, 4, 8):
-            found = derive(policy, objective, params, batch, layout=layout, micro_batches=parts)[0]
-            report(each, f"{parts} micro-batches against one{rows}", found, whole)
+            report(each, f"{parts} micro-batches against one{rows}", found[parts], found[1])
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def of_update(model: str, rows: int, length: int, sample_rows: int) -> float:
     state, times = init_state(params, optimizer), []
     for _ in range(3):
         begin = time.perf_counter()
-        state, _ = update(policy, grpo.objective, optimizer, state, batch, jax.random.key(0))
+        state, _ = update(policy, grpo.objective, optimizer, state, batch)
         jax.block_until_ready(state)
         times.append(time.perf_counter() - begin)
     return min(times[1:]) * rows / sample_rows

@@ -19,15 +19,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.distributed import fully_sharded, make_mesh
+from jaxrl_llm.distributed import ahead_of_time, fully_sharded, make_mesh, to_mesh
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, lora
-from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.trajectory import Trajectories
 
@@ -72,15 +72,18 @@ CASES = {
 }
 
 
-def batch_of(rows: int, place: Any) -> Trajectories:
-    """Shapes of a prepared batch."""
-    whole = partial(Shape, (rows, PROMPT + COMPLETION), sharding=place)
-    row = Shape((rows,), jnp.int32, sharding=place)
+def batch_of(rows: int, vocabulary: int) -> Trajectories:
+    """A prepared batch on the host: every prompt and completion is of the full length."""
+    shape = rows, PROMPT + COMPLETION
+    zeros, group = np.zeros(shape, np.float32), np.arange(rows, dtype=np.int32) // GROUP
+    action = np.broadcast_to(np.arange(shape[1]) >= PROMPT, shape)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, shape, dtype=np.int32)
+    tokens[:, :PROMPT] = tokens[group * GROUP, :PROMPT]
     return Trajectories(
-        tokens=whole(jnp.int32), token_mask=whole(bool), action_mask=whole(bool), behaviour_logp=whole(jnp.float32),
-        policy_step=whole(jnp.int32), turn=whole(jnp.int32), group=row, prompt_id=row,
-        truncated=Shape((rows,), bool, sharding=place), temperature=Shape((rows,), jnp.float32, sharding=place),
-        advantages=whole(jnp.float32), reference_logp=whole(jnp.float32),
+        tokens=tokens, token_mask=np.ones(shape, bool), action_mask=action, behaviour_logp=zeros,
+        policy_step=np.zeros(shape, np.int32), turn=np.where(action, 0, -1).astype(np.int32), group=group,
+        prompt_id=group, truncated=np.zeros(rows, bool), temperature=np.ones(rows, np.float32), advantages=zeros,
+        reference_logp=zeros,
     )  # fmt: skip
 
 
@@ -107,14 +110,12 @@ def measure(case: Case) -> dict[str, float]:
         frozen = laid_out(jax.eval_shape(lambda p: lora.scaled(p, case.rank, 32.0), weights))
         learning = jax.eval_shape(partial(lora.init, config=case.config, rank=case.rank), key)
     state = laid_out(jax.eval_shape(partial(init_state, optimizer=optimizer), learning))
-    rows = case.groups * case.micro_batches * GROUP
-    batch = batch_of(rows, NamedSharding(mesh, PartitionSpec("data")))
+    batch = batch_of(case.groups * case.micro_batches * GROUP, case.config.vocab_size)
     start = time.perf_counter()
-    traced = update.trace(
-        policy, get("grpo").objective, optimizer, state, batch, layout=Layout(GROUP, PROMPT, COMPLETION),
-        micro_batches=case.micro_batches, frozen=frozen,
-    )  # fmt: skip
-    memory = traced.lower().compile().memory_analysis()
+    with ahead_of_time() as programs:
+        steps = plan_steps(batch, micro_batches=case.micro_batches, mesh=mesh)
+        update(policy, get("grpo").objective, optimizer, state, to_mesh(batch, mesh), steps, frozen=frozen)
+    memory: Any = programs[0].compiled.memory_analysis()
     found = {
         "arguments": memory.argument_size_in_bytes / GIB,
         "temporaries": memory.temp_size_in_bytes / GIB,

@@ -96,8 +96,8 @@ def steps(
     In the first, sampler and trainer are the same policy.
     """
     rows = made_batch(batch, prompt, new, learner.policy.config.vocab_size, group)
-    slices = plan_steps(rows, micro_batches=micro_batches).slices
-    rows = rows.replace(behaviour_logp=outputs_of(learner.policy, learner.params, rows, slices=slices).logp)
+    slices = plan_steps(rows, micro_batches=micro_batches)
+    rows = rows.replace(behaviour_logp=outputs_of(learner.policy, learner.params, rows, slices).logp)
     jax.block_until_ready(rows)
     count_compiles()
     answers = []

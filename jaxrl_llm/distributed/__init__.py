@@ -1,7 +1,8 @@
 """Meshes and sharding rules."""
 
+from jaxrl_llm.distributed.ahead_of_time import Program, ahead_of_time
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
-from jaxrl_llm.distributed.mesh import check_rows, data_mesh, make_mesh, replicate, shard_rows
+from jaxrl_llm.distributed.mesh import check_rows, data_mesh, make_mesh, replicate, to_mesh
 from jaxrl_llm.distributed.sharding import (
     Moved,
     bytes_per_device,
@@ -15,6 +16,8 @@ from jaxrl_llm.distributed.sharding import (
 
 __all__ = [
     "Moved",
+    "Program",
+    "ahead_of_time",
     "bytes_per_device",
     "bytes_to_move",
     "check_rows",
@@ -27,5 +30,5 @@ __all__ = [
     "replicate",
     "reshard",
     "shard_params",
-    "shard_rows",
+    "to_mesh",
 ]

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.distributed.ahead_of_time import place
 from jaxrl_llm.errors import InputError
 
 
@@ -44,12 +46,16 @@ def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None)
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Replicate every array on all devices."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    return place(tree, NamedSharding(mesh, PartitionSpec()))
 
 
-def shard_rows(tree: Any, mesh: Mesh) -> Any:
-    """Shard the leading axis of every array over the mesh axis "data", whose size must divide it."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("data")))
+def to_mesh(batch: Any, mesh: Mesh) -> Any:
+    """Put a batch of host arrays on the devices: rows sharded over the axis "data", scalars replicated.
+
+    batch: a pytree of arrays whose leading axis (rows) the size of the axis "data" must divide, and of scalars.
+    """
+    rows, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    return place(batch, jax.tree.map(lambda x: rows if np.ndim(x) else whole, batch))
 
 
 def check_rows(rows: int, minibatches: int, micro_batches: int, devices: int) -> None:

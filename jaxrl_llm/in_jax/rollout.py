@@ -1,4 +1,4 @@
-"""Sampling inside a compiled program: prompts of a task, completions of a policy, and what they are worth.
+"""Sampling inside a compiled program: prompts of a task, completions of a policy, and their rewards.
 
 N rows, P prompt tokens, T completion tokens, L = P + T.
 """
@@ -19,22 +19,23 @@ from jaxrl_llm.trajectory import Trajectories
 Array = jax.Array
 
 
-class Rollout(NamedTuple):
-    """Completions of N prompts."""
+class Completions(NamedTuple):
+    """Of N prompts, a row for each completion."""
 
-    tokens: Array  # int32[N, T], the end token from the end on
-    mask: Array  # bool[N, T] true up to the end, it included
+    tokens: Array  # int32[N, T], the end token from its first place on
+    mask: Array  # bool[N, T] true up to the end token, inclusive
     logp: Array  # f32[N, T]
     entropy: Array  # f32[N, T]
 
 
 def roll_out(
     policy: Policy, params: Params, task: Task, prompts: Array, key: Array, group_size: int = 1, greedy: bool = False
-) -> Rollout:
-    """Continue each of the prompts int32[n, P] `group_size` times, each a row; rows of a prompt stand together.
+) -> Completions:
+    """Continue each of the prompts int32[n, P] `group_size` times, each in a row; rows of a prompt are adjacent.
 
-    The prompt goes through the model token by token too: a decoder is then compiled once. Always draws T tokens: what
-    comes after a row's end is masked. InputError for prompts of another shape or dtype.
+    The prompt goes through the model token by token too, so that the decoder is compiled only once. Always
+    draws T tokens: those after a row's end are masked. Raises InputError for
+    prompts of another shape or dtype.
     """
     check_array("prompts", prompts, INTEGERS, ("prompts", task.prompt_length))
     P, T = task.prompt_length, task.completion_length
@@ -42,7 +43,7 @@ def roll_out(
     N = prompts.shape[0]
     cache = decoder.empty_cache(policy.config, N, P + T - 1, policy.dtype, isinstance(params["layers"], dict))
 
-    def advance(carry: tuple[Any, Array, Array], at: tuple[Array, Array, Array]) -> tuple[Any, Rollout]:
+    def advance(carry: tuple[Any, Array, Array], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
         cache, newest, done = carry
         place, given, key = at
         hidden, cache = policy.forward(
@@ -53,7 +54,7 @@ def roll_out(
         token = jnp.where(done, task.end, chosen).astype(jnp.int32)
         logp = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
         entropy = -jnp.sum(jnp.exp(logits) * logits, axis=-1)
-        drawn = Rollout(token, ~done, jnp.where(done, 0.0, logp), jnp.where(done, 0.0, entropy))
+        drawn = Completions(token, ~done, jnp.where(done, 0.0, logp), jnp.where(done, 0.0, entropy))
         in_prompt = place < P - 1
         done = jnp.where(in_prompt, False, done | (token == task.end))
         return (cache, jnp.where(in_prompt, given, token), done), drawn

@@ -1,6 +1,6 @@
 """Tasks whose prompts and rewards are JAX functions, so that a whole training run is one compiled program.
 
-P prompt tokens, T completion tokens at most. Functions are of one prompt; callers `vmap`.
+P prompt tokens, T completion tokens at most. Functions take one prompt; callers `vmap`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Task(NamedTuple):
     sample: Callable[[Array], Array]  # key -> prompt int32[P]
     answer: Callable[[Array], Array]  # prompt -> the right completion int32[T]
     score: Callable[[Array, Array], tuple[dict[str, Array], Array]]  # prompt, completion -> components, reward f32[]
-    number: Callable[[Array], Array]  # prompt -> int32[], another for each prompt
+    number: Callable[[Array], Array]  # prompt -> int32[], another for each prompt, 0 .. prompts - 1
+    prompts: int  # how many there are
 
 
 def _digits_of(number: Array, count: int, base: int) -> Array:
@@ -45,9 +46,9 @@ def _number_of(digits: Array, base: int) -> Array:
 
 
 def addition(digits: int = 2, base: int = 10) -> Task:
-    """Add two numbers of `digits` digits: "37+25=" is to be continued by "260" and the end, least significant first.
+    """Add two numbers of `digits` digits: the answer to "37+25=" is "260" and the end, least significant digit first.
 
-    Written that way round a carry is known before it is needed. Rewards in [0, 1]: "digits", the share of the answer's
+    In that order a carry is known before it is needed. Rewards in [0, 1]: "digits", the share of the answer's
     digits that are right in their place, "exact", 1 for the whole answer with its end, and their mean.
     """
     check_number("digits", digits, least=1, most=4, whole=True)
@@ -76,11 +77,12 @@ def addition(digits: int = 2, base: int = 10) -> Task:
         first, second = terms(prompt)
         return first * base**digits + second
 
-    return Task("addition", base + 3, 2 * digits + 2, digits + 2, end, sample, answer, score, number)
+    prompts = base ** (2 * digits)
+    return Task("addition", base + 3, 2 * digits + 2, digits + 2, end, sample, answer, score, number, prompts)
 
 
 def sequence_lock(length: int = 4, symbols: int = 6) -> Task:
-    """Open a lock: the prompt shows a key of `length` symbols, which is to be repeated, and then the end.
+    """Open a lock: the prompt shows a key of `length` symbols; the answer repeats it, and then the end.
 
     The reward is sparse: "open" is 1 for the whole right sequence and 0 for all others.
     """
@@ -101,7 +103,8 @@ def sequence_lock(length: int = 4, symbols: int = 6) -> Task:
     def number(prompt: Array) -> Array:
         return _number_of(prompt[:length], symbols)
 
-    return Task("sequence_lock", symbols + 2, length + 1, length + 1, end, sample, answer, score, number)
+    prompts = symbols**length
+    return Task("sequence_lock", symbols + 2, length + 1, length + 1, end, sample, answer, score, number, prompts)
 
 
 TASKS: dict[str, Callable[..., Task]] = {"addition": addition, "sequence_lock": sequence_lock}

@@ -2,7 +2,7 @@
 
 Prompts, sampling, rewards, advantages and gradient steps are all compiled, so runs `vmap` over seeds and numbers:
 
-    train = make_train(addition(), "grpo", Settings(iterations=100))
+    train = make_train(addition(), "grpo", LabSettings(iterations=100))
     keys = jax.random.split(jax.random.key(0), 8)
     runs = jax.jit(jax.vmap(train, (0, None, None)))(keys, {"learning_rate": jnp.float32(1e-3)}, start)
 """
@@ -27,17 +27,18 @@ from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.keys import check_key
-from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Params, Policy, init_params, positions_of
 from jaxrl_llm.needs import value_of, values_of
 from jaxrl_llm.trajectory import in_words
-from jaxrl_llm.transform import Metrics, expect
+from jaxrl_llm.transform import Metrics, RunFacts, expect
 
 Array = jax.Array
 # A run is many small operations: what the compiler's costly passes save is less than the time that they take.
@@ -47,8 +48,11 @@ QUICK_COMPILE = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensiv
 LABORATORY: dict[str, dict[str, Any]] = {"bupo": {"layer": 1}, "fapo": {"max_length": 8}, "hbpo": {"max_length": 8}}
 
 
+LARGEST_TABLE = 2**20  # prompts, of those for which transforms are to remember something
+
+
 @dataclass(frozen=True)
-class Settings:
+class LabSettings:
     """What shapes a run; other numbers need another compilation."""
 
     iterations: int = 100
@@ -91,7 +95,7 @@ class Carry(NamedTuple):
     feedback: Metrics | None
 
 
-def make_policy(task: Task, settings: Settings) -> Policy:
+def make_policy(task: Task, settings: LabSettings) -> Policy:
     """A small decoder for a task."""
     head_dim = settings.hidden // settings.heads
     config = ModelConfig(
@@ -112,12 +116,12 @@ def make_policy(task: Task, settings: Settings) -> Policy:
     return Policy(config, remat=False)
 
 
-def fresh_params(key: Array, task: Task, settings: Settings) -> Params:
+def fresh_params(key: Array, task: Task, settings: LabSettings) -> Params:
     """Random parameters, one dict a layer."""
     return decoder.unstack(init_params(key, make_policy(task, settings).config, scale=settings.hidden**-0.5))
 
 
-def build(make: Callable[..., Algorithm], settings: Settings, task: Task, given: dict[str, Any]) -> Algorithm:
+def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, given: dict[str, Any]) -> Algorithm:
     """The algorithm with its hyper-parameters, facts of the run filled in. InputError for an unknown name."""
     known = inspect.signature(make).parameters
     for name in given.keys() - known.keys() - {"learning_rate"}:
@@ -131,10 +135,10 @@ def build(make: Callable[..., Algorithm], settings: Settings, task: Task, given:
     )  # fmt: skip
 
 
-def _check_settings(settings: Settings) -> None:
+def _check_settings(settings: LabSettings) -> None:
     """InputError for a number that is not whole, out of its range, or does not fit another."""
-    if not isinstance(settings, Settings):
-        raise InputError(f"settings must be in_jax.train.Settings, but is {in_words(settings)}")
+    if not isinstance(settings, LabSettings):
+        raise InputError(f"settings must be in_jax.train.LabSettings, but is {in_words(settings)}")
     for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
         check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
     check_number("learning_rate", settings.learning_rate, least=0)
@@ -147,7 +151,7 @@ def _check_settings(settings: Settings) -> None:
 
 
 def make_train(
-    task: Task, algorithm: str | Callable[..., Algorithm], settings: Settings = Settings()
+    task: Task, algorithm: str | Callable[..., Algorithm], settings: LabSettings = LabSettings()
 ) -> Callable[..., Run]:
     """`train(key, hyperparameters={}, start=None) -> Run`: pure, to be jitted and vmapped.
 
@@ -162,9 +166,13 @@ def make_train(
         found = in_words(algorithm)
         raise InputError(f"algorithm must be a method's name, or a function that makes an Algorithm, but is {found}")
     make = constructor(algorithm) if isinstance(algorithm, str) else algorithm
-    # Rows stay with their group where there are minibatches; else sharing prompts costs more to compile than it saves.
-    shared = Layout(settings.group_size, task.prompt_length, task.completion_length)
-    layout = shared if settings.minibatches > 1 else None
+    # Minibatches are whole groups, which share their prompts; without, that costs more to compile than it saves.
+    packing = None if settings.minibatches == 1 else partial(
+        shared_prompts, group_size=settings.group_size, prompt_length=task.prompt_length,
+        completion_length=task.completion_length,
+    )  # fmt: skip
+    one_step = settings.epochs == settings.minibatches == 1
+    facts = RunFacts(prompts=task.prompts if task.prompts <= LARGEST_TABLE else None, steps=settings.iterations)
 
     def run(fixed: dict[str, Any], key: Array, traced: dict[str, Any], start: Params | None) -> Run:
         given = {**fixed, **traced}
@@ -191,17 +199,18 @@ def make_train(
             # As the task gave them: a method's transform may make other rewards of them.
             seen = {"reward": jnp.mean(batch.need("reward")), "length": jnp.mean(batch.lengths)}
             seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}
-            batch = provide(policy, method.needs, state.params, reference, batch, layout).replace(feedback=feedback)
-            memory, batch = method.transform.apply(memory, batch)
-            state, metrics = update(
-                policy, method.objective, optimizer, state, batch, for_update, layout=layout,
-                epochs=settings.epochs, minibatches=settings.minibatches,
+            steps = None if one_step else draw_steps(
+                for_update, batch, epochs=settings.epochs, minibatches=settings.minibatches,
+                group_size=settings.group_size, packing=packing,
             )  # fmt: skip
+            batch = provide(policy, method.needs, state.params, reference, batch, steps).replace(feedback=feedback)
+            memory, batch = method.transform.apply(memory, batch)
+            state, metrics = update(policy, method.objective, optimizer, state, batch, steps)
             if feedback is not None:
                 feedback = {**metrics, "updates": feedback["updates"] + 1}
             return Carry(state, memory, feedback), {**metrics, **seen}
 
-        carry = Carry(init_state(params, optimizer), method.transform.init(), None)
+        carry = Carry(init_state(params, optimizer), method.transform.init(facts), None)
         steps = (jnp.arange(settings.iterations), jax.random.split(for_steps, settings.iterations))
         if asks(method, "feedback"):
             # Which metrics there are is known by tracing an iteration that answers 0 for any.
@@ -235,7 +244,7 @@ def asks(method: Algorithm, name: str) -> bool:
     return any(value_of(need)[0] == name for need in method.needs)
 
 
-def warm_start(key: Array, task: Task, settings: Settings, steps: int, learning_rate: float = 3e-3) -> Params:
+def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learning_rate: float = 3e-3) -> Params:
     """Fresh parameters after supervised steps on right answers, prompts * group_size of them each; compiled."""
     check_key(key)
     policy, optimizer = make_policy(task, settings), optax.adam(learning_rate)
@@ -251,8 +260,8 @@ def warm_start(key: Array, task: Task, settings: Settings, steps: int, learning_
 
     def step(carry: tuple[Params, Any], key: Array) -> tuple[tuple[Params, Any], None]:
         params, moments = carry
-        changes, moments = optimizer.update(jax.grad(loss)(params, key), moments)
-        return (optax.apply_updates(params, changes), moments), None
+        updates, moments = optimizer.update(jax.grad(loss)(params, key), moments)
+        return (optax.apply_updates(params, updates), moments), None
 
     @partial(jax.jit, compiler_options=QUICK_COMPILE)
     def run(key: Array) -> Params:
@@ -263,7 +272,9 @@ def warm_start(key: Array, task: Task, settings: Settings, steps: int, learning_
     return run(key)
 
 
-def evaluate(params: Params, task: Task, settings: Settings, key: Array, prompts: int = 1024) -> dict[str, Array]:
+def evaluate_task(
+    params: Params, task: Task, settings: LabSettings, key: Array, prompts: int = 1024
+) -> dict[str, Array]:
     """f32[prompts] each: "reward" and its components of one sampled completion of each of fresh prompts; compiled."""
     policy = make_policy(task, settings)
     check_params(policy, params)

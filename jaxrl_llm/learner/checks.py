@@ -1,7 +1,7 @@
-"""Checks of what the functions of an update are given. Each raises InputError; none costs a compiled program anything.
+"""Checks of the arguments of an update. Each raises InputError; none adds anything to a compiled program.
 
-Types, shapes and dtypes are looked at on traced values too. Values are looked at where they are there: tokens, rows of
-planned steps, buffers that were given away.
+Types, shapes and dtypes are checked on traced values too; values only where they can be read: token ids, planned steps,
+donated buffers.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def check_key(key: Any) -> None:
     """It is a JAX random key."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
-    if not typed and not (dtype == jnp.uint32 and shape == (2,)):  # the second is a key as they were of old
+    if not typed and not (dtype == jnp.uint32 and shape == (2,)):  # the second is a legacy key
         raise InputError(f"key is {shown(key)}, but must be a random key: jax.random.key(0)")
 
 
 def check_alive(name: str, tree: Any, what_to_do: str) -> None:
-    """No array was donated, by which its memory went to something else."""
+    """No array was donated to an earlier call, which took its memory."""
     if any(isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
            for x in jax.tree.leaves(tree)):  # fmt: skip
         raise InputError(f"{name} is gone: an update has taken its memory. {what_to_do}")
@@ -68,13 +68,13 @@ def check_learning(policy: Any, params: Any, frozen: Any = None) -> None:
 
 
 def check_only(only: Any, params: Params) -> None:
-    """`only` names an entry of the parameters."""
+    """`only` is None or names an entry of the parameters."""
     if only is not None and only not in params:
         raise unknown("entry of the parameters", only, params)
 
 
 def check_moments(optimizer: optax.GradientTransformation, state: Any, params: Params) -> None:
-    """An optimiser's state is what it would make for these parameters, as far as shapes say."""
+    """An optimiser's state has the structure and shapes of one for these parameters."""
     expected = jax.eval_shape(optimizer.init, params)
     form: Any = jax.tree.structure(expected)
     wanted, found = jax.tree.leaves(expected), jax.tree.leaves(state)
@@ -100,7 +100,7 @@ def check_tokens(policy: Any, batch: Trajectories) -> None:
 
 
 def mark_of(tokens: np.ndarray, real: np.ndarray) -> int:
-    """A checksum of a batch's real tokens and where they stand, below 2^32."""
+    """A checksum of a batch's real tokens and their places, below 2^32."""
     seen = np.where(real, tokens, -1).astype(np.int32)
     return zlib.crc32(seen.tobytes(), zlib.crc32(str(seen.shape).encode()))
 

@@ -1,4 +1,4 @@
-"""Which part of an update was the first not to be finite, and what is to be said of it."""
+"""Names the first part of an update that was not finite, for the error's message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import optax
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.moments import stays_finite
 from jaxrl_llm.learner.provide import DURING_UPDATE, outputs_of, wanted_of
-from jaxrl_llm.learner.steps import Steps, take
+from jaxrl_llm.learner.steps import Steps
 from jaxrl_llm.learner.update import TrainState, gradient
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.trajectory import Trajectories
@@ -19,7 +19,7 @@ from jaxrl_llm.transform import Objective
 
 
 class NotFiniteError(InputError):
-    """A loss, a gradient or what would come of it was NaN or infinite; that gradient step was not taken."""
+    """A loss, a gradient, or a parameter or moment after it was NaN or infinite; that gradient step was not taken."""
 
 
 @jax.jit
@@ -56,10 +56,10 @@ def not_finite(
     frozen: Params | None = None,
     only: str | None = None,
 ) -> str:
-    """Name the first component that is not finite, along the data's way to the gradient and to new parameters.
+    """Name the first component that is not finite, in the order of computation: batch, outputs, loss, gradient, update.
 
     params: the policy's. state, optimizer, frozen, only: of the update, where they are known; the state as the update
-    left it. Rewards may be NaN (not scored); what is made of them may not. Runs forward and backward passes once more.
+    left it. Rewards may be NaN (not scored); what is computed from them may not. Runs the passes once more.
     """
     if (name := not_finite_in(params)) is not None:
         return f"the parameter {name}"
@@ -68,16 +68,15 @@ def not_finite(
         if value is not None and not_finite_in(jnp.where(batch.loss_weights != 0, value, 0.0)) is not None:
             return f"the batch's {name}"
     wanted = wanted_of(objective.needs, DURING_UPDATE)
-    outputs = outputs_of(policy, params, batch, None, wanted, steps.slices)
+    outputs = outputs_of(policy, params, batch, steps, wanted)
     if (name := not_finite_in({"log-probabilities": outputs.logp, "entropies": outputs.entropy})) is not None:
         return f"the policy's {name}"
     learning = params if state is None else state.params
-    derive = jax.jit(gradient, static_argnums=(0, 1))
-    orders, packings = steps.in_order
-    for number in range(orders.shape[0]):
-        packing = jax.tree.map(lambda x, i=number: x[i], packings)
-        part = take(batch, orders[number])
-        grads, metrics = derive(policy, objective, learning, part, layout=packing, frozen=frozen)
+    grad_fn = jax.jit(gradient, static_argnums=(0, 1))
+    in_order = steps.in_order
+    for number in range(in_order.rows.shape[0]):
+        slices = jax.tree.map(lambda x, i=number: x[i], in_order)
+        grads, metrics = grad_fn(policy, objective, learning, batch, slices, frozen)
         if not bool(jnp.isfinite(metrics.pop("loss"))):
             return f"the loss ({not_finite_in(metrics) or 'with all its metrics finite'})"
         if (name := not_finite_in(grads)) is not None:

@@ -1,7 +1,7 @@
-"""Parts of the optimiser that mind their memory: optax's, worked out in the memory of what they replace.
+"""Optax transformations that save memory: they compute their new state in the buffers of the old one.
 
-Their updates take a keyword that optax's chains and masks hand on: with `dry=True` they are plain functions of what
-they are given, for asking what would come of a step before it is taken (`stays_finite`).
+Their updates take a keyword that optax's chains and masks pass on: with `dry=True` they are plain functions, for
+checking the result of a step before it is taken (`stays_finite`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jaxrl_llm.models.parameters import merge_heads
 
 
 class Bounded(optax.GradientTransformationExtraArgs):
-    """An optimiser whose steps are finite by its settings, so that nobody has to look.
+    """An optimiser whose settings guarantee finite steps, so that they need no check.
 
     That is: where parameters, their gradients and the norm of these are finite, in float32 or bfloat16, and its state
-    came of such steps, all parameters and the state are finite after one more.
+    is the result of such steps, all parameters and the state are finite after one more.
     """
 
 
@@ -29,9 +29,9 @@ def in_place(advance: Callable[[Any, jax.Array | float], Any], old: Any, when: j
 
     dry: `advance(old, 1.0)` as it is.
 
-    It is a loop of one turn or none. Otherwise the compiler works the new values out once more wherever they are read,
-    from the old ones, which then have to be kept beside them: for Adam, up to twice the parameters. The second argument
-    is a 1 that the compiler does not know: what is multiplied by it is not worked out, and kept, before the loop.
+    It is a loop of one iteration or none. Otherwise the compiler recomputes the new values wherever they are read, from
+    the old ones, which then have to be kept beside them: for Adam, up to twice the parameters. The second argument is a
+    1 that the compiler does not know: what is multiplied by it is not hoisted out of the loop, and kept.
     """
     if dry:
         return advance(old, 1.0)
@@ -39,7 +39,7 @@ def in_place(advance: Callable[[Any, jax.Array | float], Any], old: Any, when: j
 
 
 def bounded(optimizer: optax.GradientTransformation, params: Any) -> bool:
-    """Whether all that an optimiser makes of these parameters and a finite gradient is finite, whatever they are."""
+    """Whether an optimiser's step from any finite parameters of these dtypes and any finite gradient is finite."""
     dtypes = {x.dtype for x in jax.tree.leaves(params)}
     return isinstance(optimizer, Bounded) and dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
 
@@ -49,12 +49,12 @@ def stays_finite(
 ) -> tuple[Any, Any]:
     """Whether each parameter and each moment would be finite after a step: trees of bool[], as of params and state.
 
-    Any optax optimiser will do; no step is taken. only: the one entry of the parameters that changes. True are
-    integers, and moments that are not finite before either, as a least loss so far may be.
+    Works with any optax optimiser; no step is taken. only: the one entry of the parameters that changes. Integers count
+    as finite, and so do moments that were not finite before, such as the lowest loss so far.
     """
-    asked = optax.with_extra_args_support(optimizer)
-    changes, moments = asked.update(gradients, state, params, dry=True)
-    new = optax.apply_updates(params, changes)
+    extended = optax.with_extra_args_support(optimizer)
+    updates, moments = extended.update(gradients, state, params, dry=True)
+    new = optax.apply_updates(params, updates)
 
     def good(new: Any, old: Any = 0.0) -> jax.Array:
         if not jnp.issubdtype(jnp.result_type(new), jnp.floating):
@@ -94,16 +94,16 @@ def scale_by_adam(
         state = in_place(advance, state, jnp.isfinite(norm), dry)
         unbias = [1 - beta ** state.count.astype(jnp.float32) for beta in (beta1, beta2)]
 
-        def change(m: jax.Array, n: jax.Array) -> jax.Array:
+        def scaled(m: jax.Array, n: jax.Array) -> jax.Array:
             return m / unbias[0] / (jnp.sqrt(n / unbias[1]) + epsilon)
 
-        return jax.tree.map(change, state.mu, state.nu), state
+        return jax.tree.map(scaled, state.mu, state.nu), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner` on arrays with the axes of heads and head size made one, so that it finds rows and columns.
+    """`inner` on arrays with the axes of heads and head size merged, so that it finds rows and columns.
 
     Factoring looks at the two longest axes if both have 128 entries or more: the heads' alone are shorter, and the axis
     of layers is too.
@@ -118,13 +118,13 @@ def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransforma
         return jax.tree_util.tree_map_with_path(flatten, tree)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        changes, state = inner.update(flat(gradients), state, flat(params), **extra)
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), changes, gradients), state
+        updates, state = inner.update(flat(gradients), state, flat(params), **extra)
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), updates, gradients), state
 
     return optax.GradientTransformationExtraArgs(lambda params: inner.init(flat(params)), update)
 
 
-class WideState(NamedTuple):
+class MasterState(NamedTuple):
     """State of `in_float32`."""
 
     master: Any  # float32 where the parameter is narrower, else None
@@ -134,10 +134,10 @@ class WideState(NamedTuple):
 def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) -> optax.GradientTransformationExtraArgs:
     """`inner` for parameters of which some are narrower than float32: it sees parameters and gradients in float32.
 
-    With a master copy it sees the parameters that its updates add up to in float32; the parameters are these, rounded.
-    Where a parameter is not its master rounded, because something else has changed it or kept it from changing, the
-    parameter counts. Without one, an update below half a unit in the last place is lost. Where every parameter is
-    float32 already, it is `inner`, with the same state.
+    With a master copy, updates add up in float32, and the parameters are the masters, rounded. Where a parameter is not
+    its master rounded, because something else has changed it or kept it from changing, the parameter counts. Without
+    one, an update below half a unit in the last place is lost. Where every parameter is float32 already, it is `inner`,
+    with the same state.
     """
 
     inner = optax.with_extra_args_support(inner)
@@ -146,37 +146,37 @@ def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) ->
         return x.dtype.itemsize < 4
 
     def init(params: Any) -> Any:
-        wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-        state = inner.init(wide)
+        masters = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+        state = inner.init(masters)
         if not (master_copy and any(map(narrow, jax.tree.leaves(params)))):
             return state
-        return WideState(jax.tree.map(lambda p, w: w if narrow(p) else None, params, wide), state)
+        return MasterState(jax.tree.map(lambda p, m: m if narrow(p) else None, params, masters), state)
 
     def update(gradients: Any, state: Any, params: Any = None, *, dry: bool = False, **others: Any) -> tuple[Any, Any]:
         extra = {"dry": dry, **others}
         if params is None or not any(map(narrow, jax.tree.leaves(params))):
             return inner.update(gradients, state, params, **extra)
 
-        def wide_gradients(one: jax.Array | float) -> Any:
+        def gradients32(one: jax.Array | float) -> Any:
             return jax.tree.map(lambda g: one * g.astype(jnp.float32), gradients)
 
         if not master_copy:
-            wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-            return inner.update(wide_gradients(1.0), state, wide, **extra)
+            params32 = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+            return inner.update(gradients32(1.0), state, params32, **extra)
 
-        def widen(master: jax.Array, p: jax.Array) -> jax.Array:
+        def params32_of(master: jax.Array, p: jax.Array) -> jax.Array:
             return jnp.where(master.astype(p.dtype) == p, master, p.astype(jnp.float32))
 
         def advance(before: tuple[Any, Any], one: jax.Array | float) -> tuple[Any, Any]:
-            wide = jax.tree.map(widen, before[0], params)
-            changes, after = inner.update(wide_gradients(one), before[1], wide, **extra)
-            return jax.tree.map(jnp.add, wide, changes), after
+            params32 = jax.tree.map(params32_of, before[0], params)
+            updates, after = inner.update(gradients32(one), before[1], params32, **extra)
+            return jax.tree.map(jnp.add, params32, updates), after
 
         masters = jax.tree.map(lambda p, m: p if m is None else m, params, state.master)
         finite = jnp.isfinite(optax.tree.norm(gradients))
         new, after = in_place(advance, (masters, state.inner), finite, dry)
         # What, added to the parameter and rounded to its dtype, gives the master rounded to it.
-        changes = jax.tree.map(lambda n, p: n.astype(p.dtype).astype(jnp.float32) - p.astype(jnp.float32), new, params)
-        return changes, WideState(jax.tree.map(lambda p, n: n if narrow(p) else None, params, new), after)
+        updates = jax.tree.map(lambda n, p: n.astype(p.dtype).astype(jnp.float32) - p.astype(jnp.float32), new, params)
+        return updates, MasterState(jax.tree.map(lambda p, n: n if narrow(p) else None, params, new), after)
 
     return optax.GradientTransformationExtraArgs(init, update)

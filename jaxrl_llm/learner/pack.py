@@ -1,7 +1,7 @@
 """Packing on the host: the tokens of a slice of rows into packed rows of one length (`models.packing`).
 
-What rows share is there once (`families`). Trees and single completions are put side by side, the longest first, each
-into the first row that has room. Sizes are of a short list, so that few programs are compiled.
+What rows share is there once (`prefix_trie`). Subtrees and single completions are put side by side, the longest first,
+each into the first row that has room. Sizes are of a short list, so that few programs are compiled.
 """
 
 from __future__ import annotations
@@ -14,8 +14,17 @@ import jax
 import numpy as np
 
 from jaxrl_llm.buckets import bucket
-from jaxrl_llm.learner.families import LEAST_SHARED, Array, Family, Rows, Walk, families, grow, subtrees
-from jaxrl_llm.models.packing import Level, Packing
+from jaxrl_llm.learner.prefix_trie import (
+    LEAST_SHARED,
+    Array,
+    DepthFirst,
+    PrefixTrie,
+    TokenRows,
+    number_tokens,
+    prefix_tries,
+    subtrees,
+)
+from jaxrl_llm.models.packing import PackedRows, Packing
 
 SMALL = 512  # places in packed rows that are not worth another program
 
@@ -60,93 +69,94 @@ def fewest_places(longest: int, pieces: Callable[[int], Sequence[Pieces]], width
     return min(found)[1:]
 
 
-def whole_prompts(split: Sequence[Sequence[Family]], groups: int) -> tuple[int, int]:
-    """Length and number of the rows for roots."""
-    roots = [[family.root for family in part] for part in split]
-    longest = max((root for part in roots for root in part), default=1)
-    after = max(int(sum(family.lengths.sum() for family in part)) for part in split)
+def size_of_prefixes(split: Sequence[Sequence[PrefixTrie]], groups: int) -> tuple[int, int]:
+    """Length and number of the rows for prefixes."""
+    prefixes = [[trie.prefix for trie in part] for part in split]
+    longest = max((prefix for part in prefixes for prefix in part), default=1)
+    after = max(int(sum(trie.lengths.sum() for trie in part)) for part in split)
     # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
-    width, count = bucket(longest, least=16), max(groups, *map(len, roots))
-    if count * width - max(map(sum, roots)) > (count * width + after) / 8:
-        return fewest_places(longest, lambda _: [(part, [0] * len(part)) for part in roots], (1, 2, 4))
+    width, count = bucket(longest, least=16), max(groups, *map(len, prefixes))
+    if count * width - max(map(sum, prefixes)) > (count * width + after) / 8:
+        return fewest_places(longest, lambda _: [(part, [0] * len(part)) for part in prefixes], (1, 2, 4))
     return width, count
 
 
-def _sizes(part: Sequence[Family], root_width: int, width: int) -> Pieces:
-    """How many places each subtree of a slice takes, and the row of its root: one more than its tokens for each member.
+def _sizes(part: Sequence[PrefixTrie], prefix_width: int, width: int) -> Pieces:
+    """How many places each subtree of a slice takes, and its row of prefixes: one more than its tokens for each member.
 
     So there are as many places as actions, and the one number goes with the other.
     """
-    line, _, _ = first_fit([family.root for family in part], root_width)
+    rows, _, _ = first_fit([trie.prefix for trie in part], prefix_width)
     found = [
-        (int(family.lengths[low:high].sum() - family.shared[low + 1 : high].sum()) + high - low, int(row))
-        for family, row in zip(part, line, strict=True)
-        if family.lengths.any()
-        for low, high in subtrees(family, width)
+        (int(trie.lengths[low:high].sum() - trie.shared[low + 1 : high].sum()) + high - low, int(row))
+        for trie, row in zip(part, rows, strict=True)
+        if trie.lengths.any()
+        for low, high in subtrees(trie, width)
     ]
     return [size for size, _ in found], [row for _, row in found]
 
 
-class Placed(NamedTuple):
-    """The families of a slice in packed rows. A piece is (packed row, offset, walk)."""
+class Assigned(NamedTuple):
+    """The tries of a slice, assigned to packed rows. A piece is (packed row, offset, tokens)."""
 
-    roots: list[tuple[int, int, Walk]]
-    branches: list[tuple[int, int, Walk]]
-    root_rows: int
-    parents: Array  # int[rows of branches]
-    actions: Array  # int[actions, 5]: row, column, level, packed row, place in it
+    prefixes: list[tuple[int, int, DepthFirst]]
+    suffixes: list[tuple[int, int, DepthFirst]]
+    parents: Array  # int[rows of suffixes]: the row of prefixes that each continues
+    actions: Array  # int[actions, 5]: row, column, level, packed row, offset in it
 
 
-def place(part: Sequence[Family], root_width: int, branch_width: int, columns: int) -> Placed:
-    """Put the families of a slice into packed rows."""
-    grown, number = [], 1
-    for family in part:
-        grown.append(grow(family, branch_width, columns, number))
-        number = int(grown[-1].root.leave[0])
-    line, offset, owners = first_fit([family.root for family in part], root_width)
-    roots = [(int(line[i]), int(offset[i]), g.root) for i, g in enumerate(grown)]
-    pieces = [(i, j, walk) for i, g in enumerate(grown) if part[i].lengths.any() for j, walk in enumerate(g.subtrees)]
-    members = Counter((i, j) for i, g in enumerate(grown) for j, _ in g.places)
+def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, columns: int) -> Assigned:
+    """Assign the tries of a slice to packed rows. columns: L of the batch."""
+    tries, number = [], 1
+    for trie in part:
+        tries.append(number_tokens(trie, suffix_width, columns, number))
+        number = int(tries[-1].prefix.leave[0])
+    rows, offsets, _ = first_fit([trie.prefix for trie in part], prefix_width)
+    prefixes = [(int(rows[i]), int(offsets[i]), t.prefix) for i, t in enumerate(tries)]
+    branching = [(i, t) for i, t in enumerate(tries) if part[i].lengths.any()]
+    pieces = [(i, j, tokens) for i, t in branching for j, tokens in enumerate(t.subtrees)]
+    members = Counter((i, j) for i, t in enumerate(tries) for j, _ in t.paths)
     where, shift, parents = first_fit(
-        [len(walk.source) + members[i, j] for i, j, walk in pieces], branch_width, [int(line[i]) for i, *_ in pieces]
-    )
-    branches = [(int(where[k]), int(shift[k]), walk) for k, (*_, walk) in enumerate(pieces)]
+        [len(tokens.source) + members[i, j] for i, j, tokens in pieces], suffix_width,
+        [int(rows[i]) for i, *_ in pieces],
+    )  # fmt: skip
+    suffixes = [(int(where[k]), int(shift[k]), tokens) for k, (*_, tokens) in enumerate(pieces)]
     at = {(i, j): (int(where[k]), int(shift[k])) for k, (i, j, _) in enumerate(pieces)}
     actions = [np.zeros((0, 5), int)]
-    for i, (family, g) in enumerate(zip(part, grown, strict=True)):
-        for member, (j, path) in zip(family.members, g.places, strict=True):
-            own = member.depth >= family.root
+    for i, (trie, numbered) in enumerate(zip(part, tries, strict=True)):
+        for member, (j, path) in zip(trie.members, numbered.paths, strict=True):
+            own = member.depth >= trie.prefix
             row, start = at.get((i, j), (0, 0))
-            inside = np.concatenate([np.zeros(family.root, int), path])[member.depth]
+            inside = np.concatenate([np.zeros(trie.prefix, int), path])[member.depth]
             actions.append(np.stack([
-                np.full(len(own), member.row), member.action, own, np.where(own, row, line[i]),
-                np.where(own, start + inside, offset[i] + member.depth),
+                np.full(len(own), member.row), member.action, own, np.where(own, row, rows[i]),
+                np.where(own, start + inside, offsets[i] + member.depth),
             ], axis=1))  # fmt: skip
-    return Placed(roots, branches, len(owners), np.array(parents, int), np.concatenate(actions))
+    return Assigned(prefixes, suffixes, np.array(parents, int), np.concatenate(actions))
 
 
-def pack(rows: Rows, slices: Sequence[Array], devices: int = 1) -> Packing:
+def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1) -> Packing:
     """A packing of each slice of the batch's rows, stacked along a first axis: int32[len(slices), ...], on the host.
 
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which
-    packed rows are to be spread; their numbers are multiples of it, and branches stand with their roots.
+    packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes.
     """
     n, L = len(slices[0]), rows.tokens.shape[1]
-    split = [families(Rows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]
-    W0, R0 = whole_prompts(split, max(len(np.unique(rows.group[chosen])) for chosen in slices))
-    trees = any(family.shared.max() >= LEAST_SHARED for part in split for family in part)
-    longest = max((int(family.lengths.max()) for part in split for family in part), default=0)
+    split = [prefix_tries(TokenRows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]
+    W0, R0 = size_of_prefixes(split, max(len(np.unique(rows.group[chosen])) for chosen in slices))
+    trees = any(trie.shared.max() >= LEAST_SHARED for part in split for trie in part)
+    longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)
     W1, R1 = 0, 0
     if longest:
         sizes = lambda width: [_sizes(part, W0, width) for part in split]  # noqa: E731
         W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2))
-    placed = [place(part, W0, W1, L) for part in split]
-    R0 = _spread(R0, devices)
-    each = bucket(max(int(np.bincount(p.parents, minlength=1).max()) for p in placed), 1)
+    assigned = [assign(part, W0, W1, L) for part in split]
+    R0 = _rounded_up(R0, devices)
+    each = bucket(max(int(np.bincount(a.parents, minlength=1).max()) for a in assigned), 1)
     if devices > 1:
         R1 = R0 * each
-    M = _share(max(len(p.actions) for p in placed), R1 * W1 or R0 * W0)
-    packed = [_fill(p, (R0, W0), (R1, W1), M, n, devices > 1) for p in placed]
+    M = _share(max(len(a.actions) for a in assigned), R1 * W1 or R0 * W0)
+    packed = [_fill(a, (R0, W0), (R1, W1), M, n, devices > 1) for a in assigned]
     return jax.tree.map(lambda *xs: np.stack(xs), *packed)
 
 
@@ -159,35 +169,40 @@ def _share(count: int, whole: int) -> int:
     return whole
 
 
-def _spread(count: int, devices: int) -> int:
-    return -(-count // devices) * devices
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
-def _fill(placed: Placed, roots: tuple[int, int], branches: tuple[int, int], M: int, n: int, even: bool) -> Packing:
-    """The arrays of a packing of the given sizes. even: branches are dealt to their roots in equal numbers."""
+def _fill(
+    assigned: Assigned, prefixes: tuple[int, int], suffixes: tuple[int, int], M: int, n: int, even: bool
+) -> Packing:
+    """The arrays of a packing of the given sizes. even: suffixes are dealt to their prefixes in equal numbers."""
 
-    def level(size: tuple[int, int], pieces: list[tuple[int, int, Walk]]) -> Level:
-        arrays = Walk(*(np.zeros(size, np.int32) for _ in Walk._fields))
-        for row, offset, walk in pieces:
-            for array, values in zip(arrays, walk, strict=True):
+    def packed_rows(size: tuple[int, int], pieces: list[tuple[int, int, DepthFirst]]) -> PackedRows:
+        arrays = DepthFirst(*(np.zeros(size, np.int32) for _ in DepthFirst._fields))
+        for row, offset, tokens in pieces:
+            for array, values in zip(arrays, tokens, strict=True):
                 array[row, offset : offset + len(values)] = values
-        return Level(*arrays)
+        return PackedRows(*arrays)
 
-    line = np.arange(len(placed.parents))
+    parents = assigned.parents
+    at = np.arange(len(parents))  # where each row of suffixes goes
     if even:
-        each = branches[0] // roots[0]
-        seen = [int((placed.parents[:k] == p).sum()) for k, p in enumerate(placed.parents)]
-        line = placed.parents * each + np.array(seen, int)
-    row, column, own, packed_row, at = placed.actions.T
-    moved = np.append(line, 0)[np.where(own == 1, packed_row, -1)]
-    state = np.where(own == 1, roots[0] * roots[1] + moved * branches[1] + at, packed_row * roots[1] + at)
+        each = suffixes[0] // prefixes[0]
+        before = [int((parents[:k] == p).sum()) for k, p in enumerate(parents)]
+        at = parents * each + np.array(before, int)
+    row, column, own, packed_row, offset = assigned.actions.T
+    moved = np.append(at, 0)[np.where(own == 1, packed_row, -1)]
+    size = prefixes[0] * prefixes[1]
+    state = np.where(own == 1, size + moved * suffixes[1] + offset, packed_row * prefixes[1] + offset)
 
     def padded(values: Array, length: int, fill: int) -> Array:
         return np.concatenate([values, np.full(length - len(values), fill)]).astype(np.int32)
 
+    after = [(int(at[r]), o, tokens) for r, o, tokens in assigned.suffixes]
     return Packing(
-        roots=level(roots, placed.roots),
-        branches=level(branches, [(int(line[r]), o, w) for r, o, w in placed.branches]) if branches[1] else None,
-        parent=None if even or not branches[1] else padded(placed.parents, branches[0], 0),
+        prefixes=packed_rows(prefixes, assigned.prefixes),
+        suffixes=packed_rows(suffixes, after) if suffixes[1] else None,
+        parent=None if even or not suffixes[1] else padded(parents, suffixes[0], 0),
         row=padded(row, M, n), column=padded(column, M, 0), state=padded(state, M, 0),
     )  # fmt: skip

@@ -4,57 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 
+from jaxrl_llm.distributed.ahead_of_time import compiled
 from jaxrl_llm.distributed.sharding import to_device
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
-from jaxrl_llm.learner.steps import Slices, Steps, by_slices, check_steps
+from jaxrl_llm.learner.steps import Steps, by_slices, check_steps
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs
-from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import NEEDS, need_of, of_reference, value_of, values_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 
-@partial(jax.jit, static_argnames=("policy", "layout", "wanted"))
+@compiled(static_argnames=("policy", "wanted"))
 def outputs_of(
     policy: Policy,
     params: Params,
     batch: Trajectories,
-    layout: Layout | None = None,
+    steps: Steps | None = None,
     wanted: Wanted = NOTHING,
-    slices: Slices | None = None,
 ) -> PolicyOutputs:
-    """`policy_outputs`, compiled, one slice after another where there are slices.
+    """`policy_outputs`, compiled; with the steps of an update one slice after another, as they do.
 
     Parameters in the host's memory are on the device for the time of the call.
     """
     params = to_device(params)
-    if slices is None:
-        return policy_outputs(policy, params, batch, layout, wanted)
-    return by_slices(lambda part, lies: policy_outputs(policy, params, part, lies, wanted), batch, slices)
+    return by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
 
 
-@partial(jax.jit, static_argnames=("policy", "layout"))
-def _affinity(
-    policy: Policy,
-    params: Params,
-    reference: Params,
-    batch: Trajectories,
-    layout: Layout | None,
-    slices: Slices | None,
-) -> jax.Array:
+@compiled(static_argnames=("policy",))
+def _affinity(policy: Policy, params: Params, reference: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
     reference = to_device(reference)
-    if slices is None:
-        return affinity(policy, params, reference, batch, layout)
-    return by_slices(lambda part, lies: affinity(policy, params, reference, part, lies), batch, slices)
+    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, steps)
 
 
-@partial(jax.jit, static_argnames=("function",))
+@compiled(static_argnames=("function",))
 def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: jax.Array, mask: jax.Array) -> jax.Array:
     return function(hidden, mask)
 
@@ -67,21 +55,20 @@ class _Models:
     params: Params
     of_reference: Params | None
     batch: Trajectories
-    layout: Layout | None
+    steps: Steps | None
     wanted: Wanted
-    slices: Slices | None
 
     @cached_property
     def old(self) -> PolicyOutputs:
-        return outputs_of(self.policy, self.params, self.batch, self.layout, self.wanted, self.slices)
+        return outputs_of(self.policy, self.params, self.batch, self.steps, self.wanted)
 
     @cached_property
     def reference(self) -> PolicyOutputs:
-        return outputs_of(self.policy, self._reference, self.batch, self.layout, NOTHING, self.slices)
+        return outputs_of(self.policy, self._reference, self.batch, self.steps)
 
     @cached_property
     def affinity(self) -> jax.Array:
-        return _affinity(self.policy, self.params, self._reference, self.batch, self.layout, self.slices)
+        return _affinity(self.policy, self.params, self._reference, self.batch, self.steps)
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
@@ -116,7 +103,6 @@ def provide(
     params: Params,
     reference: Params | None,
     batch: Trajectories,
-    layout: Layout | None = None,
     steps: Steps | None = None,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
@@ -138,10 +124,9 @@ def provide(
         check_params(policy, reference)
     if steps is not None:
         check_steps(steps, batch)
-    slices = None if steps is None else steps.slices
     if of_reference(needs) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
-    models = _Models(policy, params, reference, batch, layout, wanted_of(needs), slices)
+    models = _Models(policy, params, reference, batch, steps, wanted_of(needs))
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:

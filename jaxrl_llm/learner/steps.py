@@ -1,4 +1,4 @@
-"""Which rows each gradient step takes, and how they lie in memory: planned on the host, once an iteration.
+"""Which rows each gradient step takes, and how they lie in memory: planned on the host, or drawn under jit.
 
 E epochs, B minibatches (gradient steps) in each, m micro-batches in each of those, n rows in each slice.
 """
@@ -6,7 +6,7 @@ E epochs, B minibatches (gradient steps) in each, m micro-batches in each of tho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -14,31 +14,38 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.distributed.ahead_of_time import place
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.learner.checks import check_count, known, mark_of
-from jaxrl_llm.learner.families import Rows
+from jaxrl_llm.learner.checks import check_count, check_key, known, mark_of
 from jaxrl_llm.learner.pack import pack
+from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
+
+
+class Slices(NamedTuple):
+    """Some rows of a batch, cut into S micro-batches of n rows."""
+
+    rows: jax.Array  # int32[S, n]
+    packing: Packing | None = None  # of each slice, arrays [S, ...]; None: every row as it is
 
 
 class Steps(flax.struct.PyTreeNode):
     """The slices of a batch that the update goes through."""
 
     rows: jax.Array  # int32[E, B, m, n]: rows of the batch
-    packing: Packing  # of each slice: arrays [E, B, m, ...]
-    mark: jax.Array | None = None  # uint32[]: checksum of the batch's tokens, so that another's steps are found out
+    packing: Packing | None = None  # of each slice, arrays [E, B, m, ...]; None: every row as it is
+    mark: jax.Array | None = None  # uint32[]: checksum of the batch's tokens, to refuse steps of another batch
 
     @property
-    def in_order(self) -> tuple[jax.Array, Packing]:
-        """The gradient steps: rows int32[E * B, m * n], and packings [E * B, m, ...]."""
-        rows, packing = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (self.rows, self.packing))
-        return rows.reshape(rows.shape[0], -1), packing
+    def in_order(self) -> Slices:
+        """The slices of each gradient step: rows int32[E * B, m, n], packings [E * B, m, ...]."""
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), Slices(self.rows, self.packing))
 
     @property
     def slices(self) -> Slices:
-        """Those of the first epoch."""
-        return jax.tree.map(lambda x: x[0].reshape(-1, *x.shape[3:]), (self.rows, self.packing))
+        """Those of the first epoch, which hold every row once."""
+        return jax.tree.map(lambda x: x[0].reshape(-1, *x.shape[3:]), Slices(self.rows, self.packing))
 
 
 def plan_steps(
@@ -50,7 +57,7 @@ def plan_steps(
     seed: int | Sequence[int] = 0,
     mesh: Mesh | None = None,
 ) -> Steps:
-    """The gradient steps of a batch, whose rows are read on the host.
+    """The gradient steps of a batch, whose rows are read on the host; each slice is packed.
 
     Each epoch deals the groups to `minibatches` in an order of its own (from `seed`; one minibatch needs none), and
     the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
@@ -62,11 +69,11 @@ def plan_steps(
     check_batch(batch)
     for name, count in (("epochs", epochs), ("minibatches", minibatches), ("micro_batches", micro_batches)):
         check_count(name, count)
-    if not all(known(getattr(batch, name)) for name in Rows._fields):
+    if not all(known(getattr(batch, name)) for name in TokenRows._fields):
         raise InputError("steps are planned on the host, which cannot read this batch: plan them outside of jit")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise InputError(f"mesh is {type(mesh).__name__} {shown(mesh)}, but must be a jax.sharding.Mesh")
-    here = Rows(*(np.asarray(getattr(batch, name)) for name in Rows._fields))
+    here = TokenRows(*(np.asarray(getattr(batch, name)) for name in TokenRows._fields))
     N, parts = len(here.group), minibatches * micro_batches
     if N % parts:
         raise InputError(
@@ -100,16 +107,52 @@ def plan_steps(
         return np.broadcast_to(x, (epochs, *x.shape[1:]))
 
     mark: Any = np.uint32(mark_of(here.tokens, here.token_mask))
-    steps = Steps(rows=arranged(rows), packing=jax.tree.map(arranged, packing), mark=mark)
+    steps = Steps(arranged(rows), jax.tree.map(arranged, packing), mark)
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
     whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, "data")))
-    on_all = jax.device_put((steps.rows, mark), whole)
-    return Steps(on_all[0], jax.device_put(steps.packing, spread), on_all[1])
+    shardings: Any = (whole, spread, whole)
+    return place(steps, Steps(*shardings))
 
 
-def check_steps(steps: Any, batch: Trajectories, **counts: int) -> None:
-    """Steps were planned for this batch, and `counts` (epochs, minibatches, micro_batches), if not 1, are theirs."""
+def draw_steps(
+    key: jax.Array,
+    batch: Trajectories,
+    *,
+    epochs: int = 1,
+    minibatches: int = 1,
+    group_size: int = 1,
+    packing: Callable[[Trajectories], Packing] | None = None,
+) -> Steps:
+    """The gradient steps of a batch, drawn with `key`; pure, so it can be called under jit. Micro-batches are not cut.
+
+    Each epoch deals the groups, `group_size` rows that stand next to each other, to `minibatches` in an order of its
+    own; one minibatch is the batch as it is. packing: of a minibatch, such as `partial(shared_prompts, ...)`; None:
+    every row as it is. Raises InputError where the groups do not split evenly, and for counts below 1.
+    """
+    check_key(key)
+    check_batch(batch)
+    counts = {"epochs": epochs, "minibatches": minibatches, "group_size": group_size}
+    for name, count in counts.items():
+        check_count(name, count)
+    N = batch.tokens.shape[0]
+    if N % (group_size * minibatches):
+        raise InputError(
+            f"{N} rows in groups of {group_size} do not split evenly into {minibatches} minibatches: change one of them"
+        )
+    rows = jnp.arange(N, dtype=jnp.int32)
+    if minibatches == 1:
+        rows = jnp.broadcast_to(rows, (epochs, N))
+    else:
+        units = rows.reshape(-1, group_size)
+        rows = jax.vmap(lambda key: jax.random.permutation(key, units))(jax.random.split(key, epochs))
+    rows = rows.reshape(epochs * minibatches, -1)
+    packings = None if packing is None else jax.vmap(lambda chosen: packing(take(batch, chosen)))(rows)
+    return jax.tree.map(lambda x: x.reshape(epochs, minibatches, 1, *x.shape[1:]), Steps(rows, packings))
+
+
+def check_steps(steps: Any, batch: Trajectories) -> None:
+    """InputError unless the steps were planned for this batch, as far as can be seen."""
     if not isinstance(steps, Steps):
         raise InputError(f"steps is {shown(steps)}, but must be what plan_steps(batch, ...) gives")
     shape, rows = steps.rows.shape, batch.tokens.shape[0]
@@ -118,9 +161,6 @@ def check_steps(steps: Any, batch: Trajectories, **counts: int) -> None:
             f"the steps were planned for {int(np.prod(shape[1:]))} rows, but the batch has {rows}: plan them for this "
             "batch"
         )
-    for (name, count), planned in zip(counts.items(), shape, strict=False):
-        if count not in (1, planned):
-            raise InputError(f"{name} is {count}, but the steps were planned with {planned}: leave it out here")
     if steps.mark is not None and all(map(known, (steps.mark, batch.tokens, batch.token_mask))):
         found = mark_of(np.asarray(batch.tokens), np.asarray(batch.token_mask))
         if found != int(steps.mark):
@@ -135,9 +175,10 @@ def _generator(seed: int | Sequence[int]) -> np.random.Generator:
 
 
 def filled(steps: Steps) -> float:
-    """The share of places in packed rows that hold a token, 0 to 1."""
-    levels = [steps.packing.roots] + ([] if steps.packing.branches is None else [steps.packing.branches])
-    held = [np.asarray(level.enter) > 0 for level in levels]
+    """The share of places in packed rows that hold a token, 0 to 1. steps: planned, so that they are packed."""
+    if steps.packing is None:
+        raise InputError("these steps are not packed: plan them with plan_steps(batch, ...)")
+    held = [np.asarray(level.enter) > 0 for level in steps.packing.levels]
     return sum(int(x.sum()) for x in held) / sum(x.size for x in held)
 
 
@@ -146,16 +187,16 @@ def take(batch: Trajectories, rows: jax.Array) -> Trajectories:
     return map_rows(lambda x: x[rows], batch)
 
 
-Slices = tuple[jax.Array, Packing]  # rows int32[S, n] that hold each row of a batch once, and their packings [S, ...]
-
-
-def by_slices(f: Callable[[Trajectories, Packing], Any], batch: Trajectories, slices: Slices) -> Any:
+def by_slices(f: Callable[[Trajectories, Packing | None], Any], batch: Trajectories, steps: Steps | None) -> Any:
     """f(rows, packing) of one slice after another, put together in the order of the batch's rows.
 
-    f gives arrays with a row axis. Memory is that of a slice.
+    f gives arrays with a row axis. steps: None for the batch as one, f(batch, None). Memory is that of a slice.
     """
-    found = jax.lax.map(lambda each: f(take(batch, each[0]), each[1]), slices)
-    at = slices[0].reshape(-1)
+    if steps is None:
+        return f(batch, None)
+    slices = steps.slices
+    found = jax.lax.map(lambda each: f(take(batch, each.rows), each.packing), slices)
+    at = slices.rows.reshape(-1)
 
     def put(x: jax.Array) -> jax.Array:
         x = x.reshape(-1, *x.shape[2:])

@@ -13,7 +13,7 @@ from jaxrl_kernels import fused_logprob
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.packing import Layout, Packing, packed_states, shared_prompts, whole_rows
+from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
@@ -40,7 +40,7 @@ def policy_outputs(
     policy: Policy,
     params: Params,
     batch: Trajectories,
-    layout: Layout | Packing | None = None,
+    packing: Packing | None = None,
     wanted: Wanted = NOTHING,
 ) -> PolicyOutputs:
     """Log-probability and entropy of each action under `params`, f32[N, L], 0 where there is no action.
@@ -48,10 +48,9 @@ def policy_outputs(
     They are of the distribution that was sampled from: at the trajectories' temperature, and of the truncated support
     where top-k, top-p or min-p were on. Differentiable with respect to params.
 
-    With a packing (`learner.steps` makes them) what several rows share goes through the model once, forward and
-    backward, short rows lie side by side, and the vocabulary is only looked at for actions. With a layout (static) each
-    group's prompt goes through once, and the vocabulary is looked at from the first action on. Without either, every
-    row goes through as it is. The results are the same.
+    With a packing (`learner.steps` makes them on the host, `packing.shared_prompts` under jit) what several rows share
+    goes through the model once, forward and backward, short rows lie side by side, and the vocabulary is only looked at
+    for the actions it lists. Without one every row goes through as it is. The results are the same.
 
     What is `wanted` is in `extras`, at each action: MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
@@ -61,7 +60,7 @@ def policy_outputs(
     """
     check_params(policy, params)
     check_batch(batch)
-    view = _view(policy, params, batch, layout)
+    view = _view(policy, params, batch, packing)
     logp, entropy = _logp(policy, params, view)
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
@@ -72,29 +71,29 @@ def policy_outputs(
         scale = 1 / policy.config.vocab_size if name == "mean_logp" else 1.0
         found[name] = scale * vocabulary_sum(MEASURES[name], source)
     for times in wanted.temperatures:
-        hotter = view._replace(temperature=times * view.temperature, floor=None)
-        found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(_logp(policy, params, hotter)[0])
+        tempered = view._replace(temperature=times * view.temperature, floor=None)
+        found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(_logp(policy, params, tempered)[0])
     if "internal_logp" in wanted.names:
         inner, weights = inner_policy(policy, params, wanted.layer)
-        found["internal_logp"] = _logp(inner, weights, _view(inner, weights, batch, layout)._replace(floor=None))[0]
+        found["internal_logp"] = _logp(inner, weights, _view(inner, weights, batch, packing)._replace(floor=None))[0]
     if "hidden" in wanted.names:
         found["hidden"] = flat
     if "values" in wanted.names:
-        found["values"] = _values(policy, params, view, batch, layout)
-    spread = {name: _spread(values, view, batch) for name, values in found.items()}
-    return PolicyOutputs(spread.pop("logp"), spread.pop("entropy"), spread or None)
+        found["values"] = _values(policy, params, view, batch, packing)
+    placed = {name: _scatter(values, view, batch) for name, values in found.items()}
+    return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
 
 
 def affinity(
-    policy: Policy, params: Params, other: Params, batch: Trajectories, layout: Layout | Packing | None = None
+    policy: Policy, params: Params, other: Params, batch: Trajectories, packing: Packing | None = None
 ) -> jax.Array:
     """sum_v sqrt(p_v q_v) of the policies with two sets of parameters at each action, f32[N, L] (Bhattacharyya)."""
-    views = [_view(policy, weights, batch, layout) for weights in (params, other)]
+    views = [_view(policy, weights, batch, packing) for weights in (params, other)]
     sources = [
         Distribution(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
         for view, weights in zip(views, (params, other), strict=True)
     ]
-    return _spread(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
+    return _scatter(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
 
 
 def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:
@@ -127,25 +126,19 @@ class _View(NamedTuple):
     floor: jax.Array | None  # f32[M]
 
 
-def _view(policy: Policy, params: Params, batch: Trajectories, layout: Layout | Packing | None) -> _View:
-    packing = _packing(batch, layout)
+def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None) -> _View:
+    packing = whole_rows(batch) if packing is None else packing
     states = packed_states(policy, params, batch.tokens, packing)
-    place = packing.row, packing.column  # what is past the end is read at the end
+    at = packing.row, packing.column  # what is past the end is read at the end
 
-    def look(x: jax.Array) -> jax.Array:
-        return x.at[place].get(mode="clip")
+    def gather(x: jax.Array) -> jax.Array:
+        return x.at[at].get(mode="clip")
 
     N = batch.tokens.shape[0]
     temperature = jnp.ones(N) if batch.temperature is None else batch.temperature
-    floor = None if batch.support_floor is None else look(batch.support_floor)
-    hotness = temperature.at[packing.row].get(mode="clip")
-    return _View(*place, states, look(batch.tokens), hotness, floor)
-
-
-def _packing(batch: Trajectories, layout: Layout | Packing | None) -> Packing:
-    if isinstance(layout, Packing):
-        return layout
-    return whole_rows(batch) if layout is None else shared_prompts(batch, layout)
+    floor = None if batch.support_floor is None else gather(batch.support_floor)
+    temperature = temperature.at[packing.row].get(mode="clip")
+    return _View(*at, states, gather(batch.tokens), temperature, floor)
 
 
 def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.Array]:
@@ -155,20 +148,18 @@ def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.A
     )  # fmt: skip
 
 
-def _values(
-    policy: Policy, params: Params, view: _View, batch: Trajectories, layout: Layout | Packing | None
-) -> jax.Array:
+def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None) -> jax.Array:
     from jaxrl_llm.models.critic import values_of
 
     if policy.critic is None or "critic" not in params:
         raise InputError("this method needs values: give the policy a critic (models.critic)")
     states = view.states
     if policy.critic.kind == "tower":
-        states = _view(policy, params["critic"]["tower"], batch, layout).states
+        states = _view(policy, params["critic"]["tower"], batch, packing).states
     return values_of(policy.critic, params, states)
 
 
-def _spread(values: jax.Array, view: _View, batch: Trajectories) -> jax.Array:
+def _scatter(values: jax.Array, view: _View, batch: Trajectories) -> jax.Array:
     """From chosen tokens [M, ...] to positions f32[N, L, ...], 0 where there is no action."""
     action = batch.action_mask.at[view.row, view.column].get(mode="fill", fill_value=False)
     values = jnp.where(action.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)

@@ -67,9 +67,8 @@ class Policy:
 
     def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
-        out = jnp.einsum(
-            "...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=accumulation_dtype(self.dtype)
-        )
+        dtype = accumulation_dtype(self.dtype)
+        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=dtype)
         cap = self.config.logit_softcap
         return cap * jnp.tanh(out / cap) if cap else out
 

@@ -147,7 +147,7 @@ def _run(
             heap.trim()
             with clock("update"):
                 state = state._replace(source=at)
-                learned = learn(parts, config, state, params, found.scored.batch, step, loop.feedback)
+                learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
             state = learned.state
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(interrupted())

@@ -17,8 +17,9 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
 from jaxrl_llm.distributed.sharding import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
+from jaxrl_llm.learner.learn import start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
@@ -251,9 +252,8 @@ def set_up(
     reference = reference_of(config, frozen, params) if of_reference(algorithm.needs) else None
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
-    # Put everything on the mesh from the start: other shardings in the first step would compile the step twice.
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
-    state, memory = replicate((init_state(params, optimizer), algorithm.transform.init(facts)), mesh)
+    state, memory = start(algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,

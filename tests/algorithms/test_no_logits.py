@@ -75,7 +75,7 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     def iteration(params: Any, batch: Trajectories) -> Any:
         batch = provide(policy, algorithm.needs, params, params, batch, steps=steps)
         _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
-        return gradient(policy, algorithm.objective, params, ready, layout=steps.slices[1])
+        return gradient(policy, algorithm.objective, params, ready, steps.slices)
 
     assert V * D < ALL_LOGITS / 8
     assert largest(jax.make_jaxpr(iteration)(params, batch).jaxpr) < ALL_LOGITS / 2

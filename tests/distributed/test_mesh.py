@@ -13,7 +13,7 @@ import pytest
 from compiling import with_devices
 from tpu_environment import tpu_environment
 
-from jaxrl_llm.distributed import check_rows, data_mesh, replicate, shard_rows
+from jaxrl_llm.distributed import check_rows, data_mesh, replicate, to_mesh
 from jaxrl_llm.errors import InputError
 
 TINY = Path(__file__).parents[1] / "vectors" / "llama_tied"
@@ -24,8 +24,7 @@ import jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jaxrl_llm import load_policy
 from jaxrl_llm.algorithms import grpo
-from jaxrl_llm.distributed import data_mesh, replicate, shard_rows
-from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.distributed import data_mesh, replicate, to_mesh
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.update import init_state, prepare, update
 from jaxrl_llm.trajectory import Trajectories
@@ -44,7 +43,7 @@ batch = Trajectories(
     truncated=jnp.zeros(8, bool), temperature=jnp.ones(8), reward=jnp.asarray(random.random(8), jnp.float32),
     reference_logp=logp - 0.1,
 )
-algorithm, layout = grpo(), Layout(2, 4, 10)
+algorithm = grpo()
 optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, epsilon=1e-4), 2)
 """
 
@@ -69,11 +68,11 @@ def run(mesh, in_pieces=False):
         assert set(shards) == {1 / 4}, "matrices and their moments are cut by all devices"
     steps = plan_steps(batch, minibatches=2, seed=3, mesh=mesh)
     devices = mesh.shape["data"]
-    assert steps.packing.branches.source.shape[3] % devices == 0
-    rows = shard_rows(batch, mesh)
+    assert steps.packing.suffixes.source.shape[3] % devices == 0
+    rows = to_mesh(batch, mesh)
     assert len(rows.tokens.sharding.device_set) == mesh.size
     assert rows.tokens.addressable_shards[0].data.shape == (8 // devices, 12)
-    logp = outputs_of(on_mesh, copy, rows, slices=steps.slices).logp
+    logp = outputs_of(on_mesh, copy, rows, steps).logp
     _, rows = prepare(algorithm.transform, (), rows)
     places = jax.tree.map(lambda x: x.sharding, copy)
     state, metrics = update(on_mesh, algorithm.objective, optimizer, state, rows, steps=steps)
@@ -97,21 +96,16 @@ print("equal")
 TPU = """
 import dataclasses
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec
+from jaxrl_llm.learner.learn import Learner, compile_learning
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
 mesh = data_mesh(list(devices))
-whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-
-def shaped(tree, sharding):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-state = jax.eval_shape(lambda p: init_state(p, optimizer), params)
-_, prepared = jax.eval_shape(partial(algorithm.transform.apply, ()), batch)
-key = jax.eval_shape(lambda: jax.random.key(0))
-arguments = shaped(state, whole), shaped(prepared, rows), shaped(key, whole)
 policy = dataclasses.replace(policy, mesh=mesh)
-compiled = update.trace(policy, algorithm.objective, optimizer, *arguments, layout=layout).lower().compile()
+learner = Learner(policy, algorithm, optimizer, mesh, minibatches=2, reference=params)
+programs = compile_learning(learner, params, batch)
+assert [program.name for program in programs] == ["outputs_of", "prepare", "update"]
+compiled = programs[-1].compiled
+state = jax.eval_shape(lambda p: init_state(p, optimizer), params)
 size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 assert compiled.memory_analysis().alias_size_in_bytes >= size, "the new state takes the memory of the old"
 assert "all-reduce" in compiled.as_text(), "gradients are summed over the chips"
@@ -146,8 +140,10 @@ def test_one_device_is_a_mesh_too() -> None:
     mesh = data_mesh()
     assert mesh.axis_names == ("data",)
     assert mesh.size == len(jax.devices())
-    tree = {"a": jnp.arange(4 * mesh.size), "b": None}
-    assert shard_rows(tree, mesh)["a"].tolist() == tree["a"].tolist()  # type: ignore[union-attr]
+    tree = {"a": jnp.arange(4 * mesh.size), "b": None, "number": 1.5}
+    spread = to_mesh(tree, mesh)
+    assert spread["a"].tolist() == tree["a"].tolist()  # type: ignore[union-attr]
+    assert spread["number"].sharding.is_fully_replicated
     assert replicate(tree, mesh)["a"].sharding.is_fully_replicated
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, {tools!r})
 import jax, jax.numpy as jnp, numpy as np
 from experience import case
 from jaxrl_llm import algorithms
-from jaxrl_llm.distributed import data_mesh, replicate, shard_rows
+from jaxrl_llm.distributed import data_mesh, replicate, to_mesh
 from jaxrl_llm.trajectory import map_rows
 from jax.sharding import NamedSharding, PartitionSpec as P
 
@@ -38,7 +38,7 @@ for name in {names!r}:
     algorithm = algorithms.get(name)
     one, run, memory = case(11, algorithm), program(algorithm), algorithm.transform.init()
     alone = run(*jax.device_put((memory, one.batch, one.outputs), jax.devices()[0]))
-    spread = run(replicate(memory, mesh), *shard_rows((one.batch, one.outputs), mesh))
+    spread = run(replicate(memory, mesh), *to_mesh((one.batch, one.outputs), mesh))
     assert len(spread[1][1].logp.sharding.device_set) == 4
     pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True)
     out[name] = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)), initial=0)) for a, b in pairs)

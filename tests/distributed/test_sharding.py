@@ -80,7 +80,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from jaxrl_llm import load_policy
 from jaxrl_llm.distributed import (
-    bytes_per_device, make_mesh, named_shardings, parameter_specs, replicate, reshard, shard_params, shard_rows,
+    bytes_per_device, make_mesh, named_shardings, parameter_specs, replicate, reshard, shard_params, to_mesh,
 )
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
@@ -128,7 +128,7 @@ def compare(name, policy, params, shapes, layers=lambda params: params):
     expected = jax.device_get(run(params, *rows))
     for shape in shapes:
         mesh = make_mesh(*shape)
-        placed, spread = shard_params(params, policy.config, mesh), shard_rows(rows, mesh)
+        placed, spread = shard_params(params, policy.config, mesh), to_mesh(rows, mesh)
         logits, gradient = jax.device_get(run(placed, *spread))
         largest = max(map(error, jax.tree.leaves(gradient), jax.tree.leaves(expected[1])))
         first = placed["layers"][0] if isinstance(placed["layers"], tuple) else placed["layers"]

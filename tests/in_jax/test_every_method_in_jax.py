@@ -9,9 +9,9 @@ from heavy import few
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.in_jax.tasks import sequence_lock
-from jaxrl_llm.in_jax.train import LABORATORY, Settings, make_train
+from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, make_train
 
-TINY = Settings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
+TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 

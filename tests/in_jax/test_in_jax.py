@@ -16,9 +16,9 @@ from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
 from jaxrl_llm.in_jax.tasks import addition, sequence_lock
 from jaxrl_llm.in_jax.train import (
     QUICK_COMPILE,
+    LabSettings,
     Run,
-    Settings,
-    evaluate,
+    evaluate_task,
     fresh_params,
     make_policy,
     make_train,
@@ -27,7 +27,7 @@ from jaxrl_llm.in_jax.train import (
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.transform import Objective, chain, control, controller
 
-TINY = Settings(iterations=4, prompts=4, group_size=4, hidden=16, layers=1, learning_rate=1e-2)
+TINY = LabSettings(iterations=4, prompts=4, group_size=4, hidden=16, layers=1, learning_rate=1e-2)
 TASK = sequence_lock(2, 3)
 
 
@@ -88,7 +88,7 @@ def test_runs_are_the_same_alone_and_under_vmap() -> None:
 
 @pytest.mark.heavy
 def test_the_reward_rises() -> None:
-    settings = Settings(iterations=60, prompts=16, group_size=8, hidden=16, layers=1, learning_rate=3e-3)
+    settings = LabSettings(iterations=60, prompts=16, group_size=8, hidden=16, layers=1, learning_rate=3e-3)
     train = make_train(TASK, "grpo", settings)
     run = jax.jit(lambda k, p: train(k, {"kl_coefficient": 0.0}, p), compiler_options=QUICK_COMPILE)
     rewards = np.asarray(run(jax.random.key(3), start()).metrics["reward"])
@@ -97,7 +97,7 @@ def test_the_reward_rises() -> None:
 
 
 def test_the_warm_start_earns_a_part_of_the_reward() -> None:
-    found = evaluate(start(), TASK, TINY, jax.random.key(4), prompts=256)
+    found = evaluate_task(start(), TASK, TINY, jax.random.key(4), prompts=256)
     assert set(found) == {"reward", "open"}
     assert found["reward"].shape == (256,)
     assert 0.05 < float(found["reward"].mean()) < 0.9
@@ -158,7 +158,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="clip_low"):
         make_train(TASK, grpo, TINY)(jax.random.key(0), {"clip_lo": 0.1}, None)
     with pytest.raises(InputError, match="group_size"):
-        make_train(TASK, grpo, Settings(group_size=0))
+        make_train(TASK, grpo, LabSettings(group_size=0))
 
 
 def test_parameters_of_a_task_fit_its_vocabulary() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,9 +16,9 @@ from heavy import few
 
 from jaxrl_llm import load_policy
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.steps import plan_steps, take
+from jaxrl_llm.learner.steps import draw_steps, plan_steps
 from jaxrl_llm.learner.update import gradient
-from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.transform import Objective
@@ -91,25 +92,23 @@ def test_fused_packed_and_sliced_are_the_plain_formula(family: str, name: str, v
     (policy, params), batch, objective = model(vectors, family), uneven(), OBJECTIVES[name]
     expected = jax.jit(jax.grad(plain_loss, argnums=2), static_argnums=(0, 1))(policy, objective, params, batch)
     for micro_batches in (1, 2, 4) if family == "llama" else (2,):
-        rows, packing = plan_steps(batch, micro_batches=micro_batches).slices
-        part = take(batch, rows.reshape(-1))
-        found = jax.jit(gradient, static_argnums=(0, 1))(policy, objective, params, part, layout=packing)[0]
-        agree(found, expected)
+        slices = plan_steps(batch, micro_batches=micro_batches).slices
+        agree(jax.jit(gradient, static_argnums=(0, 1))(policy, objective, params, batch, slices)[0], expected)
     if family == "llama":
-        derive = jax.jit(gradient, static_argnums=(0, 1), static_argnames=("micro_batches", "layout"))
-        for layout in (None, Layout(GROUP_SIZE, PROMPT, LONGEST)):
-            for micro_batches in (1, 4):
-                found = derive(policy, objective, params, batch, micro_batches=micro_batches, layout=layout)[0]
-                agree(found, expected)
+        grad_fn, key = jax.jit(gradient, static_argnums=(0, 1)), jax.random.key(0)
+        sizes = {"group_size": GROUP_SIZE, "prompt_length": PROMPT, "completion_length": LONGEST}
+        for packing in (None, partial(shared_prompts, **sizes)):
+            for parts in (1, 4):
+                drawn = draw_steps(key, batch, minibatches=parts, group_size=GROUP_SIZE, packing=packing)
+                agree(grad_fn(policy, objective, params, batch, drawn.slices)[0], expected)
 
 
 @pytest.mark.parametrize("name", few(OBJECTIVES, ["grpo"]))
 def test_the_gradient_is_the_finite_difference(name: str, vectors: Any) -> None:
     """Along three random directions of all parameters, by central differences of five points."""
     (policy, params), batch, objective = model(vectors, "llama"), uneven(), OBJECTIVES[name]
-    rows, packing = plan_steps(batch, micro_batches=2).slices
-    part = take(batch, rows.reshape(-1))
-    found, metrics = jax.jit(gradient, static_argnums=(0, 1))(policy, objective, params, part, layout=packing)
+    slices = plan_steps(batch, micro_batches=2).slices
+    found, metrics = jax.jit(gradient, static_argnums=(0, 1))(policy, objective, params, batch, slices)
     loss = jax.jit(plain_loss, static_argnums=(0, 1))
     np.testing.assert_allclose(metrics["loss"], loss(policy, objective, params, batch), rtol=1e-13)
     h = 1e-6  # so little that no ratio passes a bound of its clip range

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm.learner.moments import WideState, in_float32
+from jaxrl_llm.learner.moments import MasterState, in_float32
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.models import ModelConfig, init_params
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -83,7 +83,7 @@ def test_a_thousand_small_updates_add_up(moments: Any) -> None:
     exact, _ = run(make_optimizer(config, 1000), jax.tree.map(jnp.float32, params), gradients, 1000)
     np.testing.assert_allclose(exact["query_bias"], values.astype(jnp.float32) - 0.01, atol=2e-5)
     found, state = run(make_optimizer(config, 1000), params, gradients, 1000)
-    assert isinstance(state, WideState)
+    assert isinstance(state, MasterState)
     np.testing.assert_array_equal(state.master["query_bias"], exact["query_bias"])
     assert state.master["wide"] is None
     assert found["query_bias"].dtype == jnp.bfloat16

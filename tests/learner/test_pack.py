@@ -12,14 +12,16 @@ from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.learner.families import Family, Member, Rows, subtrees
 from jaxrl_llm.learner.pack import _share, fewest_places, first_fit, pack
+from jaxrl_llm.learner.prefix_trie import Member, PrefixTrie, TokenRows, subtrees
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.trajectory import Trajectories
 
 
-def rows_of(sequences: list[list[int]], prompts: list[int], group: list[int], skip: Any = None, left: int = 0) -> Rows:
+def rows_of(
+    sequences: list[list[int]], prompts: list[int], group: list[int], skip: Any = None, left: int = 0
+) -> TokenRows:
     """Sequences after `left` places of padding; their tokens from the prompt's end on are actions, but for `skip`."""
     N, L = len(sequences), max(map(len, sequences)) + left + 1
     tokens, real, action = np.zeros((N, L), np.int32), np.zeros((N, L), bool), np.zeros((N, L), bool)
@@ -29,20 +31,20 @@ def rows_of(sequences: list[list[int]], prompts: list[int], group: list[int], sk
         action[row, left + prompt : left + len(sequence)] = True
     if skip is not None:
         action &= ~skip(N, L)
-    return Rows(tokens, real, action, np.array(group))
+    return TokenRows(tokens, real, action, np.array(group))
 
 
 def seen_by(packing: Packing, tokens: np.ndarray, state: int) -> list[int]:
     """The tokens that the state at a place comes from, in the order of their positions, by the rule of the mask."""
-    (R0, W0), flat = packing.roots.source.shape, tokens.reshape(-1)
+    (R0, W0), flat = packing.prefixes.source.shape, tokens.reshape(-1)
     if state < R0 * W0:
-        level, line, place = packing.roots, state // W0, state % W0
-        parts = [(packing.roots, line)]
+        level, line, place = packing.prefixes, state // W0, state % W0
+        parts = [(packing.prefixes, line)]
     else:
-        R1, W1 = packing.branches.source.shape
-        level, line, place = packing.branches, (state - R0 * W0) // W1, (state - R0 * W0) % W1
+        R1, W1 = packing.suffixes.source.shape
+        level, line, place = packing.suffixes, (state - R0 * W0) // W1, (state - R0 * W0) % W1
         parent = line // (R1 // R0) if packing.parent is None else packing.parent[line]
-        parts = [(packing.roots, parent), (packing.branches, line)]
+        parts = [(packing.prefixes, parent), (packing.suffixes, line)]
     number, found = level.enter[line, place], []
     assert number > 0, "a state comes from a token"
     for keys, row in parts:
@@ -53,13 +55,13 @@ def seen_by(packing: Packing, tokens: np.ndarray, state: int) -> list[int]:
     return [token for _, token in sorted(found)]
 
 
-def check(rows: Rows, slices: list[np.ndarray], devices: int = 1) -> list[Packing]:
+def check(rows: TokenRows, slices: list[np.ndarray], devices: int = 1) -> list[Packing]:
     """Every action of every slice is there once, and sees what stands before it in its row."""
     packed = pack(rows, slices, devices)
     out = []
     for index, chosen in enumerate(slices):
         packing = jax.tree.map(lambda x, i=index: x[i], packed)
-        here, n = Rows(*(x[chosen] for x in rows)), len(chosen)
+        here, n = TokenRows(*(x[chosen] for x in rows)), len(chosen)
         listed = packing.row < n
         found = set(zip(packing.row[listed].tolist(), packing.column[listed].tolist(), strict=True))
         assert len(found) == listed.sum()
@@ -73,12 +75,11 @@ def check(rows: Rows, slices: list[np.ndarray], devices: int = 1) -> list[Packin
 
 def size(packing: Packing) -> int:
     """Tokens that go through the model."""
-    levels = [packing.roots] + ([packing.branches] if packing.branches is not None else [])
-    return sum(int((level.enter > 0).sum()) for level in levels)
+    return sum(int((level.enter > 0).sum()) for level in packing.levels)
 
 
 @st.composite
-def batches(draw: Any) -> tuple[Rows, int]:
+def batches(draw: Any) -> tuple[TokenRows, int]:
     """Ragged groups of rows that fork at random places, with environment tokens, empty rows and left padding."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     sequences, prompts, group = [], [], []
@@ -100,7 +101,7 @@ def batches(draw: Any) -> tuple[Rows, int]:
 
 @settings(max_examples=40, deadline=None)
 @given(batches(), st.sampled_from([1, 2]))
-def test_every_action_sees_its_own_past(made: tuple[Rows, int], devices: int) -> None:
+def test_every_action_sees_its_own_past(made: tuple[TokenRows, int], devices: int) -> None:
     rows, N = made
     check(rows, [np.arange(N)], devices)
     if N % 2 == 0:
@@ -115,7 +116,7 @@ def test_a_prompt_is_there_once() -> None:
     assert size(packing) == 10 + 4 * 4
     (alone,) = check(rows_of(sequences, [10] * 4, [0, 1, 2, 3]), [np.arange(4)])
     assert size(alone) == 4 * 14
-    assert alone.branches is None
+    assert alone.suffixes is None
 
 
 def test_a_tree_is_there_once() -> None:
@@ -141,11 +142,11 @@ def test_short_rows_lie_side_by_side() -> None:
     sequences = [[1, 2, 3, *random.integers(4, 99, 8).tolist()] for _ in range(64)] + [[1, 2, 3, *[7] * 71]]
     (packing,) = check(rows_of(sequences, [3] * 65, [0] * 65), [np.arange(65)])
     used = 64 * 7 + 70
-    assert packing.branches.source.size < 1.3 * used
+    assert packing.suffixes.source.size < 1.3 * used
 
 
-def test_branches_stand_with_their_roots_on_a_mesh() -> None:
-    """Over two devices the rows of both levels halve evenly, and no branch continues a root of the other half."""
+def test_suffixes_stand_with_their_prefixes_on_a_mesh() -> None:
+    """Over two devices the rows of both levels halve evenly, and no suffix continues a prefix of the other half."""
     random = np.random.default_rng(1)
     sequences, group = [], []
     for number in range(4):
@@ -154,7 +155,7 @@ def test_branches_stand_with_their_roots_on_a_mesh() -> None:
             group.append(number)
     (packing,) = check(rows_of(sequences, [9] * 12, group), [np.arange(12)], devices=2)
     assert packing.parent is None
-    assert packing.roots.source.shape[0] % 2 == packing.branches.source.shape[0] % 2 == packing.row.shape[0] % 2 == 0
+    assert packing.prefixes.source.shape[0] % 2 == packing.suffixes.source.shape[0] % 2 == packing.row.shape[0] % 2 == 0
 
 
 def test_the_longest_go_first() -> None:
@@ -166,7 +167,7 @@ def test_the_longest_go_first() -> None:
 
 
 def test_packed_rows_take_the_fewest_places() -> None:
-    """Rows of the longest piece, unless longer ones save a tenth; a tree may need them."""
+    """TokenRows of the longest piece, unless longer ones save a tenth; a tree may need them."""
 
     def of(sizes: list[int]) -> tuple[list[int], list[int]]:
         return sizes, [0] * len(sizes)
@@ -179,7 +180,7 @@ def test_packed_rows_take_the_fewest_places() -> None:
 
 
 def test_small_slices_have_few_sizes() -> None:
-    """Rows of 16 places, up to one for each piece or 512 places."""
+    """TokenRows of 16 places, up to one for each piece or 512 places."""
     for sizes in ([5, 5, 5], [14, 2, 9]):
         assert fewest_places(14, lambda _, sizes=sizes: [(sizes, [0] * 3)], (1,)) == (16, 3)
     assert fewest_places(16, lambda _: [([2] * 100, [0] * 100)], (1,)) == (16, 32)
@@ -193,10 +194,10 @@ def test_places_for_actions_are_of_a_short_list() -> None:
 
 def test_trees_that_do_not_fit_are_cut_where_they_share_least() -> None:
     members = [Member(row, np.arange(40), np.array([39]), np.array([38])) for row in range(4)]
-    family = Family(members, 0, np.array([0, 30, 10, 30]))
-    assert list(subtrees(family, 100)) == [(0, 4)]
-    assert list(subtrees(family, 80)) == [(0, 2), (2, 4)]
-    assert list(subtrees(family, 45)) == [(i, i + 1) for i in range(4)]
+    trie = PrefixTrie(members, 0, np.array([0, 30, 10, 30]))
+    assert list(subtrees(trie, 100)) == [(0, 4)]
+    assert list(subtrees(trie, 80)) == [(0, 2), (2, 4)]
+    assert list(subtrees(trie, 45)) == [(i, i + 1) for i in range(4)]
 
 
 @pytest.mark.parametrize("family", few(["gemma2", "qwen3_moe"], ["gemma2"]))
@@ -227,8 +228,8 @@ def test_outputs_and_gradients_are_those_of_whole_rows(family: str, devices: int
         outputs = policy_outputs(model.policy, params, batch, packing)
         return jnp.sum(weights[0] * outputs.logp + weights[1] * outputs.entropy), outputs
 
-    derive = jax.jit(jax.grad(loss, has_aux=True))
-    (found, outputs), (expected, plain) = derive(model.params, packing), derive(model.params, None)
+    grad_fn = jax.jit(jax.grad(loss, has_aux=True))
+    (found, outputs), (expected, plain) = grad_fn(model.params, packing), grad_fn(model.params, None)
     np.testing.assert_allclose(outputs.logp, plain.logp, atol=2e-5)
     np.testing.assert_allclose(outputs.entropy, plain.entropy, atol=2e-5)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

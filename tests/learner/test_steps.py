@@ -91,7 +91,7 @@ def test_slices_come_back_in_order() -> None:
     batch = uneven()
     steps = plan_steps(batch, minibatches=2, micro_batches=2, seed=1)
     assert not (np.asarray(steps.rows).reshape(-1) == np.arange(16)).all()
-    found = by_slices(lambda part, packing: part.tokens + 1, batch, steps.slices)
+    found = by_slices(lambda part, packing: part.tokens + 1, batch, steps)
     np.testing.assert_array_equal(found, batch.tokens + 1)
 
 
@@ -114,13 +114,12 @@ def tiny(vectors: Any) -> Any:
 def test_the_gradient_is_that_of_whole_rows_in_any_slices(name: str, tiny: Any) -> None:
     """Uneven lengths, 1, 2, 4 and 8 micro-batches; relative to the largest entry of each parameter's gradient."""
     batch = uneven(groups=8, group_size=2)
-    derive = jax.jit(gradient, static_argnums=(0, 1))
-    expected, metrics = derive(tiny.policy, OBJECTIVES[name], tiny.params, batch)
+    grad_fn = jax.jit(gradient, static_argnums=(0, 1))
+    expected, metrics = grad_fn(tiny.policy, OBJECTIVES[name], tiny.params, batch)
     assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected)) > 1e-3
     for micro_batches in (1, 2, 4, 8):
-        rows, packings = plan_steps(batch, micro_batches=micro_batches).slices
-        part = take(batch, rows.reshape(-1))
-        found, figures = derive(tiny.policy, OBJECTIVES[name], tiny.params, part, layout=packings)
+        slices = plan_steps(batch, micro_batches=micro_batches).slices
+        found, figures = grad_fn(tiny.policy, OBJECTIVES[name], tiny.params, batch, slices)
         for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * float(jnp.abs(y).max()))
         for key, value in metrics.items():
@@ -155,7 +154,7 @@ def test_packed_states_have_the_bits_of_whole_rows(micro_batches: int, tiny: Any
 def test_log_probabilities_by_slices_are_those_at_once(tiny: Any) -> None:
     batch = uneven()
     steps = plan_steps(batch, minibatches=2, micro_batches=2, seed=2)
-    found = outputs_of(tiny.policy, tiny.params, batch, slices=steps.slices)
+    found = outputs_of(tiny.policy, tiny.params, batch, steps)
     expected = outputs_of(tiny.policy, tiny.params, batch)
     np.testing.assert_allclose(found.logp, expected.logp, atol=2e-5)
     np.testing.assert_allclose(found.entropy, expected.entropy, atol=2e-5)
@@ -167,9 +166,9 @@ def test_planned_steps_are_the_update(tiny: Any) -> None:
     steps = plan_steps(batch, epochs=2, minibatches=2, micro_batches=2, seed=3)
     optimizer = optax.sgd(0.5)
     params = jax.tree.map(jnp.copy, tiny.params)
-    derive = jax.jit(gradient, static_argnums=(0, 1))
+    grad_fn = jax.jit(gradient, static_argnums=(0, 1))
     for rows in np.asarray(steps.rows).reshape(4, -1):
-        slope, _ = derive(tiny.policy, objective, params, take(batch, rows))
+        slope, _ = grad_fn(tiny.policy, objective, params, take(batch, rows))
         params = jax.tree.map(lambda p, g: p - 0.5 * g, params, slope)
     state = init_state(jax.tree.map(jnp.copy, tiny.params), optimizer)
     state, metrics = update(tiny.policy, objective, optimizer, state, batch, steps=steps)
@@ -203,8 +202,8 @@ def test_filled_is_the_share_of_places_with_a_token() -> None:
     place = jnp.arange(batch.tokens.shape[1])
     end = jnp.asarray([[3], [16]])
     steps = plan_steps(batch.replace(token_mask=place < end, action_mask=(place < end) & (place > 0)))
-    assert steps.packing.branches is None
-    assert filled(steps) == (2 + 15) / steps.packing.roots.source.size
+    assert steps.packing.suffixes is None
+    assert filled(steps) == (2 + 15) / steps.packing.prefixes.source.size
 
 
 def test_a_group_without_actions_takes_no_place() -> None:

@@ -21,11 +21,11 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import not_finite
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.steps import Slices, Steps, draw_steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, gradient, init_state, prepare, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.transform import Objective
@@ -41,7 +41,7 @@ KEY = jax.random.key(7)
 Metrics = dict[str, jax.Array]
 # What runs once is not worth optimising: half the time to compile.
 quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-compiled_gradient = quick_jit(gradient, static_argnums=(0, 1, 4, 5))
+compiled_gradient = quick_jit(gradient, static_argnums=(0, 1))
 
 
 def fresh_params(dtype: Any = jnp.float32) -> Any:
@@ -78,7 +78,10 @@ def prepared(group_size: int = 2, lengths: Any = (9, 1, 4, 0, 7, 2, 3, 9), promp
 
 
 BATCH = prepared()
-LAYOUT = Layout(group_size=2, prompt=4, completion=10)
+# Whole groups, each with its prompt once.
+GROUPS: dict[str, Any] = {
+    "group_size": 2, "packing": partial(shared_prompts, group_size=2, prompt_length=4, completion_length=10),
+}  # fmt: skip
 
 
 def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
@@ -88,35 +91,43 @@ def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 
 def take(
-    *, objective: Objective = GRPO.objective, batch: Trajectories = BATCH, params: Any = None, **options: Any
+    *,
+    objective: Objective = GRPO.objective,
+    batch: Trajectories = BATCH,
+    params: Any = None,
+    key: Any = KEY,
+    **drawn: Any,
 ) -> Any:
-    """`update` of a fresh state."""
+    """`update` of a fresh state: one step on the batch as it is, or such steps as `draw_steps` gives."""
     state = init_state(fresh_params() if params is None else params, OPTIMIZER)
-    return update(POLICY, objective, OPTIMIZER, state, batch, options.pop("key", KEY), **options)
+    return update(POLICY, objective, OPTIMIZER, state, batch, draw_steps(key, batch, **drawn) if drawn else None)
 
 
-@partial(quick_jit, static_argnums=(0, 4, 5))
-def mixed_gradient(
-    policy: Policy, params: Any, batch: Trajectories, shares: Any, micro_batches: int, layout: Any
-) -> Any:
+def micro_batches_of(batch: Trajectories, count: int, **options: Any) -> Slices:
+    """The batch in so many micro-batches, of shuffled rows or groups."""
+    return draw_steps(KEY, batch, minibatches=count, **options).slices
+
+
+@partial(quick_jit, static_argnums=0)
+def mixed_gradient(policy: Policy, params: Any, batch: Trajectories, shares: Any, slices: Slices | None) -> Any:
     """Gradient of a mixture of a token mean and a sequence mean, so that one program serves both."""
     surrogate = token_ratio(), clip(0.2, 0.28)
     by_token = policy_gradient(*surrogate, token_mean()) - 0.3 * entropy()
     by_sequence = policy_gradient(*surrogate, sequence_mean()) + 0.5 * kl(average=sequence_mean())
-    return gradient(policy, shares[0] * by_token + shares[1] * by_sequence, params, batch, micro_batches, layout)
+    return gradient(policy, shares[0] * by_token + shares[1] * by_sequence, params, batch, slices)
 
 
 @pytest.mark.parametrize("shares", few([(1.0, 0.0), (0.0, 1.0)], [(0.0, 1.0)]))
-@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "shared"])
-def test_micro_batches_change_nothing(vectors: Callable[[str], Any], shares: tuple[float, float], layout: Any) -> None:
+@pytest.mark.parametrize("options", [{}, GROUPS], ids=["plain", "shared"])
+def test_micro_batches_change_nothing(vectors: Callable[[str], Any], shares: tuple[float, float], options: Any) -> None:
     tiny = vectors("llama_tied")
     policy, shares = dataclasses.replace(tiny.policy, remat=False), jnp.asarray(shares)
-    expected = mixed_gradient(policy, tiny.params, BATCH, shares, 1, None)
+    expected = mixed_gradient(policy, tiny.params, BATCH, shares, None)
     assert max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(expected[0])) > 1e-3
     # Totals that an earlier batch has left do not count.
     stale = BATCH.replace(totals={name: jnp.float32(99) for name in ("tokens", "sequences", "rows")})
     for parts, batch in ((1, BATCH), (2, BATCH), (4, stale)):
-        found = mixed_gradient(policy, tiny.params, batch, shares, parts, layout)
+        found = mixed_gradient(policy, tiny.params, batch, shares, micro_batches_of(batch, parts, **options))
         assert_close(found[0], expected[0])
         assert found[1].keys() == expected[1].keys()
         for name, value in expected[1].items():
@@ -126,10 +137,10 @@ def test_micro_batches_change_nothing(vectors: Callable[[str], Any], shares: tup
 def test_one_step_is_optax_by_hand() -> None:
     params, kept = fresh_params(), fresh_params()
     state, metrics = take(params=params)
-    grads, found = compiled_gradient(POLICY, GRPO.objective, kept, BATCH, 1, None)
+    grads, found = compiled_gradient(POLICY, GRPO.objective, kept, BATCH)
     moments = OPTIMIZER.init(kept)
-    changes, moments = jax.jit(OPTIMIZER.update)(grads, moments, kept)
-    assert_close(state, TrainState(optax.apply_updates(kept, changes), moments, jnp.int32(1)))
+    updates, moments = jax.jit(OPTIMIZER.update)(grads, moments, kept)
+    assert_close(state, TrainState(optax.apply_updates(kept, updates), moments, jnp.int32(1)))
     assert int(state.step) == 1
     for name, value in found.items():
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
@@ -156,7 +167,7 @@ def test_the_state_is_donated() -> None:
     params = fresh_params()
     state = init_state(params, OPTIMIZER)
     old = jax.tree.leaves(state)
-    new, _ = update(POLICY, GRPO.objective, OPTIMIZER, state, BATCH, KEY)
+    new, _ = update(POLICY, GRPO.objective, OPTIMIZER, state, BATCH)
     assert all(x.is_deleted() for x in old)
     assert not any(x.is_deleted() for x in jax.tree.leaves((new, BATCH)))
 
@@ -179,13 +190,13 @@ def watching() -> Objective:
 WATCH = watching()
 
 
-@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["rows", "groups"])
-def test_each_epoch_sees_every_row_once_and_keeps_groups_together(layout: Layout | None) -> None:
+@pytest.mark.parametrize("options", [{}, GROUPS], ids=["rows", "groups"])
+def test_each_epoch_sees_every_row_once_and_keeps_groups_together(options: Any) -> None:
     batch = BATCH.replace(reward=jnp.arange(8.0))
     firsts, parted = set(), 0.0
     for seed in range(4):
         state, metrics = take(
-            objective=WATCH, batch=batch, key=jax.random.key(seed), epochs=2, minibatches=2, layout=layout
+            objective=WATCH, batch=batch, key=jax.random.key(seed), epochs=2, minibatches=2, **options
         )
         assert int(state.step) == 4
         for i in range(8):
@@ -194,7 +205,7 @@ def test_each_epoch_sees_every_row_once_and_keeps_groups_together(layout: Layout
         firsts.add(float(metrics["first"]))
         parted += float(metrics["parted"])
     assert len(firsts) > 1, "the order comes from the key"
-    assert (parted == 0) == (layout is not None)
+    assert (parted == 0) == bool(options)
 
 
 def test_one_minibatch_is_not_shuffled_and_epochs_go_on_from_each_other() -> None:
@@ -203,20 +214,26 @@ def test_one_minibatch_is_not_shuffled_and_epochs_go_on_from_each_other() -> Non
     assert bits(take(epochs=3, key=jax.random.key(8))[0]) == bits(state), "the key plays no part"
     by_hand = init_state(fresh_params(), OPTIMIZER)
     for _ in range(3):
-        by_hand, _ = update(POLICY, GRPO.objective, OPTIMIZER, by_hand, BATCH, KEY)
+        by_hand, _ = update(POLICY, GRPO.objective, OPTIMIZER, by_hand, BATCH)
     assert_close(state, by_hand)
 
 
 def test_rows_that_do_not_split_are_refused() -> None:
     for options, message in (
-        ({"minibatches": 3}, "8 rows do not split evenly into minibatches 3"),
-        ({"micro_batches": 3}, "8 rows do not split evenly into micro_batches 3"),
-        ({"minibatches": 2, "micro_batches": 8}, "4 rows do not split evenly into micro_batches 8"),
-        ({"minibatches": 8, "layout": LAYOUT}, "8 rows in groups of 2 do not split evenly into minibatches 8"),
-        ({"micro_batches": 8, "layout": LAYOUT}, "8 rows in groups of 2 do not split evenly into micro_batches 8"),
+        ({"minibatches": 3}, "8 rows in groups of 1 do not split evenly into 3 minibatches"),
+        ({"group_size": 3}, "8 rows in groups of 3 do not split evenly into 1 minibatches"),
+        ({"minibatches": 8, **GROUPS}, "8 rows in groups of 2 do not split evenly into 8 minibatches"),
+        ({"minibatches": 8, "packing": GROUPS["packing"]}, "1 rows are not whole groups of 2"),
     ):
         with pytest.raises(InputError, match=message):
             take(**options)
+
+
+def test_rows_that_no_slice_holds_are_left_out() -> None:
+    rows = jnp.asarray([[6, 1], [0, 7]])
+    found = compiled_gradient(POLICY, GRPO.objective, fresh_params(), BATCH, Slices(rows))
+    few = jax.tree.map(lambda x: x[rows.reshape(-1)], BATCH)
+    assert_close(found, compiled_gradient(POLICY, GRPO.objective, fresh_params(), few))
 
 
 def bits(tree: Any) -> list[bytes]:
@@ -285,11 +302,11 @@ def test_a_bad_minibatch_is_left_out_and_the_others_are_not() -> None:
     assert bits(state.params) != bits(fresh_params())
 
 
-@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "shared"])
-def test_a_batch_without_actions_is_finite(layout: Layout | None) -> None:
+@pytest.mark.parametrize("options", [{}, GROUPS], ids=["plain", "shared"])
+def test_a_batch_without_actions_is_finite(options: Any) -> None:
     empty = BATCH.replace(action_mask=jnp.zeros_like(BATCH.action_mask))
     params = fresh_params()
-    grads, metrics = compiled_gradient(POLICY, GRPO.objective, params, empty, 1, layout)
+    grads, metrics = compiled_gradient(POLICY, GRPO.objective, params, empty, micro_batches_of(empty, 1, **options))
     assert float(metrics["loss"]) == 0
     assert all(np.isfinite(value) for value in metrics.values())
     assert all((np.asarray(g) == 0).all() for g in jax.tree.leaves(grads))
@@ -297,7 +314,7 @@ def test_a_batch_without_actions_is_finite(layout: Layout | None) -> None:
 
 def test_learning_rate_zero_changes_no_parameter() -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=0.0, weight_decay=0.1), 4)
-    state, metrics = update(POLICY, GRPO.objective, optimizer, init_state(fresh_params(), optimizer), BATCH, KEY)
+    state, metrics = update(POLICY, GRPO.objective, optimizer, init_state(fresh_params(), optimizer), BATCH)
     assert bits(state.params) == bits(fresh_params())
     assert int(state.step) == 1
     assert float(metrics["grad_norm"]) > 0
@@ -307,24 +324,25 @@ def test_learning_rate_zero_changes_no_parameter() -> None:
 def test_bfloat16_parameters_accumulate_in_float32() -> None:
     params = fresh_params(jnp.bfloat16)
     policy = dataclasses.replace(POLICY, dtype=jnp.bfloat16)
-    grads, metrics = compiled_gradient(policy, GRPO.objective, params, BATCH, 8, None)
+    rows = jnp.arange(8)[:, None]
+    grads, metrics = compiled_gradient(policy, GRPO.objective, params, BATCH, Slices(rows))
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
     assert {m.dtype for m in jax.tree.leaves(metrics)} == {jnp.dtype(jnp.float32)}
     totals = with_totals(BATCH).totals
 
     @quick_jit
     @jax.grad
-    def derive(params: Any, row: Trajectories) -> jax.Array:
+    def grad_fn(params: Any, row: Trajectories) -> jax.Array:
         return GRPO.objective(policy_outputs(policy, params, row), row.replace(totals=totals))[0]
 
-    parts = [derive(params, jax.tree.map(lambda x, i=i: x[i : i + 1], BATCH)) for i in range(8)]
+    parts = [grad_fn(params, jax.tree.map(lambda x, i=i: x[i : i + 1], BATCH)) for i in range(8)]
     by_hand = jax.tree.map(lambda *x: sum(np.asarray(y, np.float64) for y in x), *parts)
     assert {p.dtype for p in jax.tree.leaves(parts)} == {jnp.dtype(jnp.bfloat16)}
     assert_close(grads, by_hand, 5e-3)
     # Sums that were rounded to bfloat16 would all be numbers of it.
     assert any(bool(jnp.any(g.astype(jnp.bfloat16) != g)) for g in jax.tree.leaves(grads))
     state = init_state(params, OPTIMIZER)
-    new, metrics = update(policy, GRPO.objective, OPTIMIZER, state, BATCH, KEY, micro_batches=8)
+    new, metrics = update(policy, GRPO.objective, OPTIMIZER, state, BATCH, Steps(rows[None, None]))
     assert {p.dtype for p in jax.tree.leaves(new.params)} == {jnp.dtype(jnp.bfloat16)}
     assert float(metrics["finite"]) == 1
     assert bits(new.params) != bits(fresh_params(jnp.bfloat16))
@@ -339,7 +357,7 @@ def test_the_new_state_takes_the_memory_of_the_old() -> None:
     state = jax.eval_shape(lambda: init_state(init_params(KEY, config), OPTIMIZER))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     assert size > 5e6
-    lowered = update.lower(Policy(config), GRPO.objective, OPTIMIZER, state, BATCH, KEY, layout=LAYOUT)
+    lowered = update.lower(Policy(config), GRPO.objective, OPTIMIZER, state, BATCH, draw_steps(KEY, BATCH, **GROUPS))
     memory = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes >= size
     # Nothing of the size of the state is given back beside it.
@@ -354,15 +372,15 @@ def test_prepare_is_the_transform_compiled() -> None:
     assert bits(found.replace(advantages=None)) == bits(expected.replace(advantages=None))
 
 
-@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "shared"])
-def test_provide_fills_in_what_is_needed_and_nothing_else(layout: Layout | None) -> None:
+@pytest.mark.parametrize("steps", [None, plan_steps(BATCH)], ids=["plain", "packed"])
+def test_provide_fills_in_what_is_needed_and_nothing_else(steps: Steps | None) -> None:
     reference, now = init_params(jax.random.key(9), SMALL, scale=0.5), fresh_params()
     bare = BATCH.replace(reference_logp=None)
-    filled = provide(POLICY, frozenset({"reference_logp"}), now, reference, bare, layout)
+    filled = provide(POLICY, frozenset({"reference_logp"}), now, reference, bare, steps)
     assert filled.old_logp is None
     np.testing.assert_allclose(
         filled.reference_logp, policy_outputs(POLICY, reference, BATCH).logp, rtol=1e-5, atol=1e-5
     )
-    both = provide(POLICY, frozenset({"reference_logp", "old_logp"}), now, reference, bare, layout)
+    both = provide(POLICY, frozenset({"reference_logp", "old_logp"}), now, reference, bare, steps)
     np.testing.assert_allclose(both.old_logp, policy_outputs(POLICY, now, BATCH).logp, rtol=1e-5, atol=1e-5)
-    assert bits(provide(POLICY, frozenset(), now, None, bare, layout)) == bits(bare)
+    assert bits(provide(POLICY, frozenset(), now, None, bare, steps)) == bits(bare)

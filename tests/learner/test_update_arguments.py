@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_update import BATCH, GRPO, OPTIMIZER, POLICY, SMALL, bits, fresh_params
+from test_update import BATCH, GRPO, KEY, OPTIMIZER, POLICY, SMALL, bits, fresh_params
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.steps import draw_steps, plan_steps
 from jaxrl_llm.learner.update import gradient, init_state, prepare, update
 from jaxrl_llm.models import Policy, init_params
 
@@ -54,13 +54,7 @@ def good() -> dict[str, Any]:
         ({"only": "critik"}, "unknown entry of the parameters 'critik'.* Known: embed, final_norm, layers"),
         ({"steps": STEPS, "batch": HALF}, "the steps were planned for 8 rows, but the batch has 4"),
         ({"steps": STEPS, "batch": OTHER}, "the steps were planned for a batch of other tokens"),
-        ({"steps": STEPS, "epochs": 3}, "epochs is 3, but the steps were planned with 1"),
         ({"steps": [0, 1]}, r"steps is \[0, 1\], but must be what plan_steps"),
-        ({"epochs": 1.5}, "epochs is 1.5, but must be a whole number, at least 1"),
-        ({"epochs": True}, "epochs is True, but must be a whole number"),
-        ({"minibatches": 0}, "minibatches is 0, but must be at least 1"),
-        ({"micro_batches": -1}, "micro_batches is -1, but must be at least 1"),
-        ({"key": 0}, r"key is 0, but must be a random key: jax.random.key\(0\)"),
         ({"state": fresh_params()}, "the state is of the type dict, but must be what init_state"),
         ({"state": init_state(WIDER, OPTIMIZER)}, "these are another model's parameters"),
         ({"optimizer": ADAM}, "the state's moments are not of this optimiser and these parameters"),
@@ -105,7 +99,7 @@ def test_a_second_call_is_no_second_program() -> None:
     state, sizes = init_state(fresh_params(), OPTIMIZER), []
     for batch, count in ((BATCH, 1), (OTHER, np.int64(1)), (BATCH, 1)):
         steps = plan_steps(batch, micro_batches=count)
-        state, _ = update(POLICY, GRPO.objective, OPTIMIZER, state, batch, steps=steps, epochs=count)
+        state, _ = update(POLICY, GRPO.objective, OPTIMIZER, state, batch, steps)
         sizes.append(update._cache_size() - before)
     assert sizes == [1, 1, 1]
 
@@ -116,6 +110,12 @@ def test_a_second_call_is_no_second_program() -> None:
         (partial(plan_steps, BATCH, epochs=1.5), "epochs is 1.5, but must be a whole number"),  # type: ignore[arg-type]
         (partial(plan_steps, BATCH, minibatches=0), "minibatches is 0, but must be at least 1"),
         (partial(plan_steps, BATCH, micro_batches=-2), "micro_batches is -2, but must be at least 1"),
+        (partial(draw_steps, KEY, BATCH, epochs=1.5), "epochs is 1.5, but must be a whole number, at least 1"),
+        (partial(draw_steps, KEY, BATCH, epochs=True), "epochs is True, but must be a whole number"),
+        (partial(draw_steps, KEY, BATCH, minibatches=0), "minibatches is 0, but must be at least 1"),
+        (partial(draw_steps, KEY, BATCH, group_size=-1), "group_size is -1, but must be at least 1"),
+        (partial(draw_steps, 0, BATCH), r"key is 0, but must be a random key: jax.random.key\(0\)"),
+        (partial(draw_steps, KEY, [BATCH]), "the batch is of the type list"),
         (partial(plan_steps, BATCH, seed="a"), "seed is 'a', but must be a whole number"),  # type: ignore[arg-type]
         (partial(plan_steps, BATCH, seed=-1), "seed is -1, but must be a whole number"),
         (partial(plan_steps, [BATCH]), "the batch is of the type list"),  # type: ignore[arg-type]
@@ -134,7 +134,10 @@ def test_a_second_call_is_no_second_program() -> None:
         ),
         (partial(gradient, POLICY, GRPO.objective, WIDER, BATCH), "these are another model's parameters"),
         (partial(gradient, POLICY, GRPO.objective, fresh_params(), FOREIGN), "holds the token id 11"),
-        (partial(gradient, POLICY, GRPO.objective, fresh_params(), BATCH, 0), "micro_batches is 0"),
+        (
+            partial(gradient, POLICY, GRPO.objective, fresh_params(), BATCH, 2),
+            "slices is of the type int, but must be Slices",
+        ),
         (
             partial(gradient, POLICY, GRPO.transform, fresh_params(), BATCH),
             "the objective must be of the type Objective",

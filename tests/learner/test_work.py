@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.decoder import unstack
-from jaxrl_llm.models.packing import Layout, Packing, packed_states, shared_prompts, whole_rows
+from jaxrl_llm.models.packing import Packing, packed_states, shared_prompts, whole_rows
 from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.trajectory import Trajectories
 
@@ -53,9 +53,9 @@ def test_prompts_once_take_less_than_half_of_the_work() -> None:
         policy_step=whole(jnp.int32), turn=whole(jnp.int32), group=row, prompt_id=row,
         truncated=jax.ShapeDtypeStruct((N,), bool),
     )  # fmt: skip
-    layout = Layout(GROUP, PROMPT, COMPLETION)
+    share = partial(shared_prompts, group_size=GROUP, prompt_length=PROMPT, completion_length=COMPLETION)
     totals = {}
-    for name, pack in (("shared", partial(shared_prompts, layout=layout)), ("plain", whole_rows)):
+    for name, pack in (("shared", share), ("plain", whole_rows)):
         one, two = (of_body(layers, pack, batch) for layers in (1, 2))
         totals[name] = one + 29 * (two - one)
     M, D, V = N * COMPLETION, SMOLLM2.hidden_size, SMOLLM2.vocab_size

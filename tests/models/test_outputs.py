@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import optimised
-from conftest import FAMILIES, MODES
+from conftest import COMPLETION, FAMILIES, MODES
 from heavy import few
 
 from jaxrl_llm.models import init_params
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.models.packing import Layout
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.trajectory import Trajectories
 
@@ -74,13 +73,13 @@ def relative(found: Any, expected: Any) -> float:
 
 
 def test_plain_and_shared_prompts_equal_the_softmax(
-    family: str, vectors: Any, probe: Any, layout: Layout, left_padded: Any
+    family: str, vectors: Any, probe: Any, share: Any, left_padded: Any
 ) -> None:
     model, batch = vectors(family), multi_turn_batch()
     random = np.random.default_rng(1)
     weights = (random.normal(size=(N, L)), random.normal(size=(N, L)))
     plain = probe(model, batch, weights=weights)
-    shared = probe(model, batch, layout, weights)
+    shared = probe(model, batch, share(batch), weights)
     logp, entropy = by_logits(model, batch)
     action = np.asarray(batch.action_mask)
     assert logp[action].max() < -0.01
@@ -114,24 +113,24 @@ def test_gradient_by_finite_differences(vectors: Any, probe: Any) -> None:
     assert (value(1) - value(-1)) / (2 * step) == pytest.approx(squared, rel=0.01)
 
 
-def test_rows_without_actions_count_for_nothing(vectors: Any, probe: Any, layout: Layout) -> None:
+def test_rows_without_actions_count_for_nothing(vectors: Any, probe: Any, share: Any) -> None:
     batch = multi_turn_batch()
     batch = batch.replace(action_mask=jnp.zeros_like(batch.action_mask))
-    for bounds in (None, layout):
-        found = probe(vectors("gemma2"), batch, bounds, (np.ones((N, L)), np.ones((N, L))))
+    for packing in (None, share(batch)):
+        found = probe(vectors("gemma2"), batch, packing, (np.ones((N, L)), np.ones((N, L))))
         assert not found.logp.any()
         assert not found.entropy.any()
         assert all(not np.asarray(g).any() for g in jax.tree.leaves(found.gradient))
 
 
-def test_a_group_shares_its_prompt_where_a_first_row_has_no_actions(vectors: Any, probe: Any, layout: Layout) -> None:
+def test_a_group_shares_its_prompt_where_a_first_row_has_no_actions(vectors: Any, probe: Any, share: Any) -> None:
     """The prompt ends at the group's first action, not at that of its first row."""
     batch = multi_turn_batch(seed=5)
     later = np.asarray(batch.action_mask).copy()
     later[0, 6:12] = False  # forced tokens come before this row's first action
     batch = batch.replace(action_mask=jnp.asarray(later))
     model = vectors("qwen3_moe")
-    np.testing.assert_allclose(probe(model, batch, layout).logp, probe(model, batch).logp, atol=2e-5)
+    np.testing.assert_allclose(probe(model, batch, share(batch)).logp, probe(model, batch).logp, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", TWO_FAMILIES)
@@ -167,10 +166,10 @@ def test_the_ratio_is_one_before_the_first_step(
 @pytest.mark.parametrize("family", TWO_FAMILIES)
 @pytest.mark.parametrize("sampled", few(["temperature", "together"], ["together"]))
 def test_the_ratio_is_one_with_shared_prompts(
-    family: str, sampled: str, vectors: Any, rollouts: Any, probe: Any, layout: Layout
+    family: str, sampled: str, vectors: Any, rollouts: Any, probe: Any, share: Any
 ) -> None:
     batch = rollouts(family, sampled)
-    found = probe(vectors(family), batch, layout)
+    found = probe(vectors(family), batch, share(batch))
     assert np.abs(found.logp - np.asarray(batch.behaviour_logp)).max() < 1e-4
     assert np.abs(found.entropy - np.asarray(batch.entropy)).max() < 1e-4
 
@@ -199,16 +198,16 @@ def shapes_of(policy: Policy, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_no_array_of_all_logits(shared: bool, vectors: Any, layout: Layout) -> None:
+def test_no_array_of_all_logits(shared: bool, vectors: Any, share: Any) -> None:
     vocabulary = 20_000
     base = vectors("gemma2").policy
     policy = dataclasses.replace(base, config=dataclasses.replace(base.config, vocab_size=vocabulary))
     batch = multi_turn_batch()
-    width = layout.completion if shared else L
+    width = COMPLETION if shared else L
     limit = N * width * vocabulary
 
     def loss(params: Any) -> jax.Array:
-        outputs = policy_outputs(policy, params, batch, layout if shared else None)
+        outputs = policy_outputs(policy, params, batch, share(batch) if shared else None)
         return outputs.logp.sum() + outputs.entropy.sum()
 
     def naive(params: Any) -> jax.Array:

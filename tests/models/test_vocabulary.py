@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from heavy import few
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.outputs import Wanted, affinity, inner_policy, policy_outputs
-from jaxrl_llm.models.packing import Layout
+from jaxrl_llm.models.packing import Packing, shared_prompts
 from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
 from jaxrl_llm.trajectory import Trajectories
 
@@ -23,7 +22,6 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 POLICY = Policy(CONFIG, remat=False)
 PARAMS, OTHER = (init_params(jax.random.key(seed), CONFIG, scale=0.5) for seed in (0, 1))
-LAYOUT = Layout(2, 4, 6)
 
 
 def batch() -> Trajectories:
@@ -43,6 +41,7 @@ def batch() -> Trajectories:
 
 
 BATCH = batch()
+SHARED = shared_prompts(BATCH, group_size=2, prompt_length=4, completion_length=6)
 ACTIONS = np.asarray(BATCH.action_mask)
 
 
@@ -68,10 +67,10 @@ def test_sums_do_not_depend_on_the_blocks(block: int) -> None:
     np.testing.assert_allclose(found, (np.exp(logp) * logp).sum(axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("layout", few([None, LAYOUT], [LAYOUT]))
-def test_measures_are_those_of_whole_logits(layout: Layout | None) -> None:
+@pytest.mark.parametrize("packing", [pytest.param(None, marks=pytest.mark.heavy), SHARED], ids=["plain", "shared"])
+def test_measures_are_those_of_whole_logits(packing: Packing | None) -> None:
     names = ("squared_probability", "cubed_probability", "mean_logp", "hidden")
-    found = policy_outputs(POLICY, PARAMS, BATCH, layout, Wanted(names, temperatures=(0.8, 2.0))).extras
+    found = policy_outputs(POLICY, PARAMS, BATCH, packing, Wanted(names, temperatures=(0.8, 2.0))).extras
     logp = log_softmax(POLICY, PARAMS)
     assert found is not None
     for name, expected in {
@@ -88,18 +87,18 @@ def test_measures_are_those_of_whole_logits(layout: Layout | None) -> None:
     np.testing.assert_allclose(of_tokens(again), of_tokens(logp), atol=2e-5)
 
 
-@pytest.mark.parametrize("layout", [None, LAYOUT], ids=["plain", "shared"])
-def test_affinity_of_two_policies(layout: Layout | None) -> None:
+@pytest.mark.parametrize("packing", [None, SHARED], ids=["plain", "shared"])
+def test_affinity_of_two_policies(packing: Packing | None) -> None:
     expected = np.exp((log_softmax(POLICY, PARAMS) + log_softmax(POLICY, OTHER)) / 2).sum(axis=-1) * ACTIONS
-    np.testing.assert_allclose(affinity(POLICY, PARAMS, OTHER, BATCH, layout), expected, rtol=2e-5, atol=1e-6)
-    np.testing.assert_allclose(affinity(POLICY, PARAMS, PARAMS, BATCH, layout), ACTIONS, atol=1e-5)
+    np.testing.assert_allclose(affinity(POLICY, PARAMS, OTHER, BATCH, packing), expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(affinity(POLICY, PARAMS, PARAMS, BATCH, packing), ACTIONS, atol=1e-5)
 
 
 @pytest.mark.heavy
 def test_the_inner_policy_is_the_first_layers_without_the_last_norm() -> None:
     """Against a model whose later layers do nothing and whose last norm is undone."""
     wanted = Wanted(("internal_logp",), layer=2)
-    found = policy_outputs(POLICY, PARAMS, BATCH, LAYOUT, wanted).extras
+    found = policy_outputs(POLICY, PARAMS, BATCH, SHARED, wanted).extras
     inner, weights = inner_policy(POLICY, PARAMS, 2)
     assert jax.tree.leaves(weights["layers"])[0].shape[0] == 2
     assert found is not None
@@ -113,7 +112,7 @@ def test_the_inner_policy_is_the_first_layers_without_the_last_norm() -> None:
     short, _ = inner.forward(weights, BATCH.tokens, positions, real)
     rms = np.sqrt(np.mean(np.asarray(short) ** 2, axis=-1, keepdims=True) + CONFIG.norm_epsilon)
     np.testing.assert_allclose(np.asarray(short) / rms, whole, rtol=1e-4, atol=1e-4)
-    gradient = jax.grad(lambda p: policy_outputs(POLICY, p, BATCH, LAYOUT, wanted).extras["internal_logp"].sum())(
+    gradient = jax.grad(lambda p: policy_outputs(POLICY, p, BATCH, SHARED, wanted).extras["internal_logp"].sum())(
         PARAMS
     )
     per_layer = np.abs(np.asarray(gradient["layers"]["query"])).reshape(3, -1).max(axis=1)
@@ -129,7 +128,7 @@ def test_values_are_of_the_state_before_the_action(kind: str, heads: int) -> Non
     policy = Policy(CONFIG, remat=False, critic=Critic(kind, heads))
     params = init_critic(jax.random.key(2), policy, PARAMS, policy.critic)
     params["critic"]["head"]["weight"] = jax.random.normal(jax.random.key(3), (16, heads))
-    found = [policy_outputs(policy, params, BATCH, layout, Wanted(("values",))) for layout in (None, LAYOUT)]
+    found = [policy_outputs(policy, params, BATCH, packing, Wanted(("values",))) for packing in (None, SHARED)]
     hidden = np.asarray(policy_outputs(policy, params, BATCH, None, Wanted(("hidden",))).extras["hidden"])
     expected = hidden @ np.asarray(params["critic"]["head"]["weight"])
     for one in found:

@@ -22,6 +22,7 @@ from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
@@ -92,9 +93,10 @@ def test_an_update_moves_the_adapters_alone_and_donates_them_alone() -> None:
 @pytest.mark.parametrize("micro_batches", few([1, 2], [2]))
 def test_the_gradient_is_the_adapters_share_of_that_of_all(micro_batches: int) -> None:
     frozen, adapters = parts()
-    derive = jax.jit(gradient, static_argnums=(0, 1, 4))
-    found, metrics = derive(POLICY, GRPO.objective, adapters, batch_of(), micro_batches, frozen=frozen)
-    whole, same = derive(POLICY, GRPO.objective, lora.combine(frozen, adapters), batch_of(), micro_batches)
+    grad_fn, batch = jax.jit(gradient, static_argnums=(0, 1)), batch_of()
+    slices = plan_steps(batch, micro_batches=micro_batches).slices
+    found, metrics = grad_fn(POLICY, GRPO.objective, adapters, batch, slices, frozen)
+    whole, same = grad_fn(POLICY, GRPO.objective, lora.combine(frozen, adapters), batch, slices)
     assert jax.tree.structure(found) == jax.tree.structure(adapters)
     for name, g in found["layers"].items():
         assert float(jnp.abs(g).max()) > 1e-5
