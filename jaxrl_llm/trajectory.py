@@ -35,7 +35,7 @@ class Trajectories(flax.struct.PyTreeNode):
     truncated: Array  # bool[N] ran out of budget before the end of the answer
     temperature: Array | None = None  # f32[N] sampling temperature that `behaviour_logp` includes
     support_floor: Array | None = None  # f32[N, L] lowest log-probability that top-k/top-p/min-p kept (-inf: all)
-    whole_logp: Array | None = (
+    untruncated_logp: Array | None = (
         None  # f32[N, L] as `behaviour_logp`, before filters and forbidden tokens, where there were
     )
     rewards: dict[str, Array] | None = None  # named components, f32[N] each
@@ -118,7 +118,7 @@ _KINDS = {"b": BOOL, "i": INTEGERS, "f": FLOATS, "n": NUMBERS}  # by the letter 
 _FORMS = {  # the kind and the axes of each array: N rows, L positions, other axes of any length
     **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
     **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
-    **dict.fromkeys(("behaviour_logp", "support_floor", "whole_logp", "old_logp", "reference_logp"), "f NL"),
+    **dict.fromkeys(("behaviour_logp", "support_floor", "untruncated_logp", "old_logp", "reference_logp"), "f NL"),
     **dict.fromkeys(("entropy", "advantages", "returns"), "f NL"),
     **dict.fromkeys(("token_rewards", "weights"), "n NL"),
     **dict.fromkeys(("group", "prompt_id"), "i N"),

@@ -66,8 +66,8 @@ def gradient(
     """Gradient of the objective and its metrics ("loss" among them), accumulated over slices of the rows.
 
     slices: micro-batches, and how each lies in memory; rows that are in none are left out. None: the whole batch at
-    once, every row as it is. params: the parameters that learn. frozen: the rest of the policy's (`lora.combine` puts them
-    together), where these are a part; not differentiated.
+    once, every row as it is. params: the parameters that learn. frozen: the rest of the policy's (`lora.combine` merges
+    both), where these are a part; not differentiated.
 
     The result does not depend on the slices: each carries the totals of all. Sums are kept in float32, whatever the
     dtype of the parameters. Raises InputError for arguments that do not fit each other.

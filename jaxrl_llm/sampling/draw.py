@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     logp: Array  # f32[N], under the distribution that it was drawn from
     entropy: Array  # f32[N], of that distribution, in nats
     floor: Array  # f32[N], log-probability at or above which the filters kept tokens; -inf without filters
-    whole_logp: Array  # f32[N], under the distribution before filters and `allowed`
+    untruncated_logp: Array  # f32[N], under the distribution before filters and `allowed`
 
 
 def seed_of(key: Array) -> Array:

@@ -19,7 +19,7 @@ class Tokens(NamedTuple):
     logp: np.ndarray  # f32; this and the next three are as in `draw.Drawn`
     entropy: np.ndarray
     floor: np.ndarray
-    whole_logp: np.ndarray
+    untruncated_logp: np.ndarray
     policy_step: np.ndarray  # int32, training step of the weights that drew the token
 
     @property
@@ -131,8 +131,8 @@ class Stats:
 
 def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
     """The last `count` tokens of one row of the result of `decode.finished`."""
-    token, logp, entropy, floor, whole_logp = (np.array(x[row, x.shape[1] - count :]) for x in drawn)
-    return Tokens(token, logp, entropy, floor, whole_logp, np.full(count, policy_step, np.int32))
+    token, logp, entropy, floor, untruncated_logp = (np.array(x[row, x.shape[1] - count :]) for x in drawn)
+    return Tokens(token, logp, entropy, floor, untruncated_logp, np.full(count, policy_step, np.int32))
 
 
 def first_not_finite(tokens: Tokens) -> int | None:
@@ -141,7 +141,12 @@ def first_not_finite(tokens: Tokens) -> int | None:
     For such logits the sampler returns the token -1 or a log-probability or entropy that is not finite. `floor` is -inf
     where no token was dropped, so it is not checked.
     """
-    good = (tokens.token >= 0) & np.isfinite(tokens.logp) & np.isfinite(tokens.entropy) & np.isfinite(tokens.whole_logp)
+    good = (
+        (tokens.token >= 0)
+        & np.isfinite(tokens.logp)
+        & np.isfinite(tokens.entropy)
+        & np.isfinite(tokens.untruncated_logp)
+    )
     return None if good.all() else int(np.argmin(good))
 
 

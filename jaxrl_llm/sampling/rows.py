@@ -56,7 +56,7 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         "truncated": np.asarray([row.truncated for row in rows], bool),
         "temperature": np.full(N, temperature, np.float32),
         "support_floor": floor if truncating else None,
-        "whole_logp": whole if different else None,
+        "untruncated_logp": whole if different else None,
         "entropy": entropy,
     }
     return Trajectories(**fields)

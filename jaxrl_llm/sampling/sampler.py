@@ -89,7 +89,7 @@ def sample(
     slots: decode at most this many samples at a time (0: all); when one ends, the next takes its slot. This changes
     memory and speed only.
     allowed: token ids, or bool[V], that may be sampled; None: all. `behaviour_logp` is under the distribution over
-    them. With `allowed` or filters, `whole_logp` is under the model's own distribution.
+    them. With `allowed` or filters, `untruncated_logp` is under the model's own distribution.
     cache_dtype: dtype of keys and values, e.g. jnp.bfloat16 or jnp.int8; by default the policy's.
     mesh: shards rows over its axis "data", and heads and vocabulary over "tensor"; the parameters must be on it.
     stats: filled in with counts and times. on_completion: called with each completion as it ends.

@@ -91,7 +91,7 @@ def test_tokens_are_what_was_sampled_and_when(strategy: Partial, slots: int) -> 
                 length, tokens = length_of(one.task.prompt_id, number), episode.own
                 expected = tokens_of(one.task.prompt_id, number, 0, min(length, LIMIT), 0)
                 assert (episode.ended, episode.truncated) == (length <= LIMIT, length > LIMIT)
-                for name in ("token", "logp", "entropy", "floor", "whole_logp"):
+                for name in ("token", "logp", "entropy", "floor", "untruncated_logp"):
                     np.testing.assert_array_equal(getattr(tokens, name), getattr(expected, name))
                 assert (np.diff(tokens.policy_step) >= 0).all()
                 assert first[one.task.prompt_id] <= tokens.policy_step[0] <= tokens.policy_step[-1] <= step

@@ -166,7 +166,7 @@ def test_what_is_remembered_of_a_token(temperature: float, allowed: Any, filters
     logp = log_softmax(np.where(kept, scaled, -np.inf))
     np.testing.assert_allclose(found.logp, logp[rows, token], atol=2e-5)
     np.testing.assert_allclose(found.entropy, entropy_of(logp), atol=2e-5)
-    np.testing.assert_allclose(found.whole_logp, log_softmax(scaled)[rows, token], atol=2e-5)
+    np.testing.assert_allclose(found.untruncated_logp, log_softmax(scaled)[rows, token], atol=2e-5)
     if filters is None:
         assert (np.asarray(found.floor) == -np.inf).all()
         return
@@ -186,7 +186,7 @@ def test_filters_count_allowed_tokens_only() -> None:
     p = np.asarray([0.4, 0.6])
     np.testing.assert_allclose(found.entropy, -(p * np.log(p)).sum(), atol=1e-5)
     expected = np.log(np.where(np.asarray(found.token) == 2, 0.1, 0.15))
-    np.testing.assert_allclose(found.whole_logp, expected, atol=1e-5)
+    np.testing.assert_allclose(found.untruncated_logp, expected, atol=1e-5)
 
 
 def test_one_allowed_token() -> None:
@@ -194,7 +194,7 @@ def test_one_allowed_token() -> None:
     assert found.token.tolist() == [130] * 8
     np.testing.assert_allclose(found.logp, 0.0, atol=1e-6)
     np.testing.assert_allclose(found.entropy, 0.0, atol=1e-6)
-    assert (np.asarray(found.whole_logp) < 0).all()
+    assert (np.asarray(found.untruncated_logp) < 0).all()
 
 
 def test_with_and_without_logits_in_memory() -> None:
@@ -208,7 +208,7 @@ def test_with_and_without_logits_in_memory() -> None:
     ):
         assert found.token.tolist() == fused.token.tolist()
         assert (np.asarray(found.floor) == -np.inf).all()
-        for name in ("logp", "entropy", "whole_logp"):
+        for name in ("logp", "entropy", "untruncated_logp"):
             np.testing.assert_allclose(getattr(found, name), getattr(fused, name), atol=1e-5)
 
 
@@ -230,7 +230,7 @@ def test_greedy_is_the_first_best_of_the_plain_distribution(allowed: Any) -> Non
     logp = log_softmax(logits if allowed is None else np.where(allowed, logits, -np.inf))
     np.testing.assert_allclose(found.logp, logp[np.arange(3), best], atol=1e-6)
     np.testing.assert_allclose(found.entropy, entropy_of(logp), atol=1e-6)
-    np.testing.assert_allclose(found.whole_logp, log_softmax(logits)[np.arange(3), best], atol=1e-6)
+    np.testing.assert_allclose(found.untruncated_logp, log_softmax(logits)[np.arange(3), best], atol=1e-6)
     assert drawn_from(logits, temperature=0.0, allowed=allowed, seed=5).token.tolist() == best
 
 

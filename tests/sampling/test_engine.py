@@ -144,7 +144,7 @@ def test_each_request_is_sampled_as_alone(family: str, slots: int, vectors: Any)
         assert completion.truncated
         assert not completion.ended
         assert not completion.unfinished
-        np.testing.assert_array_equal(completion.tokens.whole_logp, completion.tokens.logp)
+        np.testing.assert_array_equal(completion.tokens.untruncated_logp, completion.tokens.logp)
         assert (completion.tokens.floor == -np.inf).all()
         assert (completion.tokens.policy_step == 0).all()
     assert len({tuple(c.tokens.token[:5].tolist()) for c in found}) == len(REQUESTS)
@@ -238,7 +238,7 @@ def test_filtered_log_probabilities_are_recomputed(vectors: Any) -> None:
     assert action.sum() == 8 * 20
     assert np.abs(outputs.logp - batch.behaviour_logp)[action].max() < 1e-4
     assert np.abs(outputs.entropy - batch.entropy)[action].max() < 1e-4
-    assert (np.asarray(batch.whole_logp) < np.asarray(batch.behaviour_logp))[action].any()
+    assert (np.asarray(batch.untruncated_logp) < np.asarray(batch.behaviour_logp))[action].any()
 
 
 def paused(requests: Sequence[Request], at: int) -> list[Request]:

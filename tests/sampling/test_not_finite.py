@@ -93,7 +93,7 @@ def test_infinite_log_probabilities_that_are_right_are_no_fault(llama: Any) -> N
     tokens = Tokens(np.asarray([3]), one - 80.0, one, one - np.inf, one - 1e4, np.asarray([0]))
     assert first_not_finite(tokens) is None
     assert first_not_finite(NO_TOKENS) is None
-    for field, value in (("token", -1), ("logp", -np.inf), ("logp", np.nan), ("whole_logp", np.nan)):
+    for field, value in (("token", -1), ("logp", -np.inf), ("logp", np.nan), ("untruncated_logp", np.nan)):
         bad = tokens._replace(**{field: np.asarray([value])})
         assert first_not_finite(tokens.followed_by(bad)) == 1
 
