@@ -23,6 +23,8 @@ from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/benchmarks"
 NAMES = ("rollout", "rollout_tables", "rollout_worker", "rollout_ours", "rollout_tail", "rollout_peers")
@@ -102,7 +104,6 @@ def test_static_case(bench: Any, ours: Any) -> None:
 TAIL = {"slots": 3, "median": 4, "longest": 3, "prompt": 5, "group": 1, "seed": 0}
 
 
-@pytest.mark.heavy
 def test_long_tail_counts(bench: Any, ours: Any) -> None:
     limits = bench.tail.tail_limits(9, 4, 3, seed=0)
     static = bench.tail.long_tail(*ours, how="static", count=9, **TAIL)
@@ -236,7 +237,6 @@ def test_refused_options(bench: Any, capsys: pytest.CaptureFixture[str], argumen
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.heavy
 def test_whole_run(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

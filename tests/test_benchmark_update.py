@@ -20,6 +20,8 @@ from conftest import quick_compiles
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/benchmarks"
 PARTS = ("update", "update_tables", "update_worker", "update_ours", "update_fused", "update_peers")
@@ -53,7 +55,6 @@ def tiny(bench: Any, **settings: Any) -> Any:
     return bench.ours.new_learner(Policy(CONFIG), init_params(jax.random.key(0), CONFIG, scale=0.3), **settings)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("group, micro_batches, remat", [(1, 1, True), (2, 2, False)])
 def test_a_step_has_the_gradient_of_the_plain_formula(bench: Any, group: int, micro_batches: int, remat: bool) -> None:
     """At the policy that sampled, GRPO's gradient is that of the mean of -A logp over tokens, then rows."""
@@ -78,7 +79,6 @@ def test_a_step_has_the_gradient_of_the_plain_formula(bench: Any, group: int, mi
     assert 0 < second["planned"] < second["seconds"]
 
 
-@pytest.mark.heavy
 def test_iterations(bench: Any) -> None:
     sizes = {"prompts": 2, "samples": 2, "prompt": 5, "new": 3, "micro_batches": 2}
     learner, answer = bench.ours.iterations(tiny(bench), **sizes, count=2)
@@ -121,7 +121,6 @@ def test_needed_operations_of_experts_and_of_adapters(bench: Any) -> None:
     assert frozen - whole == 6 * adapters - 2 * matrices
 
 
-@pytest.mark.heavy
 def test_adapters_learn_alone(bench: Any) -> None:
     learner = tiny(bench, rank=2)
     before = jax.tree.map(np.asarray, learner.params)
@@ -294,7 +293,6 @@ def test_refused_options_of_the_update(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.heavy
 def test_whole_run_of_the_update(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,8 @@ from jaxrl_llm.algorithms.critic_free import (
 from jaxrl_llm.algorithms.score_function import rloo
 from jaxrl_llm.errors import InputError
 
+pytestmark = pytest.mark.heavy
+
 F1 = batch_of(reference_logp=REFERENCE)
 BATCH, NEAR = random_batch(0)
 MASKS = np.asarray(BATCH.action_mask)

@@ -22,6 +22,8 @@ from jaxrl_llm.algorithms.entropy_credit import aepo_agentic, erpo_entropy_regul
 from jaxrl_llm.algorithms.tempered import aepo_arbitrary_entropy, dcpo_distribution_centric
 from jaxrl_llm.errors import InputError
 
+pytestmark = pytest.mark.heavy
+
 close = np.testing.assert_allclose
 FULL = np.ones((2, 4), bool)
 
@@ -176,7 +178,6 @@ def test_erpo_against_a_loop(compose: str) -> None:
     agrees(erpo_entropy_regulated(buckets=3, compose=compose), batch, logp, A)
 
 
-@pytest.mark.heavy
 def test_the_worked_example_of_hapo() -> None:
     H = jnp.array([[0.01, 0.05, 0.2, 0.8, 1.6]])
     scale = log_entropy_scale(H, H > 0)

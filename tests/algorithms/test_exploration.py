@@ -12,6 +12,8 @@ from token_loops import agrees, doubles, group_scores
 
 from jaxrl_llm.algorithms.exploration import ettrl, ttrl, xrpo
 
+pytestmark = pytest.mark.heavy
+
 close = np.testing.assert_allclose
 ANSWERS = np.array([4, 9, 9, 4, 4, 2, -1, 2, 5, 6, 5])  # groups of 4, 4, 3; the first is tied
 

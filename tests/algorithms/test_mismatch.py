@@ -17,6 +17,8 @@ from jaxrl_llm.algorithms.mismatch import decoupled_ppo, hispo, minirl
 from jaxrl_llm.objectives.corrections import importance_correction
 from jaxrl_llm.transform import chain, stateless
 
+pytestmark = pytest.mark.heavy
+
 RAGGED = case(3)
 
 

@@ -14,6 +14,8 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.multi_reward import dvao, gdpo, verpo
 from jaxrl_llm.errors import InputError
 
+pytestmark = pytest.mark.heavy
+
 BATCH, LOGP = random_batch(3)
 GROUP = np.asarray(BATCH.group)
 N = len(GROUP)

@@ -12,6 +12,8 @@ from method_step import arrays, assert_matches_loop, learn
 from jaxrl_llm.algorithms.preference import drpo_decoupled_reward, trpa
 from jaxrl_llm.trajectory import SHARED, Trajectories, map_rows, with_totals
 
+pytestmark = pytest.mark.heavy
+
 BATCH, LOGP = random_batch(1)
 X = arrays(BATCH)
 
@@ -47,7 +49,6 @@ def test_trpa_worked_example() -> None:
     assert learn(trpa(trust=1.0), batch, l).loss - np.log(2) == pytest.approx(0.008377, abs=1e-6)
 
 
-@pytest.mark.heavy
 def test_trpa_by_loop_however_it_is_split() -> None:
     reward = np.where(X.group == 1, X.reward * 0.5 + 0.5 * (np.arange(len(X.reward)) % 2), X.reward)
     batch = BATCH.replace(reward=jnp.asarray(reward, jnp.float32))

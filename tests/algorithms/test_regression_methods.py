@@ -14,6 +14,8 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.regression import asymre, opmd, otr, rec_off_policy_reinforce, rover
 from jaxrl_llm.errors import InputError
 
+pytestmark = pytest.mark.heavy
+
 BATCH, LOGP = random_batch(1)
 X = arrays(BATCH)
 CARD = batch_of(np.ones((4, 1)), np.array([1.0, 0, 0, 1]), -1.5 * np.ones((4, 1)))

@@ -14,6 +14,8 @@ from jaxrl_llm.algorithms.regularised import epo, llds, ulorl
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.transform import control
 
+pytestmark = pytest.mark.heavy
+
 BATCH, LOGP = random_batch(1)
 X = arrays(BATCH)
 TURN = np.where(X.mask, np.arange(X.mask.shape[1]) // 2, -1)

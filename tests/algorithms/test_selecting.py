@@ -12,6 +12,8 @@ from token_loops import agrees, doubles, group_scores
 
 from jaxrl_llm.algorithms.selection import brpo, d3s, pf_ppo
 
+pytestmark = pytest.mark.heavy
+
 close = np.testing.assert_allclose
 
 

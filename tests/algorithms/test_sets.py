@@ -30,6 +30,8 @@ from jaxrl_llm.algorithms.sets import maxrl, passk_grpo, polychromic, riskpo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.transform import stateless
 
+pytestmark = pytest.mark.heavy
+
 BATCH, NEAR = random_batch(0)
 MASKS = np.asarray(BATCH.action_mask)
 R, GROUP = np.asarray(BATCH.reward, np.float64), np.asarray(BATCH.group)

@@ -14,6 +14,8 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.shaped_reward import adora, dgrpo_vital, fapo, hbpo, unlikeliness_reward
 from jaxrl_llm.errors import InputError
 
+pytestmark = pytest.mark.heavy
+
 BATCH, LOGP = random_batch(7)
 GROUP, REWARD = np.asarray(BATCH.group), np.asarray(BATCH.reward, np.float64)
 N, LENGTHS = len(GROUP), np.asarray(BATCH.lengths)

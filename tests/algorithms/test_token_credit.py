@@ -15,6 +15,8 @@ from jaxrl_llm.advantages.multipliers import capped_bonus, hellinger, softmax_sh
 from jaxrl_llm.algorithms.token_credit import bupo, dgpo_distribution_guided, rlvr_temporal_schedule, verl_velocity_rank
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens
 
+pytestmark = pytest.mark.heavy
+
 close = np.testing.assert_allclose
 
 

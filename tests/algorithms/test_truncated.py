@@ -18,6 +18,8 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
+pytestmark = pytest.mark.heavy
+
 N, L = 11, 6
 LAM, COEFFICIENT = 0.8, 0.7
 
@@ -111,7 +113,6 @@ def parts_of(batch: Trajectories, logp: Any, V: Any, rows: np.ndarray) -> tuple[
     return map_rows(lambda x: x[rows], batch), outputs
 
 
-@pytest.mark.heavy
 def test_order_and_micro_batches_do_not_matter() -> None:
     batch, logp, V = windows()
     algorithm, whole = t_ppo(), np.arange(N)
@@ -125,7 +126,6 @@ def test_order_and_micro_batches_do_not_matter() -> None:
             np.testing.assert_allclose(np.asarray(two)[back], one, atol=1e-6)
 
 
-@pytest.mark.heavy
 def test_minibatches_add_up_to_the_value_loss_of_the_batch() -> None:
     """Gradient steps on equal parts of the rows: the mean of their value losses is that of the batch."""
     batch, logp, V = windows()

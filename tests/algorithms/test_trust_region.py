@@ -24,6 +24,8 @@ from jaxrl_llm.algorithms.trust_region import (
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.transform import control
 
+pytestmark = pytest.mark.heavy
+
 BATCH, LOGP = random_batch(1)
 X = arrays(BATCH)
 A = X.advantages()

@@ -15,6 +15,8 @@ from jaxrl_llm.algorithms.group_relative import dr_grpo, grpo
 from jaxrl_llm.algorithms.weighted import cispo, dispo, dppo, sapo_soft_adaptive
 from jaxrl_llm.errors import InputError
 
+pytestmark = pytest.mark.heavy
+
 F1 = batch_of()
 RAGGED = case(2)
 

@@ -127,6 +127,7 @@ def run_program(program: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.heavy
 def test_an_update_on_four_devices_is_that_of_one() -> None:
     assert "equal" in run_program(SHARDED, XLA_FLAGS=with_devices(4))
 

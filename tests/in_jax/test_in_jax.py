@@ -43,6 +43,7 @@ def batch_and_prompts() -> Any:
     return sample(start(), jax.random.key(1))
 
 
+@pytest.mark.heavy
 def test_a_batch_is_what_it_says() -> None:
     batch, prompts = batch_and_prompts()
     N, P, L = 16, TASK.prompt_length, TASK.prompt_length + TASK.completion_length

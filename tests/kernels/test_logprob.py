@@ -283,6 +283,7 @@ def test_rows_with_zero_cotangents_leave_no_trace() -> None:
     assert_near(whole[1], part[1], 1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("floor", [None, -3.0])
 def test_under_vmap_checkpoint_and_shard_map(floor: float | None) -> None:
     hidden, unembedding, targets = map(jnp.asarray, drawn(10))

@@ -131,6 +131,7 @@ def test_extreme_logits(implementation: str, floor: float | None) -> None:
         assert np.isfinite(slope).all()
 
 
+@pytest.mark.heavy
 def test_bfloat16_and_mixed_inputs_sum_in_float32() -> None:
     hidden, unembedding, targets = drawn(7)
     low = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(unembedding, jnp.bfloat16)

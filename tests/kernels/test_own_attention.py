@@ -146,6 +146,7 @@ def test_on_a_cpu_it_is_the_reference_to_the_bit() -> None:
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+@pytest.mark.heavy
 def test_of_many_models_at_once() -> None:
     """vmap over queries and rings, as over seeds of a run, which may be at different steps."""
     givens = [drawn(3, 2, 2, 16, 40, step) for step in (21, 1000)]

@@ -264,6 +264,7 @@ def test_greedy_ties_within_and_across_blocks(way: dict[str, Any]) -> None:
     assert_of_distribution(found, logits(np.ones((3, 1)), unembedding, 1.0, 0.0, allowed))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_extreme_logits(implementation: str) -> None:
     counters = jnp.arange(8, dtype=jnp.uint32).reshape(2, 4)
@@ -282,6 +283,7 @@ def test_extreme_logits(implementation: str) -> None:
         np.testing.assert_allclose([logp, entropy], [[-np.log(7)] * 2, [np.log(7)] * 2], rtol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("block_size", few([128, 512, None], [128]))
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_extreme_blocks(implementation: str, block_size: int | None) -> None:
@@ -336,6 +338,7 @@ def test_rows_with_nothing_to_draw(implementation: str) -> None:
         np.testing.assert_allclose(entropy, [0, np.log(5), np.nan, 0], rtol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("implementation", few(IMPLEMENTATIONS, ["xla"]))
 def test_smallest_sizes(implementation: str) -> None:
     call = partial(fused_sample, implementation=implementation)
@@ -352,6 +355,7 @@ def test_smallest_sizes(implementation: str) -> None:
         np.testing.assert_array_equal(found[0], two_level_argmax(z, 1.0, counters))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bfloat16_inputs_sum_in_float32(implementation: str) -> None:
     low = drawn(8, jnp.bfloat16)

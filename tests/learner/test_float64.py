@@ -87,6 +87,7 @@ MORE = [*(("llama", name) for name in OBJECTIVES), *((family, "entropy") for fam
 CASES += [pytest.param(*case, marks=pytest.mark.heavy) for case in MORE if case not in CASES]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_fused_packed_and_sliced_are_the_plain_formula(family: str, name: str, vectors: Any) -> None:
     (policy, params), batch, objective = model(vectors, family), uneven(), OBJECTIVES[name]

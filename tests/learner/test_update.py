@@ -118,7 +118,7 @@ def mixed_gradient(policy: Policy, params: Any, batch: Trajectories, shares: Any
 
 
 @pytest.mark.parametrize("shares", few([(1.0, 0.0), (0.0, 1.0)], [(0.0, 1.0)]))
-@pytest.mark.parametrize("options", [{}, GROUPS], ids=["plain", "shared"])
+@pytest.mark.parametrize("options", few([{}, GROUPS], [GROUPS]))
 def test_micro_batches_change_nothing(vectors: Callable[[str], Any], shares: tuple[float, float], options: Any) -> None:
     tiny = vectors("llama_tied")
     policy, shares = dataclasses.replace(tiny.policy, remat=False), jnp.asarray(shares)
@@ -190,6 +190,7 @@ def watching() -> Objective:
 WATCH = watching()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", [{}, GROUPS], ids=["rows", "groups"])
 def test_each_epoch_sees_every_row_once_and_keeps_groups_together(options: Any) -> None:
     batch = BATCH.replace(reward=jnp.arange(8.0))

@@ -42,6 +42,7 @@ def of_body(layers: int, pack: Any, batch: Trajectories) -> float:
     return flops(jax.grad(loss), params, batch)
 
 
+@pytest.mark.heavy
 def test_prompts_once_take_less_than_half_of_the_work() -> None:
     """16 completions of 256 tokens over a prompt of 512: at most 45 % of a row for each sequence, all layers of
     SmolLM2 and the vocabulary included, which both look at for the completions' tokens only.

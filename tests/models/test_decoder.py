@@ -116,6 +116,7 @@ def test_unrolled_layers_are_the_same(family: str, vectors: Any, forward: Any) -
     np.testing.assert_allclose(scanned, unrolled, atol=2e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_cache_in_pieces_is_the_whole(stacked: bool, vectors: Any, forward: Any) -> None:
     """Prefill with padding in the middle of the slots, and go on in two pieces."""

@@ -139,6 +139,7 @@ def test_without_a_factor_it_is_1_and_without_adapters_nothing_is_merged(vectors
         assert all(merged["layers"][name] is w for name, w in model.params["layers"].items()), "a copy"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("remat", [False, True])
 def test_gradients_are_those_of_the_merged_weights_by_the_chain_rule(
     vectors: Callable[[str], Any], remat: bool

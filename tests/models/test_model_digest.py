@@ -71,6 +71,7 @@ def test_what_is_done_with_a_tokenizer_does_not_count(vectors: Any) -> None:
     assert tokenizer_digest(tokenizer) == before
 
 
+@pytest.mark.heavy
 def test_any_difference_of_tokenizers_counts(vectors: Any, smollm2: Any) -> None:
     original = vectors("llama").tokenizer
     digests = [tokenizer_digest(original), tokenizer_digest(smollm2[2])]

@@ -163,6 +163,7 @@ def test_the_ratio_is_one_before_the_first_step(
         assert np.abs(found.entropy - np.asarray(rows.entropy))[action].max() < 1e-4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", TWO_FAMILIES)
 @pytest.mark.parametrize("sampled", few(["temperature", "together"], ["together"]))
 def test_the_ratio_is_one_with_shared_prompts(

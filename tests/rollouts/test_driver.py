@@ -80,6 +80,7 @@ def test_all_that_is_begun_is_trained_once_or_in_the_pool(strategy: Partial, slo
     assert done[-1].pool == ()
 
 
+@pytest.mark.heavy
 @settings(max_examples=15, deadline=None)
 @given(strategy=strategies, slots=st.integers(1, 50))
 def test_tokens_are_what_was_sampled_and_when(strategy: Partial, slots: int) -> None:

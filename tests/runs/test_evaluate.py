@@ -104,6 +104,7 @@ def test_samples_that_are_no_power_of_two(model: tuple[Any, Any, Any], prompts: 
     assert {k: v["value"] for k, v in figures["pass_at"].items()} == {"1": 1.0, "2": 1.0}
 
 
+@pytest.mark.heavy
 def test_how_many_rows_go_at_once_changes_nothing(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
     results = [
         completion_ids(run(model, prompts, fixed(*[0] * 16), samples=4, temperature=1.0, slots=n).scored.batch)

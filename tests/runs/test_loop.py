@@ -111,6 +111,7 @@ def test_a_run_without_a_report_is_a_run(
     assert "no report was written: writing the report needs the package 'matplotlib'" in caplog.text
 
 
+@pytest.mark.heavy
 def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: Path) -> None:
     again = runs.small_config(tmp_path)
     before = learn.update._cache_size()
@@ -125,6 +126,7 @@ def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: P
     assert [row["tokens"] for row in ours] != [row["tokens"] for row in theirs]
 
 
+@pytest.mark.heavy
 def test_at_learning_rate_0_only_the_samples_change(tmp_path: Path) -> None:
     """Two steps over the same prompts with the same parameters have other keys, and so other completions."""
     config = runs.small_config(

@@ -104,6 +104,7 @@ def test_the_gradient_is_the_adapters_share_of_that_of_all(micro_batches: int) -
     assert float(metrics["loss"]) == pytest.approx(float(same["loss"]), rel=1e-5)
 
 
+@pytest.mark.heavy
 def test_frozen_and_learning_parts_may_be_any() -> None:
     """Whatever learns: the final norm and one kind of weight, with a loss that needs the batch at the parameters."""
     base = init_params(jax.random.key(0), SMALL, scale=0.5)
@@ -246,6 +247,7 @@ def test_the_reference_is_the_frozen_weights_and_not_a_copy(tmp_path: Path) -> N
     assert not ours & {x.unsafe_buffer_pointer() for x in jax.tree.leaves(plain.reference)}
 
 
+@pytest.mark.heavy
 def test_a_critic_learns_beside_the_adapters(tmp_path: Path) -> None:
     """With bfloat16 weights the trained parameters are float32; a warm-up updates only the critic."""
     config = config_of(tmp_path, algorithm="ppo", critic="shared", param_dtype="bfloat16")

@@ -100,6 +100,7 @@ def test_a_critic_may_learn_first_and_alone(tmp_path: Path) -> None:
         assert same == (name != "critic"), name
 
 
+@pytest.mark.heavy
 def test_uninformative_groups_are_replaced(tmp_path: Path) -> None:
     """`starts_even` is 0 or 1 and often alike in a group of four; more prompts are drawn until four groups differ."""
     config = config_of(tmp_path, "dapo", reward="starts_even", steps=3)

@@ -45,6 +45,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(tmp_path_factory.mktemp("programs"))
 
 
+@pytest.mark.heavy
 def test_rows_hold_forks_and_turns(kept: Kept) -> None:
     turns, shared = 0, 0
     for taken in kept.steps:
@@ -78,6 +79,7 @@ def test_it_goes_on_in_the_middle_of_a_conversation(kept: Kept, step: int, tmp_p
     assert_same_run(run, kept.folder)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (1, 2, 3))])
 def test_it_is_killed_at_a_random_moment(kept: Kept, seed: int, tmp_path: Path, monkeypatch: Any) -> None:
     """With forks, pauses and environments in flight."""

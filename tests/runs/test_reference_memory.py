@@ -20,6 +20,8 @@ from jaxrl_llm.distributed.sharding import HOST, to_device, to_host, to_memory
 from jaxrl_llm.learner.provide import outputs_of, provide
 from jaxrl_llm.runs.setup import set_up
 
+pytestmark = pytest.mark.heavy
+
 
 def kinds(tree: Any) -> set[str]:
     return {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
@@ -94,7 +96,6 @@ print("RESULT" + json.dumps(out))
 """
 
 
-@pytest.mark.heavy
 def test_on_a_v5e_chip_the_weights_are_arguments_in_the_hosts_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ON_A_CHIP], env=tpu_environment(), capture_output=True, text=True, timeout=500

@@ -28,6 +28,8 @@ from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.trajectory import Trajectories
 
+pytestmark = pytest.mark.heavy
+
 TOKENIZER = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
 ROWS: list[dict[str, Any]] = [
     {"prompt": "one", "answer": "3"},

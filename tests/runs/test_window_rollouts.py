@@ -26,6 +26,8 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.trajectory import Trajectories
 
+pytestmark = pytest.mark.heavy
+
 STEPS, LIMIT, SEGMENT, GROUPS, SAMPLES = 4, 12, 5, 3, 2
 REWARD = """
 import json
@@ -123,7 +125,6 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(tmp_path_factory.mktemp("windows"))
 
 
-@pytest.mark.heavy
 def test_the_policy_is_trained_on_every_token_once(kept: Kept) -> None:
     """In the order of its tokens, whatever the number of windows; as many as the run says that it sampled."""
     several, total = 0, 0

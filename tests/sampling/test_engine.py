@@ -410,6 +410,7 @@ def test_no_row_idles_while_requests_wait(llama: Any) -> None:
     assert stats.steps < 0.7 * static
 
 
+@pytest.mark.heavy
 def test_groups_keep_rows_busy(llama: Any) -> None:
     requests, stats = long_tailed(48, group=4), Stats()
     rollout(llama, requests, 8, stats=stats)
@@ -429,6 +430,7 @@ def test_one_row_in_thirty_two_may_wait(llama: Any) -> None:
     assert stats.busy_occupancy >= 0.95
 
 
+@pytest.mark.heavy
 def test_one_program_however_many_refills(llama: Any) -> None:
     """Two widths of prompts, 48 ends; then other lengths, prompts and temperatures of the same buckets."""
     jax.clear_caches()

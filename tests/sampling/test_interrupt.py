@@ -21,6 +21,8 @@ from jaxrl_llm.sampling.requests import Completion, Request, Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
+pytestmark = pytest.mark.heavy
+
 KEY = jax.random.key(0)
 PROMPTS = [[5, 9, 200], [7, 1, 60], [80, 81]]
 NAMES = [30, 10, 20]
@@ -60,7 +62,6 @@ def whole(model: Any) -> list[list[int]]:
     return completion_ids(found)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("after", [1, 3, 6])
 def test_finished_rows_come_back(after: int, model: Any, whole: Any, caplog: Any) -> None:
     """Interrupted as the first, third and last completion comes; those that end in the same step come too."""
@@ -96,7 +97,6 @@ def test_a_caller_with_stats_reads_it_there(model: Any, caplog: Any) -> None:
     assert not caplog.text
 
 
-@pytest.mark.heavy
 def test_rows_that_ended_out_of_order(model: Any, whole: Any) -> None:
     """A late prompt's row ends first: its group number is its own."""
     end = next(t for t in whole[3][:4] if t not in whole[0] + whole[1] + whole[2])

@@ -17,6 +17,8 @@ from heavy import few
 from jaxrl_llm import sample
 from jaxrl_llm.sampling import completion_ids
 
+pytestmark = pytest.mark.heavy
+
 # Of different kinds: windows with soft caps, and a router. No token ends a completion, except where a test says so.
 TWO_FAMILIES = ("gemma2", "qwen3_moe")
 PROMPTS = [[5, 9, 200], [7, 1, 60, 61, 62, 3, 9], [80, 81], [100] * 6]
@@ -139,12 +141,10 @@ def on_devices(devices: int, model: Any, expected: Any) -> None:
     assert refilled == expected
 
 
-@pytest.mark.heavy
 def test_four_devices(model: Any, expected: Any) -> None:
     on_devices(4, model, expected)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("model", ["gemma2"], indirect=True)
 def test_other_numbers_of_devices(devices: int, model: Any, expected: Any) -> None:

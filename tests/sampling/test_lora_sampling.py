@@ -23,6 +23,8 @@ from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.weights import abstract_weights, take_weights
 
+pytestmark = pytest.mark.heavy
+
 PROMPTS = [[5, 9, 200], [7, 1, 60, 61, 62, 3, 9]]
 SETTINGS: dict[str, Any] = {"group_size": 2, "max_new_tokens": 12, "stop_token_ids": []}
 
@@ -123,7 +125,6 @@ print("RESULT" + json.dumps([out, specs, str(shapes["layers"][0]["down_lora_in"]
 """
 
 
-@pytest.mark.heavy
 def test_on_a_mesh_tokens_are_those_of_one_device(vectors: Callable[[str], Any]) -> None:
     """Heads and inner units split over 2 devices, each adapter with its weight."""
     root = Path(__file__).parents[2]

@@ -67,6 +67,7 @@ def test_a_logit_of_a_token_that_is_not_allowed_counts_too(llama: Any) -> None:
         sample(llama.policy, params, [[5, 9]], KEY, max_new_tokens=4, allowed=list(range(1, 50)))
 
 
+@pytest.mark.heavy
 def test_a_later_token_is_named_by_its_place_and_at_once(llama: Any) -> None:
     """The embedding of the third token is NaN: the fourth cannot be drawn, long before the completion's end."""
     good = sample(llama.policy, llama.params, [[5, 9]], KEY, max_new_tokens=100, stop_token_ids=[])

@@ -88,6 +88,7 @@ def test_forks_of_a_completion(place: int, vectors: Any) -> None:
     assert len({tuple(one.tokens.token.tolist()) for one in found}) == 5
 
 
+@pytest.mark.heavy
 def test_a_store_of_eight_bits(vectors: Any) -> None:
     model = vectors("llama")
     engine = engine_of(model, dtype=jnp.int8)
@@ -124,6 +125,7 @@ def test_what_the_ring_has_overwritten_is_computed_again(vectors: Any) -> None:
     alike(second, finish(engine_of(model), turn)[0])
 
 
+@pytest.mark.heavy
 def test_weights_that_grow_the_engine_lose_nothing(vectors: Any) -> None:
     """A request that does not fit makes the engine larger; rows that decode go on from their tokens."""
     model = vectors("llama")

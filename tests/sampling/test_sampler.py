@@ -296,6 +296,7 @@ def test_bad_settings(settings: dict[str, Any], message: str, model: Any) -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.heavy
 def test_wide_numbers_elsewhere_change_no_token(model: Any, endless: Any) -> None:
     with jax.enable_x64(True):
         assert completion_ids(draw(model)) == completion_ids(endless)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.heavy
+
 ON_EIGHT_DEVICES = """
 import json, sys
 import jax, numpy as np
@@ -66,7 +68,6 @@ def results(vectors: Any) -> Any:
     return json.loads(done.stdout.split("RESULT")[1])
 
 
-@pytest.mark.heavy
 def test_tokens_are_those_of_one_device(results: Any) -> None:
     """Two key-value heads split over 2 and not over 4; 257 tokens of vocabulary are padded to split at all."""
     out, _ = results
