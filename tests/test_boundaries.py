@@ -16,7 +16,8 @@ import jaxrl_llm
 from jaxrl_llm import InputError, algorithms
 from jaxrl_llm.in_jax.rollout import greedy_reward, roll_out
 from jaxrl_llm.in_jax.tasks import addition
-from jaxrl_llm.in_jax.train import Settings, evaluate, fresh_params, make_policy, make_train, warm_start
+from jaxrl_llm.in_jax.train import LabSettings, evaluate_task, fresh_params, make_policy, make_train, warm_start
+from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import gradient, init_state, prepare, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, save_policy
 from jaxrl_llm.models.critic import Critic, init_critic, values_of
@@ -46,7 +47,7 @@ BATCH = Trajectories(
 GRPO, OPTIMIZER = algorithms.get("grpo"), optax.sgd(0.1)
 READY = BATCH.replace(advantages=jnp.ones((N, L)))
 OUTPUTS = PolicyOutputs(jnp.zeros((N, L)), jnp.zeros((N, L)))
-TASK, SETTINGS = addition(1), Settings(iterations=1, prompts=2, group_size=2, hidden=8, layers=1)
+TASK, SETTINGS = addition(1), LabSettings(iterations=1, prompts=2, group_size=2, hidden=8, layers=1)
 IN_JAX = make_policy(TASK, SETTINGS), fresh_params(KEY, TASK, SETTINGS)
 HIDDEN, MATRIX, ROWS = jnp.ones((N, D)), jnp.ones((V, D)), jnp.ones((N, L))
 COUNTERS = jnp.zeros((N, 4), jnp.uint32)
@@ -73,9 +74,9 @@ def transform_of(batch: Trajectories) -> Any:
     return Transform(lambda: (), lambda state, batch: (state, batch)).apply((), batch)
 
 
-def step(batch: Trajectories = READY, params: Any = PARAMS, key: Any = None) -> Any:
+def step(batch: Trajectories = READY, params: Any = PARAMS) -> Any:
     state = init_state(jax.tree.map(jnp.copy, params), OPTIMIZER)
-    return update(POLICY, GRPO.objective, OPTIMIZER, state, batch, key)
+    return update(POLICY, GRPO.objective, OPTIMIZER, state, batch)
 
 
 def batches(call: Callable[[Trajectories], Any]) -> dict[str, Callable[[], Any]]:
@@ -192,7 +193,8 @@ def table(folder: Any = None) -> dict[str, dict[str, Callable[[], Any]]]:
         | batches(lambda batch: policy_outputs(POLICY, PARAMS, batch)),
         "gradient": parameters(lambda params: gradient(POLICY, GRPO.objective, params, READY))
         | batches(lambda batch: gradient(POLICY, GRPO.objective, PARAMS, batch)),
-        "update": parameters(lambda params: step(params=params)) | batches(step) | keys(lambda key: step(key=key)),
+        "update": parameters(lambda params: step(params=params)) | batches(step),
+        "draw_steps": batches(lambda batch: draw_steps(KEY, batch)) | keys(lambda key: draw_steps(key, READY)),
         "init_state": {r"up .*int32": lambda: init_state(changed("up", jnp.ones(2, jnp.int32)), OPTIMIZER)},
         "prepare": batches(lambda batch: prepare(GRPO.transform, GRPO.transform.init(), batch)),
         "Transform.apply": batches(transform_of),
@@ -224,8 +226,8 @@ def table(folder: Any = None) -> dict[str, dict[str, Callable[[], Any]]]:
             r"prompts .*\[2, 9\]": lambda: roll_out(*IN_JAX, TASK, jnp.ones((2, 9), jnp.int32), KEY),
             r"prompts .*\[9\]": lambda: greedy_reward(*IN_JAX, TASK, jnp.ones(9, jnp.int32)),
         },
-        "in_jax.evaluate": keys(lambda key: evaluate(IN_JAX[1], TASK, SETTINGS, key))
-        | {r"embed .*\(2, 2\).*\(13, 8\)": lambda: evaluate({"embed": jnp.ones((2, 2))}, TASK, SETTINGS, KEY)},
+        "in_jax.evaluate": keys(lambda key: evaluate_task(IN_JAX[1], TASK, SETTINGS, key))
+        | {r"embed .*\(2, 2\).*\(13, 8\)": lambda: evaluate_task({"embed": jnp.ones((2, 2))}, TASK, SETTINGS, KEY)},
         "in_jax.warm_start": keys(lambda key: warm_start(key, TASK, SETTINGS, 1)),
         **kernels(),
     }

@@ -58,4 +58,5 @@ def test_core_needs_only_the_jax_packages() -> None:
 def test_only_runs_and_the_command_line_know_the_configuration_of_a_run() -> None:
     names = ("TrainConfig", "jaxrl_llm.runs")
     found = [path for path in ROOT.rglob("*.py") if any(name in path.read_text() for name in names)]
-    assert {path.relative_to(ROOT).parts[0] for path in found} == {"runs", "cli.py", "options.py"}
+    rooms = {path.relative_to(ROOT).parts[0] for path in found}
+    assert rooms == {"runs", "commands.py", "config_file.py", "options.py"}

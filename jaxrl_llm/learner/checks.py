@@ -42,14 +42,6 @@ def check_optimizer_kind(optimizer: Any) -> None:
         )
 
 
-def check_key(key: Any) -> None:
-    """It is a JAX random key."""
-    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
-    if not typed and not (dtype == jnp.uint32 and shape == (2,)):  # the second is a legacy key
-        raise InputError(f"key is {shown(key)}, but must be a random key: jax.random.key(0)")
-
-
 def check_alive(name: str, tree: Any, what_to_do: str) -> None:
     """No array was donated to an earlier call, which took its memory."""
     if any(isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()

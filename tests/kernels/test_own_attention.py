@@ -244,7 +244,7 @@ GOOD: dict[str, Any] = drawn(2, 3, 1, 5, 6, 8)
     ({"values": jnp.ones((2, 3, 5, 6))}, r"values must be float32\[2, 3, 6, 5\], .* found float32\[2, 3, 5, 6\]"),
     ({"count": jnp.ones(3, jnp.int32)}, r"count must be int32\[2\], found int32\[3\]"),
     ({"step": jnp.ones((), jnp.float32)}, r"step must be int32\[\], found float32\[\]"),
-    ({"scales": (jnp.ones((2, 3, 6)),) * 2}, "give new_scales and scales, or neither"),
+    ({"scales": (jnp.ones((2, 3, 6)),) * 2}, "pass both new_scales and scales, or neither"),
     ({"scales": (jnp.ones((2, 3, 6)), jnp.ones((2, 6)))}, r"value_scale must be float32\[2, 3, 6\]"),
     ({"k": jnp.ones((2, 3, 1, 5))}, r"k must be float32\[2, 3, 5\], found float32\[2, 3, 1, 5\]"),
     ({"v": jnp.ones((2, 3, 5), jnp.int8)}, r"v must be float32\[2, 3, 5\], found int8"),

@@ -114,7 +114,7 @@ def test_a_second_call_is_no_second_program() -> None:
         (partial(draw_steps, KEY, BATCH, epochs=True), "epochs is True, but must be a whole number"),
         (partial(draw_steps, KEY, BATCH, minibatches=0), "minibatches is 0, but must be at least 1"),
         (partial(draw_steps, KEY, BATCH, group_size=-1), "group_size is -1, but must be at least 1"),
-        (partial(draw_steps, 0, BATCH), r"key is 0, but must be a random key: jax.random.key\(0\)"),
+        (partial(draw_steps, 0, BATCH), r"key is 0, but must be one random key: jax.random.key\(0\)"),
         (partial(draw_steps, KEY, [BATCH]), "the batch is of the type list"),
         (partial(plan_steps, BATCH, seed="a"), "seed is 'a', but must be a whole number"),  # type: ignore[arg-type]
         (partial(plan_steps, BATCH, seed=-1), "seed is -1, but must be a whole number"),

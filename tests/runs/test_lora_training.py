@@ -277,7 +277,7 @@ def test_a_critic_learns_beside_the_adapters(tmp_path: Path) -> None:
         ({"lora_rank": 4, "lora_alpha": 0.0}, "lora_alpha is 0.0, but must be at least 1e-30"),
         ({"lora_rank": 4, "lora_targets": ("quer",)}, "unknown entry of lora_targets 'quer': did you mean 'query'"),
         ({"lora_targets": ("query",)}, "lora_targets are given, but lora_rank is 0"),
-        ({"lora_rank": 4, "reference_memory": "host"}, "the reference is the model's own weights"),
+        ({"lora_rank": 4, "reference_memory": "host"}, "the reference policy is the frozen model"),
         ({"reference_memory": "disk"}, "unknown reference_memory 'disk'"),
         ({"optimizer": OptimizerConfig(moments="int8")}, "unknown optimizer.moments 'int8'"),  # type: ignore[arg-type]
     ],

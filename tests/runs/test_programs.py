@@ -112,7 +112,7 @@ def test_a_run_of_two_turns(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("gruop", "unknown rollout 'gruop': did you mean 'group'"),
-        ("hinted(a, b, c)", r"hinted\(a, b, c\) has other arguments"),
+        ("hinted(a, b, c)", r"hinted\(a, b, c\) has arguments that hinted does not take"),
         ("forked(4, 2)", "forks are at .*ascending"),
         ("forked", "forks are at"),
         ("nowhere.py:talk", "cannot load a rollout from 'nowhere.py'"),

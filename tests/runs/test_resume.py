@@ -20,8 +20,9 @@ import tiny_runs as runs
 from heavy import few
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner import learn as learner
 from jaxrl_llm.reporting.files import read_json
-from jaxrl_llm.runs import learn, loop
+from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.load_run import load_run
 from jaxrl_llm.runs.lock import locked
@@ -308,8 +309,8 @@ def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             signal.raise_signal(signal.SIGINT)
         return prepare(*arguments)
 
-    prepare = learn.prepare
-    monkeypatch.setattr(learn, "prepare", swallow)
+    prepare = learner.prepare
+    monkeypatch.setattr(learner, "prepare", swallow)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         runs.train(config)

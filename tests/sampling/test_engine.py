@@ -456,7 +456,7 @@ def test_one_program_however_many_refills(llama: Any) -> None:
         ({"allowed": []}, "allowed allows no token"),
         ({"allowed": np.zeros(257, bool)}, "allowed allows no token"),
         ({"allowed": np.ones(256, bool)}, r"bool\[257\], found bool\[256\]"),
-        ({"allowed": [3, 257]}, "allowed holds 257"),
+        ({"allowed": [3, 257]}, "allowed contains 257"),
         ({"temperature": -0.5}, "temperature is -0.5"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"prompts": [[3], []]}, "empty prompt"),
