@@ -21,7 +21,6 @@ from jaxrl_llm.learner.pack import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.shapes import in_words
 from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
 
 
@@ -156,7 +155,7 @@ def draw_steps(
 def check_steps(steps: Any, batch: Trajectories) -> None:
     """InputError unless the steps were planned for this batch, as far as can be seen."""
     if not isinstance(steps, Steps):
-        raise InputError(f"steps is {in_words(steps)}, but must be what plan_steps(batch, ...) gives")
+        raise InputError(f"steps is {shown(steps)}, but must be what plan_steps(batch, ...) gives")
     shape, rows = steps.rows.shape, batch.tokens.shape[0]
     if len(shape) != 4 or shape[1] * shape[2] * shape[3] != rows:
         raise InputError(
