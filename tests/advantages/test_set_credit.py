@@ -48,6 +48,7 @@ def test_unscored_samples_and_ties() -> None:
     assert member[1] == 0
 
 
+@pytest.mark.heavy
 def test_nothing_to_compare_with_has_no_credit() -> None:
     one, equal, keys = jnp.array([0.3]), jnp.full(5, 1 / 3), jnp.zeros(5, jnp.int32)
     for scale in ("std", "none", "unbiased"):

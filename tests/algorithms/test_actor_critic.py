@@ -265,6 +265,7 @@ def test_vc_ppo_teaches_the_monte_carlo_return() -> None:
     np.testing.assert_allclose(short.advantages, prepared(vc_ppo(whiten=False, lam=0.0), batch).advantages, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_vc_ppo_and_vapo_are_their_loops() -> None:
     rows_of = loop_rows(critic_batch()[0])
 
@@ -309,6 +310,7 @@ def two_heads(seed: int = 0) -> tuple[Trajectories, np.ndarray, np.ndarray]:
     return batch.replace(reward=batch.reward.at[2].set(jnp.nan)), logp, before + 0.3 * random.normal(size=(11, 6, 2))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("penalty_gradient", [True, False])
 def test_safe_is_its_loop(penalty_gradient: bool) -> None:
     batch, logp, V = two_heads()

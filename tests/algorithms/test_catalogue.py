@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from every_method import every_method
 from experience import Found, case, learn
+from heavy import few
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import listing, method_card, page
@@ -78,7 +79,7 @@ def test_its_page_and_line_are_printed(name: str) -> None:
         assert need in line
 
 
-@every_method
+@pytest.mark.parametrize("name", few(algorithms.names(), ("grpo", "ppo")))
 def test_it_goes_through_configuration_unchanged(name: str) -> None:
     """Through JSON and through the command line to the same loss and gradient."""
     values = defaults(name)

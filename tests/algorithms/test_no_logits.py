@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from every_method import every_method
+import pytest
+from heavy import few
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.learner.provide import provide
@@ -59,7 +60,7 @@ def test_whole_logits_would_be_seen() -> None:
     assert largest(program.jaxpr) >= ALL_LOGITS
 
 
-@every_method
+@pytest.mark.parametrize("name", few(algorithms.names(), ("grpo", "ppo")))
 def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     # This one's hidden layer is one of a larger model.
     algorithm = algorithms.get(name, **({"layer": 1} if name == "bupo" else {}))

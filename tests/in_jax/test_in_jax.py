@@ -61,6 +61,7 @@ def test_a_batch_is_what_it_says() -> None:
     assert np.asarray(batch.token_mask)[:, :P].all()
 
 
+@pytest.mark.heavy
 def test_the_trainer_agrees_with_the_sampler() -> None:
     batch, _ = batch_and_prompts()
     outputs = jax.jit(policy_outputs, static_argnums=0)(make_policy(TASK, TINY), start(), batch)

@@ -132,6 +132,7 @@ def test_masters_and_factored_moments_come_back_from_a_checkpoint(tmp_path: Path
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.heavy
 def test_a_first_moment_in_bfloat16_is_about_that_in_float32() -> None:
     """Within its rounding, of changing gradients; the second moment is the same."""
     random = np.random.default_rng(0)

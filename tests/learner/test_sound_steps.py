@@ -26,7 +26,10 @@ NO_GRADIENT = BATCH.replace(weights=jnp.zeros_like(BATCH.weights))
 @pytest.mark.parametrize(
     ("optimizer", "batch", "named"),
     [
-        (DECAY, BATCH, "the updated parameter layers/down (by this learning rate, weight decay or epsilon)"),
+        pytest.param(
+            *(DECAY, BATCH, "the updated parameter layers/down (by this learning rate, weight decay or epsilon)"),
+            marks=pytest.mark.heavy,
+        ),
         (ZERO, NO_GRADIENT, "the updated parameter embed (by this learning rate, weight decay or epsilon)"),
     ],
     ids=["decay", "epsilon"],

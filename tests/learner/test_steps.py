@@ -160,6 +160,7 @@ def test_log_probabilities_by_slices_are_those_at_once(tiny: Any) -> None:
     np.testing.assert_allclose(found.entropy, expected.entropy, atol=2e-5)
 
 
+@pytest.mark.heavy
 def test_planned_steps_are_the_update(tiny: Any) -> None:
     """Two epochs of two minibatches take four steps, each of plain descent along the gradient of its own rows."""
     batch, objective = uneven(), OBJECTIVES["grpo"]

@@ -97,10 +97,10 @@ def test_shapes_and_spread_of_new_adapters(vectors: Callable[[str], Any]) -> Non
 @pytest.mark.parametrize(
     ("family", "targets"),
     [
-        ("qwen2", ()),
         ("gemma2", ("out", "up")),
         ("mixtral", ()),
-        *(("llama_tied", (name,)) for name in lora.TARGETS),
+        pytest.param("qwen2", (), marks=pytest.mark.heavy),
+        *(pytest.param("llama_tied", (name,), marks=pytest.mark.heavy) for name in lora.TARGETS),
     ],
 )
 def test_the_policy_is_that_of_the_merged_weights(

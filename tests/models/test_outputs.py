@@ -123,6 +123,7 @@ def test_rows_without_actions_count_for_nothing(vectors: Any, probe: Any, share:
         assert all(not np.asarray(g).any() for g in jax.tree.leaves(found.gradient))
 
 
+@pytest.mark.heavy
 def test_a_group_shares_its_prompt_where_a_first_row_has_no_actions(vectors: Any, probe: Any, share: Any) -> None:
     """The prompt ends at the group's first action, not at that of its first row."""
     batch = multi_turn_batch(seed=5)

@@ -131,6 +131,7 @@ def test_a_method_that_compares_samples_wants_more_than_one(name: str, tmp_path:
     assert not Path(lone.output).exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", few(["reinforce", "reinforce_plus_plus", "ppo", "spo_single_stream", "remax"], ["ppo"])
 )

@@ -318,6 +318,7 @@ def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert runs.lines_of(Path(config.output) / "metrics.jsonl") == [], "nothing of a half step is kept"
 
 
+@pytest.mark.heavy
 def test_an_evaluation_that_was_cut_off_leaves_no_second_copy(
     unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict]
 ) -> None:

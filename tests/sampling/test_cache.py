@@ -259,6 +259,7 @@ def bound_of(story: Story, window: int, of: Any) -> np.ndarray:
     return out
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype, of", [
     (jnp.bfloat16, lambda x: 2.0**-8 * np.abs(x)),
     (jnp.int8, lambda x: np.broadcast_to(np.abs(x).max(axis=-1, keepdims=True) / 254, x.shape)),

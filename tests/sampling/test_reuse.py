@@ -74,6 +74,7 @@ def test_a_conversation_that_comes_back(family: str, vectors: Any) -> None:
     assert np.abs(np.asarray(outputs.logp) - batch.behaviour_logp)[np.asarray(batch.action_mask)].max() < 1e-4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("place", [6, 12])
 def test_forks_of_a_completion(place: int, vectors: Any) -> None:
     """Also more forks than rows: the first take copies, the others come when the row is somebody else's."""
