@@ -262,7 +262,7 @@ def test_eval_of_a_run_on_fewer_prompts_and_with_samples(tmp_path: Path, capsys:
         assert line == f"pass@{k} {100 * found['value']:.1f} % ({100 * found['low']:.1f} to {100 * found['high']:.1f})"
     assert output_of(capsys, *arguments) == text, "the same seed gives the same answers"
     assert main(["eval", str(run), "--size", "5"]) == 2
-    assert "the run set 4 prompts" in capsys.readouterr().err
+    assert "the run held 4 prompts" in capsys.readouterr().err
 
 
 def test_eval_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

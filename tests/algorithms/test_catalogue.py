@@ -19,7 +19,7 @@ from heavy import few
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import listing, method_card, page
 from jaxrl_llm.algorithms.ranges import RANGES
-from jaxrl_llm.algorithms.unfinished import missing
+from jaxrl_llm.algorithms.unfinished import going_without, missing
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.needs import NEEDS, value_of
 from jaxrl_llm.options import parse_config
@@ -93,7 +93,9 @@ def test_it_goes_through_configuration_unchanged(name: str) -> None:
         parsed = parse_config(["--algorithm", name, "--algorithm.without", ",".join(missing(name))])
     facts = {"max_length": config.max_new_tokens, "total_steps": config.steps, "learning_rate": 1e-6}
     known = {fact: facts[fact] for fact in FACTS if values.get(fact, 0) is None}
-    assert bits(run(name, make_algorithm(parsed))) == bits(run(name, algorithms.get(name, **known)))
+    assert bits(run(name, make_algorithm(parsed))) == bits(
+        run(name, going_without(algorithms.get(name, **known), missing(name)))
+    )
 
 
 @every

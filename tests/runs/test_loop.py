@@ -23,9 +23,10 @@ from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.cli import main
 from jaxrl_llm.learner.diagnose import NotFiniteError
 from jaxrl_llm.learner.optimizer import OptimizerConfig
+from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.runs import learn, loop
+from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
@@ -114,9 +115,9 @@ def test_a_run_without_a_report_is_a_run(
 @pytest.mark.heavy
 def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: Path) -> None:
     again = runs.small_config(tmp_path)
-    before = learn.update._cache_size()
+    before = update._cache_size()
     runs.train(again)
-    assert learn.update._cache_size() == before + 1, "all steps are one program"
+    assert update._cache_size() == before + 1, "all steps are one program"
     run = Path(again.output)
     runs.assert_equal_trees(runs.final_params(run), runs.final_params(runs.finished_run()))
     assert runs.reproducible(run / "metrics.jsonl") == runs.reproducible(runs.finished_run() / "metrics.jsonl")

@@ -16,12 +16,13 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner import learn as learner
 from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import Scored, score_batch
 from jaxrl_llm.rollouts.metrics import window_metrics
 from jaxrl_llm.rollouts.rules import Partial
-from jaxrl_llm.runs import learn, loop
+from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.trajectory import Trajectories
@@ -68,18 +69,20 @@ class Kept:
             stop=tuple(string.ascii_letters[:20]), rewards=(f"{folder / 'own.py'}:even",),
         )  # fmt: skip
         self.steps, self.collected = list[list[Row]](), list[runs.Taken]()
-        update = learn.update
+        update = learner.update
 
-        def updating(policy: Any, objective: Any, optimizer: Any, state: Any, batch: Any, **others: Any) -> Any:
+        def updating(
+            policy: Any, objective: Any, optimizer: Any, state: Any, batch: Any, steps: Any, **others: Any
+        ) -> Any:
             self.steps.append(self._rows(batch))
-            return update(policy, objective, optimizer, state, batch, **others)
+            return update(policy, objective, optimizer, state, batch, steps, **others)
 
-        learn.update = updating
+        learner.update = updating
         try:
             with runs.watched(self.collected):
                 runs.train(self.config)
         finally:
-            learn.update = update
+            learner.update = update
 
     @property
     def begun(self) -> list[tuple[int, int]]:
@@ -294,7 +297,7 @@ def test_which_strategy_a_run_has() -> None:
     windows = algorithms.get("t_ppo", max_length=24)
     assert strategy_of(TrainConfig(), windows) == Partial(segment_tokens=8, train_unfinished=True)
     assert strategy_of(TrainConfig(segment_tokens=5), windows) == Partial(segment_tokens=5, train_unfinished=True)
-    with pytest.raises(InputError, match=r"oversample is 2.0, but each step trains on all that is in flight"):
+    with pytest.raises(InputError, match=r"oversample is 2.0, but must be 1 with train_unfinished"):
         strategy_of(TrainConfig(oversample=2.0), windows)
     with pytest.raises(InputError, match="stream_rewards scores complete groups: leave it out"):
         strategy_of(TrainConfig(stream_rewards=True, algorithm="t_ppo"), windows)
