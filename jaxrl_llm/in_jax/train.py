@@ -263,7 +263,7 @@ def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learni
         updates, moments = optimizer.update(jax.grad(loss)(params, key), moments)
         return (optax.apply_updates(params, updates), moments), None
 
-    @partial(jax.jit, compiler_options=QUICK_COMPILE)
+    @jax.jit
     def run(key: Array) -> Params:
         params = fresh_params(key, task, settings)
         keys = jax.random.split(jax.random.fold_in(key, 1), steps)
@@ -280,5 +280,5 @@ def evaluate_task(
     check_params(policy, params)
     check_key(key)
     sample = partial(sample_batch, policy, task=task, step=0, prompts=prompts, group_size=1)
-    batch, _ = jax.jit(lambda params, key: sample(params, key=key), compiler_options=QUICK_COMPILE)(params, key)
+    batch, _ = jax.jit(lambda params, key: sample(params, key=key))(params, key)
     return {"reward": batch.need("reward"), **(batch.rewards or {})}

@@ -71,10 +71,10 @@ def test_the_trainer_agrees_with_the_sampler() -> None:
 
 def test_runs_are_the_same_alone_and_under_vmap() -> None:
     """Rewards exactly, parameters to 1e-5, for several seeds and learning rates at once."""
-    train = make_train(TASK, "grpo", TINY)
+    train, params = make_train(TASK, "grpo", TINY), start()
 
     def one(key: jax.Array, rate: jax.Array, clip: jax.Array) -> Run:
-        return train(key, {"learning_rate": rate, "clip_high": clip, "kl_coefficient": 0.0}, start())
+        return train(key, {"learning_rate": rate, "clip_high": clip, "kl_coefficient": 0.0}, params)
 
     keys = jax.random.split(jax.random.key(2), 3)
     rates, clips = jnp.array([1e-2, 1e-2, 3e-3]), jnp.array([0.2, 0.3, 0.2])
@@ -96,6 +96,17 @@ def test_the_reward_rises() -> None:
     rewards = np.asarray(run(jax.random.key(3), start()).metrics["reward"])
     assert rewards[0] < 0.6
     assert rewards[-10:].mean() > rewards[0] + 0.3
+
+
+def test_it_can_start_inside_another_program() -> None:
+    """The warm start and its evaluation are the same in a jit of the caller's."""
+
+    def rewards(key: jax.Array) -> jax.Array:
+        params = warm_start(key, TASK, TINY, 2)
+        return evaluate_task(params, TASK, TINY, key, prompts=8)["reward"]
+
+    inside = jax.jit(rewards, compiler_options=QUICK_COMPILE)(jax.random.key(6))
+    np.testing.assert_array_equal(inside, rewards(jax.random.key(6)))
 
 
 def test_the_warm_start_earns_a_part_of_the_reward() -> None:
