@@ -26,7 +26,7 @@ from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.record import about, as_scored, describe, known, metrics_of, outcome, tally, writers
 from jaxrl_llm.runs.run_folder import Clock, RunFolder
 from jaxrl_llm.runs.setup import Parts, set_up
-from jaxrl_llm.runs.source import source_of
+from jaxrl_llm.runs.source import MakeCurriculum, source_of
 from jaxrl_llm.runs.state import Course, RunState, record_of, restore, save
 
 logger = logging.getLogger("jaxrl_llm.runs")
@@ -40,6 +40,7 @@ def train(
     accept_changed_inputs: bool = False,
     algorithm: Algorithm | None = None,
     source: Callable[[Parts], Source] | None = None,
+    curriculum: MakeCurriculum | None = None,
 ) -> dict[str, Any]:
     """Run (or go on with) a training run and return its summary, which is also in summary.json.
 
@@ -50,17 +51,20 @@ def train(
     inputs: prompts and rewards, where they have been read already (`read_inputs`, within its context).
     accept_changed_inputs: resume although settings, prompts, rewards or the model are not what they were.
     algorithm: in place of the configured one. source: makes what gives the batches, in place of prompts, rollouts and
-    rewards (see `rollouts.sources`).
+    rewards (see `rollouts.sources`). curriculum: makes, of the training rows, what chooses the prompts of each step, in
+    place of shuffled epochs; not with a source, which has its own.
 
     Raises InputError for bad input, before anything is made; where the run is in use by another process; and on resume
     where there are checkpoints of which none can be used, or they are of other inputs. NotFiniteError where a loss, a
     gradient or a new parameter is not finite (the last good checkpoint stands). KeyboardInterrupt after Ctrl-C.
     """
+    if source is not None and curriculum is not None:
+        raise InputError("both a source and a curriculum are given, but a source chooses its prompts itself: give one")
     if inputs is None:
         with read_inputs(config, resume=resume) as inputs:
             return train(
                 config, resume=resume, inputs=inputs, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm,
-                source=source,
+                source=source, curriculum=curriculum,
             )  # fmt: skip
     heap.keep_little()
     use_compile_cache()
@@ -70,7 +74,7 @@ def train(
         interrupted = stack.enter_context(interruptible())
         with clock("load"):
             parts, train_state, memory = set_up(config, inputs, algorithm)
-            batches = source_of(config, parts, clock) if source is None else source(parts)
+            batches = source_of(config, parts, clock, curriculum) if source is None else source(parts)
             state = RunState(train_state, memory, batches.init())
         stop_if(interrupted())
         folder = RunFolder(config.output)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
-from jaxrl_llm.rollouts.sources import Source, shuffled_epochs
+from jaxrl_llm.rollouts.sources import Curriculum, Source, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import Parts
 from jaxrl_llm.sampling.config import SamplingConfig
 
+MakeCurriculum = Callable[[list[dict[str, Any]]], Curriculum]  # of the training rows
 
-def source_of(config: TrainConfig, parts: Parts, clock: Clock) -> Source:
-    """Where a run's batches come from."""
+
+def source_of(config: TrainConfig, parts: Parts, clock: Clock, curriculum: MakeCurriculum | None = None) -> Source:
+    """Where a run's batches come from. curriculum: None is all prompts in random order, epoch after epoch."""
+    rows = parts.prompts.rows
+    order = shuffled_epochs(rows, config.seed) if curriculum is None else curriculum(rows)
     sampling = SamplingConfig(
         config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.min_p, config.stop, config.slots,
         config.sampling_cache,
     )  # fmt: skip
     return experience(
         Experience(
-            parts.policy, parts.prompts, parts.rewards, shuffled_epochs(parts.prompts.rows, config.seed), sampling,
-            rollout_of(config, parts.algorithm), prompts_per_step=config.prompts_per_step,
-            group_size=config.group_size, dynamic_sampling=parts.algorithm.curriculum,
-            partial=strategy_of(config, parts.algorithm), stream_rewards=config.stream_rewards,
-            time_limit=config.rollout_time_limit, mesh=parts.mesh, clock=clock,
+            parts.policy, parts.prompts, parts.rewards, order, sampling, rollout_of(config, parts.algorithm),
+            prompts_per_step=config.prompts_per_step, group_size=config.group_size,
+            dynamic_sampling=parts.algorithm.curriculum, partial=strategy_of(config, parts.algorithm),
+            stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit, mesh=parts.mesh, clock=clock,
         )
     )  # fmt: skip
