@@ -1,9 +1,10 @@
-"""What `make demo` runs: GRPO on SmolLM2-135M-Instruct, sums and differences of two numbers, verifiable answers.
+"""What `make demo` runs: DAPO on SmolLM2-135M-Instruct, sums and differences of two numbers, verifiable answers.
 
 The task is reasoning-gym's chain_sum with two terms of one or two digits, the question as reasoning-gym words it. The
 verifier is `number_match`: the last number of the completion must be the answer. The 256 held-out questions are not
 among the training questions; of these, 5 % have one-digit numbers, for there are only 200 such questions, and the
-curriculum chooses them more often. Left out, to stay within minutes on a laptop: a KL reference (kl_coefficient 0).
+curriculum chooses them more often. DAPO is GRPO without a KL reference, and samples other prompts in place of those
+whose completions are all right or all wrong, which teach nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxrl_llm.runs.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.runs.loop import train
 from jaxrl_llm.runs.record import describe
 
+ROUNDS = 2  # of sampling in a step, at most: groups that are all right or all wrong are replaced
 KINDS = {
     "wrong, then right": (0, 1),
     "still wrong": (0, 0),
@@ -44,8 +46,8 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
         group_size=16,
         max_new_tokens=16,
         temperature=1.0,
-        algorithm="grpo",
-        hyperparameters={"kl_coefficient": 0.0, "clip_high": 0.28, "entropy_coefficient": 0.01},
+        algorithm="dapo",
+        hyperparameters={"rounds": ROUNDS},
         minibatches=2,
         remat=False,
         optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=4),
@@ -56,13 +58,14 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
 
 
 def easy_first(rows: list[dict[str, Any]], draws: int, seed: int) -> Curriculum:
-    """Questions with one-digit numbers at first, and ever more with two digits: at the end three of four.
+    """Questions with one-digit numbers at first, then ever more with two digits: three of four from draws / 2 on.
 
-    draws: prompts of the whole run. The state is the number of prompts taken.
+    draws: prompts of the whole run, at most; after them they come again. The state is the number of prompts taken.
     """
     random = np.random.default_rng(seed)
     digits = np.array([row["reasoning_gym_entry"]["metadata"]["num_digits"] for row in rows])
-    hard = random.random(draws) < np.linspace(0, 0.75, draws)
+    share = np.minimum(np.linspace(0, 1.5, draws), 0.75)
+    hard = np.diff(np.floor(np.cumsum(share)), prepend=0) > 0
     order = np.zeros(draws, np.int32)
     for level, places in ((1, ~hard), (2, hard)):
         order[places] = np.resize(random.permutation(np.flatnonzero(digits == level)), places.sum())
@@ -95,11 +98,11 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="runs/demo")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=16)
     arguments = parser.parse_args()
     begun = time.monotonic()
     config = demo_config(arguments.model, arguments.seed, arguments.output, arguments.steps)
-    draws = config.steps * config.prompts_per_step
+    draws = config.steps * config.prompts_per_step * ROUNDS
     summary = train(config, curriculum=partial(easy_first, draws=draws, seed=config.seed))
     folder = Path(arguments.output)
     for kind, before, after in examples(folder):
