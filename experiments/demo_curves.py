@@ -15,7 +15,7 @@ from jaxrl_llm.reporting import read_jsonl
 
 
 def main(folders: list[str], target: str = "experiments/results/demo.svg") -> None:
-    """Reward of each step on the left, held-out accuracy with intervals on the right; a line of text for each run."""
+    """Reward of each step on the left, held-out accuracy with intervals on the right; prints the README's table."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), width_ratios=(2, 1), constrained_layout=True)
     for number, folder in enumerate(map(Path, folders)):
         steps = read_jsonl(folder / "metrics.jsonl")
@@ -28,7 +28,9 @@ def main(folders: list[str], target: str = "experiments/results/demo.svg") -> No
         above = [100 * t["high"] - v for v, t in zip(values, tests, strict=True)]
         right.errorbar([x + 0.06 * number for x in (0, 1)], values, yerr=[below, above], marker="o", capsize=3)
         minutes = sum(summary["seconds"].values()) / 60
-        print(f"| {seed} | {values[0]:.1f} % | {values[1]:.1f} % | {values[1] - values[0]:+.1f} | {minutes:.1f} min |")
+        before, after = (f"{100 * t['accuracy']:.1f} % ({100 * t['low']:.1f} to {100 * t['high']:.1f})" for t in tests)
+        gain, entropy = values[1] - values[0], steps[-1]["entropy"]
+        print(f"| {seed} | {before} | {after} | {gain:+.1f} | {entropy:.2f} | {minutes:.1f} min |")
     left.set(xlabel="step", ylabel="reward of sampled answers", ylim=(0, None))
     left.legend(frameon=False)
     right.set(xticks=(0, 1), xticklabels=("before", "after"), ylabel="held-out accuracy, %", ylim=(0, None))

@@ -1,6 +1,7 @@
 """What the README and the experiments show is run: its example, the plain script, the demo."""
 
 import asyncio
+import json
 import re
 import runpy
 import sys
@@ -65,3 +66,27 @@ def test_demo_runs_and_prints_its_figures(
         assert word in printed
     assert printed.count("State the final answer") >= 3
     assert (tmp_path / "run/report.html").exists()
+
+
+def test_demo_asks_easy_questions_first() -> None:
+    easy_first = runpy.run_path(str(ROOT / "experiments/quickstart.py"))["easy_first"]
+    rows = [{"reasoning_gym_entry": {"metadata": {"num_digits": digits}}} for digits in (2,) * 300 + (1,) * 100]
+    curriculum = easy_first(rows, draws=120, seed=0)
+    ids, state = curriculum.select(curriculum.init(), 8)
+    assert (ids >= 300).sum() >= 7, "with nearly all of the first step of one digit"
+    rest, _ = curriculum.select(state, 112)
+    order = [*ids.tolist(), *rest.tolist()]
+    assert len(set(order)) == 120, "no question twice while there are others"
+    easy = [sum(i >= 300 for i in order[start : start + 30]) for start in range(0, 120, 30)]
+    assert easy[0] > easy[3] + 10
+    assert 7 <= easy[3] <= 8
+    assert curriculum.select(curriculum.init(), 8)[0].tolist() == ids.tolist()
+
+
+def test_demo_shows_one_completion_of_each_kind(tmp_path: Path) -> None:
+    examples = runpy.run_path(str(ROOT / "experiments/quickstart.py"))["examples"]
+    rewards = {"eval_before": [0, 0, 1, 0, 1], "eval_after": [0, 0, 1, 1, 0]}
+    lines = [{"phase": p, "prompt_id": i, "reward": float(r)} for p, of in rewards.items() for i, r in enumerate(of)]
+    (tmp_path / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = [(kind, before["prompt_id"], after["prompt_id"]) for kind, before, after in examples(tmp_path)]
+    assert found == [("wrong, then right", 3, 3), ("still wrong", 0, 0), ("right, then wrong", 4, 4)]

@@ -35,7 +35,7 @@ from jaxrl_llm.runs.metrics import (
 )
 from jaxrl_llm.runs.run_folder import Clock, RunFolder
 from jaxrl_llm.runs.setup import RunParts, check_provided, set_up
-from jaxrl_llm.runs.source import source_of
+from jaxrl_llm.runs.source import MakeCurriculum, source_of
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save
 
 logger = logging.getLogger("jaxrl_llm.runs")
@@ -49,6 +49,7 @@ def train(
     accept_changed_inputs: bool = False,
     algorithm: Algorithm | None = None,
     source: Callable[[RunParts], Source] | None = None,
+    curriculum: MakeCurriculum | None = None,
 ) -> dict[str, Any]:
     """Start or resume a training run, and return its summary, which is also written to summary.json.
 
@@ -59,17 +60,20 @@ def train(
     inputs: prompts and rewards that are already read (by `read_inputs`, within its context).
     accept_changed_inputs: resume even if settings, prompts, rewards or the model have changed.
     algorithm: replaces the configured one. source: makes the `Source` of batches, which replaces prompts, rollouts and
-    rewards (see `rollouts.sources`).
+    rewards (see `rollouts.sources`). curriculum: makes the `Curriculum` from the training rows, which replaces shuffled
+    epochs; not together with a source.
 
     Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
     no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is
     not finite (the last good checkpoint is kept), and KeyboardInterrupt after Ctrl-C.
     """
+    if source is not None and curriculum is not None:
+        raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
     if inputs is None:
         with read_inputs(config, resume=resume) as inputs:
             return train(
                 config, resume=resume, inputs=inputs, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm,
-                source=source,
+                source=source, curriculum=curriculum,
             )  # fmt: skip
     heap.limit_retained()
     use_compile_cache()
@@ -79,7 +83,7 @@ def train(
         interrupted = stack.enter_context(interruptible())
         with clock("load"):
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
-            batches = source_of(config, parts, clock) if source is None else source(parts)
+            batches = source_of(config, parts, clock, curriculum) if source is None else source(parts)
             if source is not None:
                 check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
             state = RunState(train_state, memory, batches.init())

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
-from jaxrl_llm.rollouts.sources import Source, shuffled_epochs
+from jaxrl_llm.rollouts.sources import Curriculum, Source, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
 
+MakeCurriculum = Callable[[list[dict[str, Any]]], Curriculum]  # from the training rows
 
-def source_of(config: TrainConfig, parts: RunParts, clock: Clock) -> Source:
-    """The `Source` of a run: curriculum, rollouts, rewards."""
+
+def source_of(config: TrainConfig, parts: RunParts, clock: Clock, curriculum: MakeCurriculum | None = None) -> Source:
+    """The `Source` of a run: curriculum (shuffled epochs if None), rollouts, rewards."""
+    rows = parts.prompts.rows
+    order = shuffled_epochs(rows, config.seed) if curriculum is None else curriculum(rows)
     return experience(
         Experience(
-            parts.policy, parts.prompts, parts.rewards, shuffled_epochs(parts.prompts.rows, config.seed),
-            config.sampling, rollout_of(config, parts.algorithm), prompts_per_step=config.prompts_per_step,
-            group_size=config.group_size, dynamic_sampling=parts.algorithm.curriculum,
-            partial=strategy_of(config, parts.algorithm), stream_rewards=config.stream_rewards,
-            time_limit=config.rollout_time_limit, mesh=parts.mesh, clock=clock,
+            parts.policy, parts.prompts, parts.rewards, order, config.sampling, rollout_of(config, parts.algorithm),
+            prompts_per_step=config.prompts_per_step, group_size=config.group_size,
+            dynamic_sampling=parts.algorithm.curriculum, partial=strategy_of(config, parts.algorithm),
+            stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit, mesh=parts.mesh, clock=clock,
         )
     )  # fmt: skip

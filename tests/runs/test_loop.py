@@ -21,11 +21,13 @@ from compiling import with_devices
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.cli import main
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import NotFiniteError
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.rollouts.sources import Curriculum
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.trajectory import Trajectories
@@ -148,6 +150,37 @@ def test_at_learning_rate_0_only_the_samples_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_report")
+def test_a_curriculum_chooses_the_prompts_and_goes_on_from_a_checkpoint(no_report: None, tmp_path: Path) -> None:
+    """Training rows from the last to the first, rather than shuffled."""
+
+    def backwards(rows: list[dict[str, Any]]) -> Curriculum:
+        def select(at: int, count: int) -> tuple[np.ndarray, int]:
+            return np.arange(at - 1, at - 1 - count, -1) % len(rows), at - count
+
+        return Curriculum(lambda: len(rows), select, lambda at, step: at)
+
+    config = runs.small_config(tmp_path, steps=3, eval_size=0, checkpoint_every=1, keep_checkpoints=3)
+    loop.train(config, curriculum=backwards)
+    asked = [
+        list(dict.fromkeys(row["prompt"] for row in completions_of(Path(config.output), step=n))) for n in range(3)
+    ]
+    assert asked == [[f"number {i:02d}:" for i in range(first, first - 4, -1)] for first in (11, 7, 3)]
+    other = tmp_path / "other"
+    shutil.copytree(config.output, other)
+    for step in (2, 3):
+        shutil.rmtree(other / "checkpoints" / str(step))
+    loop.train(loop.RunFolder(other).read_config(), resume=True, curriculum=backwards)
+    assert runs.reproducible(other / "metrics.jsonl") == runs.reproducible(Path(config.output) / "metrics.jsonl")
+
+
+def test_a_source_has_its_own_curriculum(tmp_path: Path) -> None:
+    def unused(given: Any) -> Any:
+        raise AssertionError("neither is made")
+
+    with pytest.raises(InputError, match="either a source or a curriculum, not both"):
+        loop.train(runs.small_config(tmp_path), source=unused, curriculum=unused)
+
+
 def test_a_constant_reward_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.small_config(tmp_path, reward="constant")
     assert main(["train", *runs.as_arguments(config)]) == 1
