@@ -26,7 +26,7 @@ from jaxrl_llm.learner.prefix_trie import (
 )
 from jaxrl_llm.models.packing import PackedRows, Packing
 
-SMALL = 512  # places in packed rows that are not worth another program
+SMALL, MIDDLING = 512, 2048  # places in packed rows: too few for another program, or for many
 
 
 def first_fit(sizes: Sequence[int], width: int, keys: Sequence[int] | None = None) -> tuple[Array, Array, list[int]]:
@@ -53,19 +53,21 @@ def first_fit(sizes: Sequence[int], width: int, keys: Sequence[int] | None = Non
 Pieces = tuple[list[int], list[int]]  # sizes of pieces, and the keys of `first_fit`
 
 
-def fewest_places(longest: int, pieces: Callable[[int], Sequence[Pieces]], widths: Sequence[int]) -> tuple[int, int]:
-    """Length and number of packed rows for which all slices need the fewest places; longer rows must save a tenth.
+def fewest_places(
+    longest: int, pieces: Callable[[int], Sequence[Pieces]], widths: Sequence[int], rows: int
+) -> tuple[int, int]:
+    """Length and number of packed rows for which all slices need the fewest places; longer rows must save much.
 
-    pieces: those of each slice, given the length of rows. widths: to choose from, as multiples of `longest`.
+    pieces: those of each slice, given the length of packed rows. widths: to choose from, as multiples of `longest`.
+    rows: of a slice. Small sizes are coarser, so that batches whose completions get shorter share a program.
     """
     found = []
     for times in widths:
         width = bucket(times * longest, least=16, per_octave=2)
-        made = pieces(width)
-        rows = max(bucket(len(first_fit(sizes, width, keys)[2]), 1) for sizes, keys in made)
-        # Where there is little to save, there shall be few sizes.
-        rows = max(rows, min(SMALL // width, *(len(sizes) for sizes, _ in made)))
-        found.append((rows * width * (1.1 if times > 1 else 1), width, rows))
+        needed = max(len(first_fit(sizes, width, keys)[2]) for sizes, keys in pieces(width))
+        coarse = needed * width <= MIDDLING
+        count = max(bucket(needed, 1, 2 if coarse else 4), min(SMALL // width, rows))
+        found.append((count * width * (1 if times == 1 else 1.5 if coarse else 1.1), width, count))
     return min(found)[1:]
 
 
@@ -77,7 +79,7 @@ def size_of_prefixes(split: Sequence[Sequence[PrefixTrie]], groups: int) -> tupl
     # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
     width, count = bucket(longest, least=16), max(groups, *map(len, prefixes))
     if count * width - max(map(sum, prefixes)) > (count * width + after) / 8:
-        return fewest_places(longest, lambda _: [(part, [0] * len(part)) for part in prefixes], (1, 2, 4))
+        return fewest_places(longest, lambda _: [(part, [0] * len(part)) for part in prefixes], (1, 2, 4), groups)
     return width, count
 
 
@@ -149,7 +151,7 @@ def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1) -> Packing:
     W1, R1 = 0, 0
     if longest:
         sizes = lambda width: [_sizes(part, W0, width) for part in split]  # noqa: E731
-        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2))
+        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n)
     assigned = [assign(part, W0, W1, L) for part in split]
     R0 = _rounded_up(R0, devices)
     each = bucket(max(int(np.bincount(a.parents, minlength=1).max()) for a in assigned), 1)

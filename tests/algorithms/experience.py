@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
 
 def learn(algorithm: Algorithm, cases: list[Case], parts: list[np.ndarray] | None = None) -> Found:
-    """The last of several updates, which pass state and metrics on. parts: rows of micro-batches."""
+    """The last of several updates, which pass state and metrics on. parts: rows of micro-batches of one size."""
     memory, feedback = algorithm.transform.init(), None
     for number, (batch, outputs) in enumerate(cases):
         memory, ready = algorithm.transform.apply(memory, batch.replace(feedback=feedback))
@@ -88,12 +88,15 @@ def learn(algorithm: Algorithm, cases: list[Case], parts: list[np.ndarray] | Non
                 return algorithm.objective(outputs, ready)
             whole = algorithm.objective.refreshed(outputs, with_totals(ready))
             shared = {name: getattr(whole, name) for name in SHARED}
-            total, metrics = jnp.float32(0), {}
-            for rows in parts:
-                cut = map_rows(lambda x, rows=rows: x[rows], whole).replace(**shared)
-                one, some = algorithm.objective.function(jax.tree.map(lambda x, rows=rows: x[rows], outputs), cut)
-                total, metrics = total + one, {k: v + metrics.get(k, 0.0) for k, v in some.items()}
-            return total, metrics
+
+            def part(rows: jax.Array) -> Any:
+                pick = lambda x: x[rows]  # noqa: E731
+                return algorithm.objective.function(
+                    jax.tree.map(pick, outputs), map_rows(pick, whole).replace(**shared)
+                )
+
+            # A loop in the program, which is compiled once for all parts.
+            return jax.tree.map(lambda x: x.sum(axis=0), jax.lax.map(part, jnp.stack(parts)))
 
         (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(outputs)
         feedback = {

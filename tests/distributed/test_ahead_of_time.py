@@ -69,7 +69,8 @@ print("the same")
 """
 
 
-@pytest.mark.parametrize("method", ["grpo", pytest.param("ppo", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("method", ["grpo", "ppo"])
 def test_the_programs_of_a_run_are_those_compiled_ahead_of_time(method: str, tmp_path: Path) -> None:
     """grpo has a reference policy; ppo has a critic, old log-probabilities and feedback."""
     paths = [str(TESTS), str(TESTS / "runs"), os.environ.get("PYTHONPATH", "")]

@@ -69,6 +69,7 @@ def test_the_trainer_agrees_with_the_sampler() -> None:
     np.testing.assert_allclose(outputs.entropy, batch.entropy, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_runs_are_the_same_alone_and_under_vmap() -> None:
     """Rewards exactly, parameters to 1e-5, for several seeds and learning rates at once."""
     train, params = make_train(TASK, "grpo", TINY), start()

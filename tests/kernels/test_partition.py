@@ -97,6 +97,7 @@ print("RESULT" + json.dumps(out))
 """
 
 
+@pytest.mark.heavy
 def test_on_a_mesh_results_are_the_same() -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

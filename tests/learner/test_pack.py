@@ -167,23 +167,32 @@ def test_the_longest_go_first() -> None:
 
 
 def test_packed_rows_take_the_fewest_places() -> None:
-    """TokenRows of the longest piece, unless longer ones save a tenth; a tree may need them."""
+    """Packed rows fit the longest piece, unless longer ones save a tenth of the places; a tree may need them."""
 
     def of(sizes: list[int]) -> tuple[list[int], list[int]]:
         return sizes, [0] * len(sizes)
 
-    assert fewest_places(400, lambda _: [of([400, 400, 400])], (1, 2)) == (512, 3)
-    assert fewest_places(300, lambda _: [of([300] * 6), of([300] * 4)], (1, 2)) == (384, 6)
-    assert fewest_places(340, lambda _: [of([340, *[220] * 6])], (1, 2)) == (768, 3)
-    assert fewest_places(340, lambda _: [([340, *[220] * 6], list(range(7)))], (1, 2)) == (384, 7)
-    assert fewest_places(400, lambda width: [of([1000] if width >= 1000 else [400] * 5)], (1, 2, 4)) == (1024, 1)
+    assert fewest_places(400, lambda _: [of([400, 400, 400])], (1, 2), 8) == (512, 3)
+    assert fewest_places(300, lambda _: [of([300] * 6), of([300] * 4)], (1, 2), 8) == (384, 6)
+    assert fewest_places(340, lambda _: [of([340, *[220] * 6])], (1, 2), 8) == (768, 3)
+    assert fewest_places(340, lambda _: [([340, *[220] * 6], list(range(7)))], (1, 2), 8) == (384, 7)
+    assert fewest_places(400, lambda width: [of([1000] if width >= 1000 else [400] * 5)], (1, 2, 4), 8) == (1024, 1)
 
 
 def test_small_slices_have_few_sizes() -> None:
-    """TokenRows of 16 places, up to one for each piece or 512 places."""
+    """Packed rows of 16 places: one for each row of the slice, up to 512 places."""
     for sizes in ([5, 5, 5], [14, 2, 9]):
-        assert fewest_places(14, lambda _, sizes=sizes: [(sizes, [0] * 3)], (1,)) == (16, 3)
-    assert fewest_places(16, lambda _: [([2] * 100, [0] * 100)], (1,)) == (16, 32)
+        assert fewest_places(14, lambda _, sizes=sizes: [(sizes, [0] * 3)], (1,), 3) == (16, 3)
+    assert fewest_places(16, lambda _: [([2] * 100, [0] * 100)], (1,), 100) == (16, 32)
+
+
+def test_completions_that_get_shorter_share_a_program() -> None:
+    """Sizes change with a factor of 1.5 or 2, not with each batch: an update would be compiled for each."""
+    random, found = np.random.default_rng(0), []
+    for mean in np.linspace(15, 10, 12):
+        sizes = np.clip(random.normal(mean, 2, 64), 4, 16).astype(int).tolist()
+        found.append(fewest_places(17, lambda _, sizes=sizes: [(sizes, [0] * 64)], (1, 2, 4), 64))
+    assert len(set(found)) <= 3, found
 
 
 def test_places_for_actions_are_of_a_short_list() -> None:

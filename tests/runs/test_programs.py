@@ -68,6 +68,7 @@ def test_rows_hold_forks_and_turns(kept: Kept) -> None:
     assert any(call.place > 3 for taken in kept.steps for log in taken.pool for call in log.drawn), "in a second turn"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("step", [4, 5])
 def test_it_goes_on_in_the_middle_of_a_conversation(kept: Kept, step: int, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
@@ -80,7 +81,7 @@ def test_it_goes_on_in_the_middle_of_a_conversation(kept: Kept, step: int, tmp_p
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("seed", range(3))
 def test_it_is_killed_at_a_random_moment(kept: Kept, seed: int, tmp_path: Path, monkeypatch: Any) -> None:
     """With forks, pauses and environments in flight."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)

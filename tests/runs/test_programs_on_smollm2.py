@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_runs as runs
+from compiling import optimised
 
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 
-pytestmark = pytest.mark.heavy
 WORLD = '''
 from jaxrl_llm.rollouts.programs import conversation
 
@@ -63,6 +63,7 @@ def run(folder: Path, rollout: str, **changes: Any) -> tuple[list[dict[str, Any]
     return lines, taken
 
 
+@optimised  # or a step takes minutes
 def test_hints_for_groups_that_all_fail(tmp_path: Path) -> None:
     """With a hint that gives the answer away, groups that failed get some right answers."""
     lines, taken = run(tmp_path, "hinted(hint)")
@@ -83,6 +84,7 @@ def test_hints_for_groups_that_all_fail(tmp_path: Path) -> None:
     assert max(line["grad_norm"] for line in lines) > 0
 
 
+@optimised  # or a step takes minutes
 def test_forks(tmp_path: Path) -> None:
     lines, taken = run(tmp_path, "forked(2, 5)", temperature=1.0)
     prefixes = 0
@@ -98,6 +100,7 @@ def test_forks(tmp_path: Path) -> None:
     assert lines[0]["packing/filled"] > 0
 
 
+@optimised  # or a step takes minutes
 def test_two_turns(tmp_path: Path) -> None:
     lines, taken = run(tmp_path, f"{tmp_path / 'worlds.py'}:talk")
     assert max(line["rollout/turns"] for line in lines) > 1
