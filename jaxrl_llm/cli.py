@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm.commands import COMMANDS
 from jaxrl_llm.errors import InputError, InputErrors, unknown
-from jaxrl_llm.streams import FailsafeStream, send_to_null
+from jaxrl_llm.process import FailsafeStream, send_to_null
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, gather, require
-from jaxrl_llm.interrupts import interruptible, stop_if
 from jaxrl_llm.options import (
     before,
     check_output_file,
@@ -24,8 +23,8 @@ from jaxrl_llm.options import (
     positional,
     take,
 )
+from jaxrl_llm.process import FailsafeStream, interruptible, stop_if
 from jaxrl_llm.runs.changes import ACCEPT
-from jaxrl_llm.streams import FailsafeStream
 
 
 def train_command(arguments: list[str]) -> int:

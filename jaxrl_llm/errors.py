@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -145,3 +147,22 @@ def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
 def is_off(coefficient: Any) -> bool:
     """Whether a coefficient is statically zero, so that its term can be dropped. Traced values are not static."""
     return isinstance(coefficient, int | float) and coefficient == 0
+
+
+def error_line(error: BaseException) -> str:
+    """The exception in one line of at most 300 characters, since its message may contain a whole completion."""
+    try:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:  # __str__ of a user's exception can raise
+        text = type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError raised inside; errors of writes do not include it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

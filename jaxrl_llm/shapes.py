@@ -1,7 +1,8 @@
-"""Checks of arrays where they enter the library, by chex: rank, shape and kind of dtype, told in one line.
+"""Shapes of arrays: checked where arrays enter the library, and in buckets, so that few programs are compiled.
 
-Only shapes and dtypes are looked at, so that traced values pass too, and a compiled program has no operation more.
-`chex.disable_asserts()` turns the checks off.
+Checks are made by chex, of rank, shape and kind of dtype, and told in one line. Only shapes and dtypes are looked at,
+so that traced values pass too, and a compiled program has no operation more. `chex.disable_asserts()` turns the checks
+off.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import chex
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.errors import InputError
 
@@ -67,3 +69,29 @@ def in_words(value: Any) -> str:
     if is_array(value):
         return f"{value.dtype}{list(value.shape)}"
     return "None" if value is None else f"of the type {type(value).__name__}"
+
+
+def bucket(length: int, least: int = 8, per_octave: int = 4) -> int:
+    """The smallest bucket that holds `length`.
+
+    There are `per_octave` buckets from each power of two to the next, starting at `least`; with 4, above `least`, at
+    most a fifth of a bucket is padding.
+
+    >>> [bucket(n) for n in (1, 9, 17, 33, 65, 1000)]
+    [8, 10, 20, 40, 80, 1024]
+    >>> [bucket(n, per_octave=2) for n in (9, 13, 17, 33)]
+    [12, 16, 24, 48]
+    """
+    size = least
+    while size < length:
+        octave = 1 << (size.bit_length() - 1)
+        size += max(octave // per_octave, 1)
+    return size
+
+
+def pad_rows(rows: list[list[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """int32[N, length] right-padded with zeros, and bool[N, length] true on what is not padding."""
+    tokens, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)], mask[i, : len(row)] = row, True
+    return tokens, mask

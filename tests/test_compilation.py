@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm.compilation import compiles, count_compiles, default_cache_folder, use_compile_cache
+from jaxrl_llm.process import compiles, count_compiles, default_cache_folder, use_compile_cache
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm import heap
+from jaxrl_llm import process
 
 PROGRAM = """
 import ctypes, sys, threading
-from jaxrl_llm import heap
+from jaxrl_llm import process
 
 if sys.argv[1] == "share":
-    heap.limit_retained()
+    process.limit_heap()
 libc, meeting, kept = ctypes.CDLL(None), threading.Barrier(4), []
 libc.malloc.restype = ctypes.c_void_p
 
@@ -56,8 +56,8 @@ def test_threads_share_a_heap(tmp_path: object) -> None:
 
 def test_what_a_compilation_leaves_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
-    heap.limit_retained()
-    monkeypatch.setattr(heap, "trim", lambda: times.append(1))
+    process.limit_heap()
+    monkeypatch.setattr(process, "trim_heap", lambda: times.append(1))
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
     compiled = len(times)
@@ -81,6 +81,6 @@ def test_freed_pages_go_back() -> None:
     full, last = resident(), libc.malloc(64)  # stands behind the pieces, so that freeing them does not end the heap
     for piece in pieces:
         libc.free(ctypes.c_void_p(piece))
-    heap.trim()
+    process.trim_heap()
     assert resident() < full - size * count // 2
     libc.free(ctypes.c_void_p(last))

@@ -20,16 +20,15 @@ from rollout_worker import peak_memory, random_prompts, serve
 from update_fused import fused
 from update_worker import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, questions, random_work, variety
 
-from jaxrl_llm import heap
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.compilation import compiles, count_compiles
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.learner.steps import Steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models import Policy, lora
-from jaxrl_llm.models.parameters import parameter_shapes
+from jaxrl_llm.models.parameters import combine, parameter_shapes
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.process import compiles, count_compiles, limit_heap, trim_heap
 from jaxrl_llm.sampling import completion_ids, completion_texts, sample
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective
@@ -48,7 +47,7 @@ class Learner(NamedTuple):
     @property
     def params(self) -> Any:
         """Of the whole policy."""
-        return lora.combine(self.frozen, self.state.params)
+        return combine(self.frozen, self.state.params)
 
 
 def new_learner(policy: Policy, params: Any, *, rank: int = 0, remat: bool = True, moments: Any = "float32") -> Learner:
@@ -153,7 +152,7 @@ def iterations(
         scores = np.array([variety(completion) for completion in done], np.float32)
         sampled = time.perf_counter() - begin
         batch = batch.replace(rewards={"variety": jnp.asarray(scores)}, reward=jnp.asarray(scores))
-        heap.trim()  # as the loop does
+        trim_heap()  # as the loop does
         plan = plan_steps(batch, micro_batches=micro_batches)
         memory, batch = prepare(algorithm.transform, memory, batch)
         learner, metrics = one_step(learner, batch, plan)
@@ -224,7 +223,7 @@ def main() -> None:
 
     def begin(**settings: Any) -> dict[str, Any]:
         start = time.perf_counter()
-        heap.limit_retained()  # as training does
+        limit_heap()  # as training does
         policy, params, _ = load(options.model, options.dtype, None)
         held.append(jax.block_until_ready(new_learner(policy, params, **settings)))
         device = jax.devices()[0]

@@ -1,8 +1,10 @@
 """Credit assignment: from rewards to the advantage of each token."""
 
-from jaxrl_llm.advantages.baselines import above_baseline, bucket_best, bucket_quantile
 from jaxrl_llm.advantages.difficulty import weigh_advantages
 from jaxrl_llm.advantages.group import (
+    above_baseline,
+    bucket_best,
+    bucket_quantile,
     drop_small_advantages,
     drop_uniform_groups,
     group_advantage,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.baselines import masked_quantile
+from jaxrl_llm.advantages.group import masked_quantile
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.grouping import bucket_moments

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.baselines import bucket_quantile
-from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
+from jaxrl_llm.advantages.group import bucket_quantile, drop_rows, group_relative, uniform_groups
 from jaxrl_llm.advantages.multi_reward import component
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets

@@ -5,8 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.baselines import above_baseline
-from jaxrl_llm.advantages.group import SCALES, group_advantage, group_relative, on_actions, standardised, uniform_groups
+from jaxrl_llm.advantages.group import (
+    SCALES,
+    above_baseline,
+    group_advantage,
+    group_relative,
+    on_actions,
+    standardised,
+    uniform_groups,
+)
 from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal_rewards
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling

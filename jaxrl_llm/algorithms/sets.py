@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxrl_llm.advantages.baselines import margin_over_second
-from jaxrl_llm.advantages.group import group_relative, on_actions
+from jaxrl_llm.advantages.group import group_relative, margin_over_second, on_actions
 from jaxrl_llm.advantages.risk import bundled_risk
 from jaxrl_llm.advantages.sets import DIVERSITIES, best_of_sets_advantage, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys

@@ -1,7 +1,8 @@
-"""Meshes, and data parallelism: every device holds the parameters and a share of the rows."""
+"""Meshes, and the arrays on them: replicated, with rows sharded, or in the host's memory."""
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -11,6 +12,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed.ahead_of_time import place
 from jaxrl_llm.errors import InputError
+
+logger = logging.getLogger("jaxrl_llm.distributed")
+
+HOST = "pinned_host"
 
 
 def data_mesh(devices: list[Any] | None = None) -> Mesh:
@@ -66,3 +71,30 @@ def check_rows(rows: int, minibatches: int, micro_batches: int, devices: int) ->
             f"a step has {rows} completions (prompts_per_step x group_size), which {minibatches} minibatches x "
             f"{micro_batches} micro_batches x {devices} devices = {parts} does not divide: change one of them"
         )
+
+
+def to_host(tree: Any) -> Any:
+    """Arrays in the host's pinned memory, with the same sharding: they take no device memory.
+
+    Inside a jitted function `to_device` brings them back. Where the platform has no such memory, or has only the
+    host's (CPUs), the arrays stay where they are, and one line is logged.
+    """
+    devices = {device for x in jax.tree.leaves(tree) for device in x.devices()}
+    if any(device.platform == "cpu" for device in devices):
+        logger.warning("weights stay where they are: on CPUs all memory is the host's")
+        return tree
+    if not all(HOST in {memory.kind for memory in device.addressable_memories()} for device in devices):
+        logger.warning("weights stay on the devices: this platform has no memory of the kind %s", HOST)
+        return tree
+    return to_memory(tree, HOST)
+
+
+def to_memory(tree: Any, kind: str) -> Any:
+    """Arrays in another kind of memory ("device", "pinned_host" ...) of the same devices, not waited for."""
+    return jax.device_put(tree, jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), tree))
+
+
+def to_device(tree: Any) -> Any:
+    """For use inside jit: what is in the host's memory, on the device; the rest as it is."""
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
+    return jax.tree.map(lambda x: jax.device_put(x, device) if jax.typeof(x).memory_space == host else x, tree)

@@ -14,7 +14,6 @@ What does not divide is replicated; `describe_sharding` says so.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from typing import Any, NamedTuple
@@ -28,10 +27,7 @@ from jaxrl_llm.models.lora import adapters_of
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.placement import split_axis, split_counts, split_spec
 
-logger = logging.getLogger("jaxrl_llm.distributed")
-
 AXIS = "tensor"
-HOST = "pinned_host"
 
 
 class Moved(NamedTuple):
@@ -131,33 +127,6 @@ def bytes_per_device(shapes: Any, specs: Any, mesh: Mesh | AbstractMesh) -> int:
             raise InputError(f"an array {list(x.shape)} does not split by {spec} over the mesh {sizes}") from None
         total += math.prod(shard) * x.dtype.itemsize
     return total
-
-
-def to_host(tree: Any) -> Any:
-    """Arrays in the host's pinned memory, with the same sharding: they take no device memory.
-
-    Inside a jitted function `to_device` brings them back. Where the platform has no such memory, or has only the
-    host's (CPUs), the arrays stay where they are, and one line is logged.
-    """
-    devices = {device for x in jax.tree.leaves(tree) for device in x.devices()}
-    if any(device.platform == "cpu" for device in devices):
-        logger.warning("weights stay where they are: on CPUs all memory is the host's")
-        return tree
-    if not all(HOST in {memory.kind for memory in device.addressable_memories()} for device in devices):
-        logger.warning("weights stay on the devices: this platform has no memory of the kind %s", HOST)
-        return tree
-    return to_memory(tree, HOST)
-
-
-def to_memory(tree: Any, kind: str) -> Any:
-    """Arrays in another kind of memory ("device", "pinned_host" ...) of the same devices, not waited for."""
-    return jax.device_put(tree, jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), tree))
-
-
-def to_device(tree: Any) -> Any:
-    """For use inside jit: what is in the host's memory, on the device; the rest as it is."""
-    host, device = jax.memory.Space.Host, jax.memory.Space.Device
-    return jax.tree.map(lambda x: jax.device_put(x, device) if jax.typeof(x).memory_space == host else x, tree)
 
 
 def _memory(sharding: Any) -> str:

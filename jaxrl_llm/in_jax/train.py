@@ -30,10 +30,9 @@ from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.check import check_key, check_params
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Params, Policy, init_params, positions_of
 from jaxrl_llm.needs import value_of, values_of

@@ -16,6 +16,7 @@ import optax
 
 from jaxrl_llm.errors import InputError, require, shown, unknown
 from jaxrl_llm.models.check import check_params, check_policy
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.trajectory import Trajectories, check_batch
 
@@ -51,8 +52,6 @@ def check_alive(name: str, tree: Any, what_to_do: str) -> None:
 
 def check_learning(policy: Any, params: Any, frozen: Any = None) -> None:
     """The parameters, with those that are frozen, are the policy's."""
-    from jaxrl_llm.models.lora import combine
-
     check_policy(policy)
     if not isinstance(params, dict) or not (frozen is None or isinstance(frozen, dict)):
         check_params(policy, params if not isinstance(params, dict) else frozen)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.buckets import bucket
 from jaxrl_llm.learner.prefix_trie import (
     LEAST_SHARED,
     Array,
@@ -25,6 +24,7 @@ from jaxrl_llm.learner.prefix_trie import (
     subtrees,
 )
 from jaxrl_llm.models.packing import PackedRows, Packing
+from jaxrl_llm.shapes import bucket
 
 SMALL, MIDDLING = 512, 2048  # places in packed rows: too few for another program, or for many
 

@@ -19,7 +19,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_count, known, mark_of
 from jaxrl_llm.learner.pack import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
-from jaxrl_llm.models.keys import check_key
+from jaxrl_llm.models.check import check_key
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
 

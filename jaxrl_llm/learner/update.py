@@ -23,9 +23,9 @@ from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
 from jaxrl_llm.learner.provide import DURING_UPDATE, wanted_of
 from jaxrl_llm.learner.steps import Slices, Steps, check_steps, take
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.lora import combine
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
 from jaxrl_llm.transform import Metrics, Objective, Transform, expect
@@ -66,8 +66,8 @@ def gradient(
     """Gradient of the objective and its metrics ("loss" among them), accumulated over slices of the rows.
 
     slices: micro-batches, and how each lies in memory; rows that are in none are left out. None: the whole batch at
-    once, every row as it is. params: the parameters that learn. frozen: the rest of the policy's (`lora.combine` merges
-    both), where these are a part; not differentiated.
+    once, every row as it is. params: the parameters that learn. frozen: the rest of the policy's (`parameters.combine`
+    merges both), where these are a part; not differentiated.
 
     The result does not depend on the slices: each carries the totals of all. Sums are kept in float32, whatever the
     dtype of the parameters. Raises InputError for arguments that do not fit each other.

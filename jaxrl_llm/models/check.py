@@ -1,4 +1,7 @@
-"""Whether parameters are those of a policy. Only shapes and types are looked at, so it works on traced values too."""
+"""Checks of what users give a policy: parameters, tokens and random keys.
+
+Only shapes and types are looked at where values are traced, so the checks work inside jit too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.keys import kind_of
 from jaxrl_llm.models.kinds import shown
 from jaxrl_llm.models.parameters import LORA_SCALE, Shape, adapted_weights, adapter_axes, head_shapes, shape_of, weights
 from jaxrl_llm.shapes import FLOATS, INTEGERS, NUMBERS, has_shape, is_array, is_of
@@ -144,3 +147,18 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
     for name in found:
         if name not in wanted and name not in others:
             raise InputError(f"the parameter {prefix}{name} is not part of this policy")
+
+
+def check_key(key: Any) -> None:
+    """InputError unless this is one random key of JAX, typed or of the older kind, uint32[2]."""
+    shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not ((typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))):
+        raise InputError(f"the key is {kind_of(key)}, but must be one random key: jax.random.key(0)")
+
+
+def kind_of(value: Any) -> str:
+    """What something that is no array is, in a few words, without its contents where these are many."""
+    if isinstance(value, str | int | float | None):
+        return shown(value)
+    return f"a {type(value).__name__}"

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.models.check import check_params
-from jaxrl_llm.models.keys import check_key
+from jaxrl_llm.models.check import check_key, check_params
 from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
 from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
 from jaxrl_llm.models.policy import Params, Policy

@@ -18,10 +18,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
-from jaxrl_llm.models.layers import accumulation_dtype, linear, rms_norm, scores, softmax
-from jaxrl_llm.models.lora import adapt
+from jaxrl_llm.models.layers import accumulation_dtype, adapt, linear, rms_norm, rotate, rotation, scores, softmax
 from jaxrl_llm.models.placement import ANYWHERE, Placement
-from jaxrl_llm.models.rope import rotate, rotation
 
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.

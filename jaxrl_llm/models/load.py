@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.compilation import use_compile_cache
 from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.models.config import from_hf
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
@@ -19,6 +18,7 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.huggingface import from_tensors, open_folder
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.process import use_compile_cache
 
 DEMO_MODEL = "smollm2-135m"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]

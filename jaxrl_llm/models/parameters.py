@@ -4,7 +4,8 @@ Initialisation, loading and saving (`huggingface`, `gguf`), sharding (`placement
 parameters read it. A new weight is a row here and a line in the decoder.
 
 Logical axes: layers, experts, hidden, heads (of queries), kv_heads, head_size, inner (of the MLP), vocabulary; of
-adapters rank; of a critic's head units (hidden or its own) and values. It needs no JAX.
+adapters rank; of a critic's head units (hidden or its own) and values. `combine` joins parameters that are frozen with
+those that learn. The module needs no JAX.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from jaxrl_llm.models.config import ModelConfig
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
+Params = dict[str, Any]  # a pytree of arrays
 STACKED = ("layers", "experts")  # leading axes: other formats have a tensor for each index of them
 NORMAL, IDENTITY, ZEROS = "normal", "identity", "zeros"  # initialisers; identity: of a norm, which multiplies by 1
 LORA_IN, LORA_OUT, LORA_SCALE = "_lora_in", "_lora_out", "lora_scale"
@@ -205,3 +207,19 @@ def merge_heads(name: str, shape: Shape) -> Shape:
         return shape
     at = len(shape) - len(axes) + axes.index("head_size")
     return (*shape[: at - 1], shape[at - 1] * shape[at], *shape[at + 1 :])
+
+
+def combine(frozen: Params | None, params: Params) -> Params:
+    """The parameters of two parts: a deep union of dictionaries, and of tuples (of layers) entry by entry.
+
+    The arrays are shared, not copied. frozen: None for none. Where both have an array, that of `params` is taken.
+    """
+    return params if frozen is None else _combine(frozen, params)
+
+
+def _combine(a: Any, b: Any) -> Any:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return {**a, **{name: _combine(a[name], x) if name in a else x for name, x in b.items()}}
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(_combine(x, y) for x, y in zip(a, b, strict=True))
+    return b

@@ -12,9 +12,8 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.check import check_params, check_tokens
+from jaxrl_llm.models.check import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.keys import check_key
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.parameters import IDENTITY, ZEROS, Weight, shape_of, weights

@@ -7,7 +7,7 @@ from typing import Any
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config_checks import LAYER_TYPES, check_rope
 from jaxrl_llm.models.kinds import given, shown
-from jaxrl_llm.models.rope import KINDS, Rope
+from jaxrl_llm.models.layers import KINDS, Rope
 
 
 def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int, where: str, section: str) -> Rope:

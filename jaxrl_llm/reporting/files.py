@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.errors import InputError, naming, shown
 from jaxrl_llm.json_text import NotJson, check_regular, json_type, not_text, parse_json, read_object
 
 _LONGEST = 2**28  # maximum bytes of a line; a run writes no longer ones, and they could exhaust memory
@@ -66,16 +65,6 @@ def truncate_jsonl(path: str | os.PathLike[str], step: float) -> None:
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError raised inside; errors of writes do not include it."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
         raise
 
 

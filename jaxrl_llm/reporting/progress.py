@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, TextIO, cast
 
 from jaxrl_llm.errors import InputError, missing_package, shown
-from jaxrl_llm.streams import FailsafeStream
+from jaxrl_llm.process import FailsafeStream
 
 # (label, metric key, format)
 _SHOWN = (

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, missing_package
-from jaxrl_llm.reporting.files import naming
+from jaxrl_llm.errors import InputError, missing_package, naming
 
 _HEAD, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl_llm.errors import InputError, missing_package, shown
-from jaxrl_llm.reporting.files import iterate_jsonl, naming, read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.errors import InputError, missing_package, naming, shown
+from jaxrl_llm.reporting.files import iterate_jsonl, read_json, read_jsonl, truncate_jsonl
 from jaxrl_llm.reporting.tensorboard import EventFile, read_scalars
 
 __all__ = [

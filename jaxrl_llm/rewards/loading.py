@@ -11,9 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import InputError, missing_package, unknown
+from jaxrl_llm.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.rewards import verifiers
-from jaxrl_llm.rewards.calling import error_line
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact_match": verifiers.exact_match,

@@ -18,11 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards.calling import Outcome, all_failed, error_line, time_limit_text
+from jaxrl_llm.errors import InputError, error_line
 from jaxrl_llm.rewards.memory import machine_memory, resident
-from jaxrl_llm.rewards.messages import receive, send
-from jaxrl_llm.rewards.worker import Ready
+from jaxrl_llm.rewards.worker import Outcome, Ready, all_failed, receive, send, time_limit_text
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.rewards.calling import Outcome, all_failed, call_reward, error_line, parameters, time_limit_text
+from jaxrl_llm.errors import InputError, error_line, shown, unknown
 from jaxrl_llm.rewards.process import ProcessFunction
+from jaxrl_llm.rewards.worker import Outcome, all_failed, call_reward, parameters, time_limit_text
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 

@@ -1,30 +1,41 @@
-"""Main program of a reward's process: load the function, report its signature, then score batch after batch.
+"""A reward's process: load the function, report its signature, then call it on batch after batch.
 
-The trainer starts the process (see `process`) and may kill it at any time. It does not import JAX. It has two file
-descriptors: a socket for messages (see `messages`), and the read end of a pipe that is never written to, whose write
-end the trainer keeps open.
+The trainer starts the process (see `process`), whose main program is `main`, and may kill it at any time. It does not
+import JAX or NumPy. It has two file descriptors: a socket for messages, and the read end of a pipe that is never
+written to, whose write end the trainer keeps open.
 
-Messages, as Python values:
+Messages are 8 bytes of length, then a pickle (`send`, `receive`). As Python values:
     from the trainer: the reward's name; then for each batch ({column: pickled values}, count, seconds, limit)
     to the trainer: `Ready` or an error message; then for each batch the four fields of an `Outcome`
+
+`call_reward` turns whatever a function returns or raises into N numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
+import math
 import os
 import pickle
 import select
 import socket
+import struct
 import sys
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from numbers import Real
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jaxrl_llm.errors import error_line
 from jaxrl_llm.rewards import loading
-from jaxrl_llm.rewards.calling import Outcome, all_failed, call_reward, error_line, parameters
-from jaxrl_llm.rewards.messages import receive, send
+
+_LENGTH = struct.Struct(">Q")
+_TICK = 0.05  # seconds between two checks of a silent process
 
 
 class Ready(NamedTuple):
@@ -96,3 +107,157 @@ def _be_first_to_go() -> None:
     """Make the kernel's out-of-memory killer choose this process rather than the trainer."""
     with contextlib.suppress(OSError):  # not on Linux, or forbidden
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def send(connection: socket.socket, value: Any, deadline: float | None = None) -> None:
+    """Send a value. deadline: on the clock of time.monotonic(); None: no limit.
+
+    Raises TimeoutError after the deadline, another OSError if the connection is closed.
+    """
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    connection.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
+    connection.sendall(_LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+def receive(
+    connection: socket.socket, deadline: float | None = None, meanwhile: Callable[[], None] | None = None
+) -> Any:
+    """Wait for a value, calling `meanwhile` every 50 ms.
+
+    Raises TimeoutError after the deadline, EOFError or another OSError if the connection is closed, and any exception
+    of `meanwhile` or of unpickling.
+    """
+    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size, deadline, meanwhile))
+    return pickle.loads(_read(connection, length, deadline, meanwhile))
+
+
+def _read(
+    connection: socket.socket, length: int, deadline: float | None, meanwhile: Callable[[], None] | None
+) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        connection.settimeout(left if meanwhile is None else _TICK if left is None else min(_TICK, left))
+        try:
+            chunk = connection.recv(min(length - len(data), 2**20))
+        except TimeoutError:
+            if meanwhile is not None:
+                meanwhile()
+            continue
+        if not chunk:
+            raise EOFError("the connection is closed")
+        data += chunk
+    return bytes(data)
+
+
+class Outcome(NamedTuple):
+    """The result of one function on N samples. None and NaN mean "not scored"; `failed` samples get the default."""
+
+    values: list[float]  # N, NaN where not scored or failed
+    failed: list[bool]  # N
+    problem: str  # the first error in one line, "" if there was none
+    seconds: float  # wall-clock time of the call
+
+
+def call_reward(
+    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, deadline: float, limit: float
+) -> Outcome:
+    """Call the function on the batch and, if it raises, on each sample separately. Never raises.
+
+    arguments: name -> `count` values. deadline: on the clock of time.monotonic(); later results are discarded. limit:
+    the time limit in seconds, for the message.
+    """
+    start = time.monotonic()
+    try:
+        values, failed, problem = _numbers(_call(function, arguments, deadline), count)
+        if time.monotonic() > deadline:
+            return all_failed(count, time_limit_text(limit), time.monotonic() - start)
+        return Outcome(values, failed, problem, time.monotonic() - start)
+    except BaseException as error:  # even sys.exit() in a reward only makes the reward fail
+        problem = error_line(error)
+
+    values, failed = _lost(count)
+    for sample in range(count):
+        if time.monotonic() >= deadline:
+            return all_failed(count, time_limit_text(limit), time.monotonic() - start)
+        try:
+            one = {name: column[sample : sample + 1] for name, column in arguments.items()}
+            value, lost, why = _numbers(_call(function, one, deadline), 1)
+            values[sample], failed[sample] = value[0], lost[0]
+            problem = problem or why
+        except BaseException:  # counts as failed; only the exception of the whole batch is logged
+            continue
+    return Outcome(values, failed, problem, time.monotonic() - start)
+
+
+def all_failed(count: int, problem: str, seconds: float) -> Outcome:
+    """The outcome of a function that failed on all samples."""
+    return Outcome(*_lost(count), problem, seconds)
+
+
+def time_limit_text(limit: float) -> str:
+    """The problem of a function that exceeds its time limit."""
+    return f"TimeoutError: no result within its time limit of {limit:g} s"
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The function's parameters; **columns if Python has no signature, as for some built-in functions."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, list[Any]], deadline: float) -> Any:
+    result = function(**arguments)
+    if not inspect.isawaitable(result):
+        return result
+    import asyncio  # here, because it takes a third of the start-up time of a reward's process
+
+    async def within_limit(awaitable: Awaitable[Any]) -> Any:
+        return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
+
+    return asyncio.run(within_limit(result))
+
+
+def _numbers(result: Any, count: int) -> tuple[list[float], list[bool], str]:
+    """A function's result as (N values, N flags for failed, first problem)."""
+    if isinstance(result, str | bytes | Mapping | AbstractSet) or not isinstance(result, Iterable):
+        return *_lost(count), f"TypeError: returned {type(result).__name__}, not a list of {count} numbers"
+    entries = list(islice(result, count + 1))  # a generator may be infinite
+    if len(entries) != count:
+        found = len(entries) if len(entries) < count else f"more than {count}"
+        return *_lost(count), f"ValueError: returned {found} values for {count} samples"
+    values, failed = _lost(count)
+    problem = ""
+    for sample, entry in enumerate(entries):
+        try:
+            values[sample] = _number(entry)
+            failed[sample] = False
+        except Exception as error:
+            problem = problem or error_line(error)
+    return values, failed, problem
+
+
+def _number(entry: Any) -> float:
+    if entry is None:
+        return math.nan
+    is_scalar_array = getattr(entry, "shape", None) == () and not isinstance(entry, str | bytes)
+    if not (isinstance(entry, Real) or is_scalar_array):
+        raise TypeError(f"returned {type(entry).__name__}, not a number")
+    value = float(entry)
+    try:
+        struct.pack("<f", value)  # raises OverflowError if the value rounds to infinity
+        finite = not math.isinf(value)
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise ValueError(f"returned {entry!r}, which is infinite in float32")
+    return value
+
+
+def _lost(count: int) -> tuple[list[float], list[bool]]:
+    return [math.nan] * count, [True] * count

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_llm.compilation import compiles, count_compiles
-from jaxrl_llm.interrupts import interruptible, stop_if
+from jaxrl_llm.process import compiles, count_compiles, interruptible, stop_if
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.log import GroupLog, Pool

@@ -27,18 +27,15 @@ from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
 from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
-from jaxrl_llm.rollouts.metrics import rollout_metrics, window_metrics
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
-from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay
+from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, rollout_metrics, window_metrics
 from jaxrl_llm.rollouts.tools import Task
-from jaxrl_llm.sampling.config import SamplingConfig
+from jaxrl_llm.sampling.arguments import SamplingConfig
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.rows import BatchRow, assemble
-from jaxrl_llm.sampling.sampler import cut_at, settings_of
-from jaxrl_llm.sampling.schedule import lasting
-from jaxrl_llm.sampling.size import size_for
+from jaxrl_llm.sampling.sampler import BatchRow, assemble, cut_at, settings_of
+from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 

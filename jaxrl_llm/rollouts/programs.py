@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxrl_llm.buckets import bucket
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.shapes import bucket
 
 OBSERVATION = 32  # tokens per observation that the engine initially has room for
 Program = Callable[[Tools, Task], Awaitable[Sequence[Episode]]]

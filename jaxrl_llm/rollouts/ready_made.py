@@ -14,7 +14,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Source, Step, shuffled_epochs
 from jaxrl_llm.sampling.requests import Tokens
-from jaxrl_llm.sampling.rows import BatchRow, assemble
+from jaxrl_llm.sampling.sampler import BatchRow, assemble
 
 
 def demonstrations(

@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.errors import unknown
-from jaxrl_llm.interrupts import stop_if
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.process import stop_if
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import Scored, score_batch

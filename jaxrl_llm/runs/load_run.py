@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import Policy, load_policy
-from jaxrl_llm.models.lora import combine
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.runs.changes import PARAMETER_SETTINGS, check_changes
 from jaxrl_llm.runs.checkpoints import Checkpoints

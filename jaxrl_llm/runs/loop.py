@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxrl_llm import heap
+from jaxrl_llm import needs
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.compilation import count_compiles, use_compile_cache
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.interrupts import interruptible, stop_if
-from jaxrl_llm.models.lora import combine
+from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite, refusal
+from jaxrl_llm.learner.learn import Learner, fill_up, learn_batch
+from jaxrl_llm.learner.steps import filled
+from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.process import count_compiles, interruptible, limit_heap, stop_if, trim_heap, use_compile_cache
 from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.evaluate import evaluate_run
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
-from jaxrl_llm.runs.learn import learn
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.metrics import (
+    Clock,
+    Learned,
     accuracy_line,
     closing_summary,
     count_step,
@@ -33,12 +38,15 @@ from jaxrl_llm.runs.metrics import (
     step_metrics,
     without_nan,
 )
-from jaxrl_llm.runs.run_folder import Clock, RunFolder
-from jaxrl_llm.runs.setup import RunParts, check_provided, set_up
+from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.runs.setup import RunParts, check_provided, needs_values, set_up
 from jaxrl_llm.runs.source import MakeCurriculum, source_of
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save
+from jaxrl_llm.trajectory import Trajectories
 
 logger = logging.getLogger("jaxrl_llm.runs")
+
+WARM_UP = value_loss()
 
 
 def train(
@@ -75,7 +83,7 @@ def train(
                 config, resume=resume, inputs=inputs, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm,
                 source=source, curriculum=curriculum,
             )  # fmt: skip
-    heap.limit_retained()
+    limit_heap()
     use_compile_cache()
     count_compiles()
     clock = Clock()
@@ -148,11 +156,10 @@ def _run(
             params = combine(parts.frozen, state.train.params)
             found, at = source.next(state.source, params, jax.random.fold_in(key, step), step)
             stop_if(interrupted())
-            heap.trim()
+            trim_heap()
             with clock("update"):
                 state = state._replace(source=at)
-                learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
-            state = learned.state
+                state, learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(interrupted())
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}
@@ -185,3 +192,44 @@ def _run(
 def resume(path: str, accept_changed_inputs: bool = False) -> dict[str, Any]:
     """Resume the run in a folder as if it had never stopped; see `train`."""
     return train(RunFolder(path).read_config(), resume=True, accept_changed_inputs=accept_changed_inputs)
+
+
+def learn(
+    parts: RunParts,
+    config: TrainConfig,
+    state: RunState,
+    batch: Trajectories,
+    step: int,
+    feedback: Mapping[str, float],
+) -> tuple[RunState, Learned]:
+    """The learning half of a step: fill up the batch and learn from it. The state's parameters and moments are donated.
+
+    batch: scored, on the host. feedback: metrics of the last update. Raises InputError if the batch lacks what its
+    source should provide, and NotFiniteError if the update was rejected because a loss, gradient or parameter was not
+    finite.
+    """
+    learner = Learner(
+        parts.policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
+        config.micro_batches, parts.reference, parts.frozen,
+    )  # fmt: skip
+    needs.check_provided(batch, learner.algorithm.needs)
+    batch = fill_up(batch, config.prompts_per_step * config.group_size, config.group_size)
+    batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
+    warming = step < config.critic_steps and needs_values(learner.algorithm)
+    objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
+    train, memory, batch, steps, found = learn_batch(
+        learner, state.train, state.memory, batch, (config.seed, step), objective, only
+    )
+    metrics = {name: float(value) for name, value in found.items()}
+    if (finite := metrics.pop("finite")) < 1:
+        what = not_finite(
+            parts.policy, objective, combine(parts.frozen, train.params), batch, steps, state=train,
+            optimizer=parts.optimizer, frozen=parts.frozen, only=only,
+        )  # fmt: skip
+        raise NotFiniteError(refusal(step + 1, what, finite, steps))
+    return state._replace(train=train, memory=memory), Learned(batch, metrics, filled(steps))
+
+
+def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
+    """The batch with the metrics of the last update; `feedback` is None before the first."""
+    return batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)

@@ -1,29 +1,53 @@
-"""What a run reports: metrics of each step, notes on the screen, and the final summary."""
+"""What a run reports: times and metrics of each step, notes on the screen, and the final summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.advantages import uniform_groups
-from jaxrl_llm.compilation import compiles
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.learner.signal import signal
+from jaxrl_llm.learner.learn import signal
+from jaxrl_llm.process import compiles
 from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Step
 from jaxrl_llm.runs.config import TrainConfig, to_dict
-from jaxrl_llm.runs.learn import Learned
 from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
-from jaxrl_llm.trajectory import map_rows
+from jaxrl_llm.trajectory import Trajectories, map_rows
 
 SINGLE = "does the model expect another chat template?"
+
+
+class Clock:
+    """Accumulates the seconds spent in each phase of a run."""
+
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds = dict(seconds or {})
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
+
+
+class Learned(NamedTuple):
+    """What a step's learning gives besides the new state."""
+
+    batch: Trajectories  # after preparation, with any rows that pad it to its full size
+    metrics: dict[str, float]  # of the update
+    filled: float  # fraction of positions in packed rows that hold a token
 
 
 def metric_writers(config: TrainConfig, folder: RunFolder, step: int) -> MetricWriter:

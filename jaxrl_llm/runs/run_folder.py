@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,18 +212,3 @@ def _prompt_text(prompt: Any) -> str:
 
 def _number(x: Any) -> float | None:
     return float(x) if np.isfinite(x) else None
-
-
-class Clock:
-    """Accumulates the seconds spent in each phase of a run."""
-
-    def __init__(self, seconds: dict[str, float] | None = None) -> None:
-        self.seconds = dict(seconds or {})
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start

@@ -15,7 +15,7 @@ from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate
-from jaxrl_llm.distributed.sharding import to_host
+from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.learner.learn import start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
@@ -160,7 +160,7 @@ def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
 
 
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
-    """(frozen parameters or None, trained parameters); `lora.combine` combines them into the policy's.
+    """(frozen parameters or None, trained parameters); `parameters.combine` combines them into the policy's.
 
     Without LoRA all parameters are trained. With it the model's weights are frozen, and new adapters are trained
     together with the critic, if there is one. Raises InputError if the model cannot have the adapters.

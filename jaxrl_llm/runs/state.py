@@ -14,7 +14,8 @@ from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.changes import ACCEPT, check_changes, settings_to_compare
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.run_folder import Clock, RunFolder
+from jaxrl_llm.runs.metrics import Clock
+from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, PrefixSlots, cascade_attention, empty
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 

@@ -10,19 +10,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.buckets import bucket
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.admission import extend_rows, prefill_prompts, restore_rows
 from jaxrl_llm.sampling.cache import PrefixSlots
 from jaxrl_llm.sampling.decode import RowState, begin, decode, empty_ring_cache, finished, no_rows
 from jaxrl_llm.sampling.draw import DrawSettings
-from jaxrl_llm.sampling.prefill import empty_prefix_cache
+from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens, as_tokens, first_not_finite
-from jaxrl_llm.sampling.reuse import Kept, Reused, absolute_step, best_reuse
-from jaxrl_llm.sampling.schedule import Assignment, Schedule
-from jaxrl_llm.sampling.size import Size
+from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step, best_reuse
 from jaxrl_llm.sampling.weights import Weights
+from jaxrl_llm.shapes import bucket
 
 CHUNK = 64  # decode steps before the loop returns to the host, at most
 IDLE_SHARE = 32  # the loop returns to the host when one row in this many is idle and requests are waiting

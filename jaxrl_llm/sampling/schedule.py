@@ -1,4 +1,8 @@
-"""Assignment of requests to rows and slots: the engine's bookkeeping on the host, without arrays."""
+"""The engine's bookkeeping on the host: its capacity, which row and slot a request gets, and what it can reuse.
+
+A fork, or a conversation that continues, begins with tokens that a row has drawn before. Until another request takes
+the row or the ring KV cache wraps around, their keys and values need not be recomputed (`best_reuse`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,32 @@ from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from jaxrl_llm.sampling.requests import Request
+from jaxrl_llm.shapes import bucket
+
 SPARE = 4  # prompt slots per prompt slot needed if groups ended together: unfinished rows keep theirs occupied
+LEAST_REUSED = 4  # fewer tokens are not worth a copy
+
+
+class Size(NamedTuple):
+    """Numbers of rows and slots, and the lengths of prompts and completions that fit."""
+
+    shape: Shape
+    width: int  # most tokens of a prompt
+    tokens: int  # most tokens of a completion
+
+    def fits(self, request: Request) -> bool:
+        """Whether a request's prompt and completion fit."""
+        return len(request.prompt) <= self.width and request.limit <= self.tokens
+
+
+def size_for(requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None) -> Size:
+    """The capacity for these requests. slots, devices, shape: see `stream` and `schedule.plan`."""
+    shape = shape or plan([request.prompt for request in requests], slots, devices)
+    width = bucket(max(len(request.prompt) for request in requests))
+    return Size(shape, width, bucket(max(request.limit for request in requests), least=4))
 
 
 class Shape(NamedTuple):
@@ -131,3 +160,47 @@ class Schedule:
             del self.slot_of[prompt]
             self.left[slot] = max(self.left.values(), default=0) + 1
             self.free_slots = sorted([*self.free_slots, slot])
+
+
+class Kept(NamedTuple):
+    """A row that ended and whose keys and values are still in the ring KV cache."""
+
+    prompt: tuple[int, ...]
+    tokens: np.ndarray  # int32[n], after the prompt; the cache has keys and values of all but the last
+    last: int  # step at which the last token was drawn
+
+
+class Reused(NamedTuple):
+    """What a new row copies from a row that ended."""
+
+    source: int  # row to copy from
+    usable: int  # number of tokens whose keys and values are copied
+    shift: int  # columns by which they move
+
+
+def absolute_step(steps: int, column: int, columns: int) -> int:
+    """The last step before `steps` that wrote to `column` of a ring KV cache with `columns` columns."""
+    return steps - 1 - (steps - 1 - column) % columns
+
+
+def best_reuse(
+    kept: dict[int, Kept], prompt: tuple[int, ...], begun: np.ndarray, steps: int, columns: int
+) -> Reused | None:
+    """The row from which a request that continues `begun` can copy the most tokens; None if there is none.
+
+    steps: decode steps so far. columns: smallest number of columns among the layers. Token j of a kept row is in column
+    last - n + 2 + j (mod columns), and moves to column steps - own + j, where own is len(begun) - 1.
+    """
+    found, own = None, len(begun) - 1
+    for row, (of, tokens, last) in kept.items():
+        if of != prompt:
+            continue
+        n = len(tokens)
+        most = min(n - 1, own)
+        unlike = np.flatnonzero(tokens[:most] != begun[:most])
+        usable = int(unlike[0]) if len(unlike) else most
+        oldest = max(usable - columns, 0)
+        intact = steps - 1 - (last - n + 2 + oldest) < columns
+        if usable >= LEAST_REUSED and intact and (found is None or usable > found.usable):
+            found = Reused(row, usable, steps - own - last + n - 2)
+    return found

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.compilation import compiles, count_compiles
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.interrupts import interruptible
 from jaxrl_llm.models.check import check_policy
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.process import compiles, count_compiles, interruptible
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
-from jaxrl_llm.sampling.schedule import Shape
-from jaxrl_llm.sampling.size import size_for
+from jaxrl_llm.sampling.schedule import Shape, size_for
 from jaxrl_llm.sampling.weights import Weights
 
 
@@ -57,7 +55,7 @@ def stream(
     check_policy(policy)
     for name, value, kind, made in (
         ("weights", weights, Weights, "take_weights(policy, params)"),
-        ("settings", settings, DrawSettings, "sampling.draw.DrawSettings(...)"),
+        ("settings", settings, DrawSettings, "sampling.DrawSettings(...)"),
     ):
         if not isinstance(value, kind):
             raise InputError(f"{name} is a {type(value).__name__}, but must be the result of {made}")

@@ -7,15 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages.baselines import (
+from jaxrl_llm.advantages.group import (  # fmt: skip
     BASELINES,
     above_baseline,
     bucket_best,
     bucket_quantile,
+    drop_rows,
+    drop_small_advantages,
+    group_advantage,
     margin_over_second,
     masked_quantile,
-)  # fmt: skip
-from jaxrl_llm.advantages.group import drop_rows, drop_small_advantages, group_advantage, standardised
+    standardised,
+)
 from jaxrl_llm.errors import InputError
 
 KEYS = np.array([5, 2, 5, 2, 5, 9, 2, 5, 7])

@@ -28,11 +28,11 @@ from jaxrl_llm.distributed import ahead_of_time, replicate, to_mesh
 from jaxrl_llm.learner.learn import compile_learning
 from jaxrl_llm.learner.provide import outputs_of, wanted_of
 from jaxrl_llm.learner.steps import plan_steps
-from jaxrl_llm.runs import learn, loop
+from jaxrl_llm.runs import loop
 
 assert len(jax.devices()) == 4
 method, folder = sys.argv[1], Path(sys.argv[2])
-real, calls = learn.learn_batch, []
+real, calls = loop.learn_batch, []
 
 def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
@@ -41,7 +41,7 @@ def watched(learner, state, memory, batch, *rest):
     calls.append((learner._replace(reference=shapes(learner.reference)), shapes(state.params), batch))
     return real(learner, state, memory, batch, *rest)
 
-learn.learn_batch = watched
+loop.learn_batch = watched
 config = runs.small_config(folder, algorithm=method, steps=1, minibatches=2, eval_size=0)
 jax.config.update("jax_include_debug_info_in_dumps", False)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))

@@ -16,7 +16,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import from_hf, to_hf
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.huggingface import from_tensors, open_folder
-from jaxrl_llm.models.rope import frequencies
+from jaxrl_llm.models.layers import frequencies
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 3, 2**31, 10**18, 10**400, 0.0, 0.5, -2.5, 64.0, 1e308, float("nan"), float("inf"),

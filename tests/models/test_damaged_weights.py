@@ -17,7 +17,7 @@ import pytest
 
 from jaxrl_llm import load_policy
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.finite import all_finite, non_finite
+from jaxrl_llm.models.huggingface import all_finite, non_finite
 
 NORM, QUERY = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
 

@@ -19,6 +19,7 @@ from jaxrl_llm.distributed.sharding import describe_sharding
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy, lora, save_policy
 from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.parameters import combine
 
 RANK, ALPHA = 3, 4.5
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 9)), jnp.int32)
@@ -69,7 +70,7 @@ def assert_close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
 def test_new_adapters_change_nothing(vectors: Callable[[str], Any], family: str) -> None:
     model = vectors(family)
     adapters = lora.init(KEY, model.policy.config, RANK)
-    params = lora.combine(lora.scaled(model.params, RANK, ALPHA), adapters)
+    params = combine(lora.scaled(model.params, RANK, ALPHA), adapters)
     expected = model.policy.logits(model.params, TOKENS)
     assert model.policy.logits(params, TOKENS).tobytes() == expected.tobytes()
     assert all(np.any(x) == name.endswith("_in") for name, x in adapters["layers"].items())
@@ -109,7 +110,7 @@ def test_the_policy_is_that_of_the_merged_weights(
     """Biases, soft caps, norms of heads, experts, tied embeddings; layers stacked and apart."""
     model = vectors(family)
     frozen, adapters = trained(model, targets)
-    params, hand = lora.combine(frozen, adapters), by_hand(model, adapters)
+    params, hand = combine(frozen, adapters), by_hand(model, adapters)
     assert len(adapters["layers"]) == 2 * (len(targets) or (4 if family == "mixtral" else 7))
     merged = lora.merge(params)
     for name, w in merged["layers"].items():
@@ -129,9 +130,7 @@ def test_the_policy_is_that_of_the_merged_weights(
 def test_without_a_factor_it_is_1_and_without_adapters_nothing_is_merged(vectors: Callable[[str], Any]) -> None:
     model = vectors("llama_tied")
     _, adapters = trained(model)
-    bare, with_factor = (
-        lora.merge(lora.combine(f, adapters)) for f in (model.params, lora.scaled(model.params, 3, 3.0))
-    )
+    bare, with_factor = (lora.merge(combine(f, adapters)) for f in (model.params, lora.scaled(model.params, 3, 3.0)))
     jax.tree.map(np.testing.assert_array_equal, bare, with_factor)
     for params in (model.params, lora.scaled(model.params, 2, 1.0)):
         merged = lora.merge(params)
@@ -155,8 +154,8 @@ def test_gradients_are_those_of_the_merged_weights_by_the_chain_rule(
         hidden, _ = policy.forward(params, TOKENS, places, jnp.ones_like(TOKENS), remat=remat)
         return jnp.sum(weights * hidden)
 
-    found = jax.jit(jax.grad(lambda a: loss(lora.combine(frozen, a))))(adapters)["layers"]
-    of_weights = jax.jit(jax.grad(loss))(lora.merge(lora.combine(frozen, adapters)))["layers"]
+    found = jax.jit(jax.grad(lambda a: loss(combine(frozen, a))))(adapters)["layers"]
+    of_weights = jax.jit(jax.grad(loss))(lora.merge(combine(frozen, adapters)))["layers"]
     s = ALPHA / RANK
     for name in lora.TARGETS:
         axes = 2 if name == "out" else 1
@@ -173,10 +172,10 @@ def test_in_bfloat16_the_policy_is_about_the_same(vectors: Callable[[str], Any])
     model = vectors("llama_tied")
     policy = dataclasses.replace(model.policy, dtype=jnp.bfloat16)
     frozen, adapters = trained(model)
-    params = lora.combine(frozen, adapters)
+    params = combine(frozen, adapters)
     expected = np.asarray(jax.nn.log_softmax(model.policy.logits(params, TOKENS)))
     plain = np.asarray(jax.nn.log_softmax(model.policy.logits(model.params, TOKENS)))
-    for kept in (params, lora.combine(jax.tree.map(jnp.bfloat16, frozen), adapters)):
+    for kept in (params, combine(jax.tree.map(jnp.bfloat16, frozen), adapters)):
         found = np.asarray(jax.nn.log_softmax(policy.logits(kept, TOKENS)))
         assert np.abs(found - expected).mean() < 0.05 * np.abs(plain - expected).mean()
 
@@ -185,7 +184,7 @@ def test_merging_keeps_the_dtype_of_the_weights(vectors: Callable[[str], Any]) -
     model = vectors("llama_tied")
     frozen, adapters = trained(model)
     narrow = jax.tree.map(jnp.bfloat16, frozen) | {"embed": frozen["embed"]}
-    merged = lora.merge(lora.combine(narrow, adapters))
+    merged = lora.merge(combine(narrow, adapters))
     exact = by_hand(model._replace(params=narrow), adapters)
     for name, w in merged["layers"].items():
         assert w.dtype == jnp.bfloat16
@@ -196,7 +195,7 @@ def test_merging_keeps_the_dtype_of_the_weights(vectors: Callable[[str], Any]) -
 def test_join_is_a_deep_union_that_shares_arrays() -> None:
     a, b, c = (np.full(2, i) for i in range(3))
     frozen = {"x": a, "layers": ({"p": a}, {"p": b}), "deep": {"y": {"z": a, "w": c}}}
-    found = lora.combine(frozen, {"layers": ({"q": c}, {}), "deep": {"y": {"z": b}}, "new": {"v": c}})
+    found = combine(frozen, {"layers": ({"q": c}, {}), "deep": {"y": {"z": b}}, "new": {"v": c}})
     assert found["layers"][0]["p"] is a
     assert found["layers"][0]["q"] is c
     assert found["layers"][1] == {"p": b}
@@ -205,9 +204,9 @@ def test_join_is_a_deep_union_that_shares_arrays() -> None:
     assert found["x"] is a
     assert found["new"]["v"] is c
     assert frozen["deep"]["y"]["z"] is a
-    assert lora.combine(None, frozen) is frozen
+    assert combine(None, frozen) is frozen
     with pytest.raises(ValueError, match=r"shorter|longer"):
-        lora.combine({"layers": ({}, {})}, {"layers": ({},)})
+        combine({"layers": ({}, {})}, {"layers": ({},)})
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_each_adapter_is_split_where_its_weight_is(vectors: Callable[[str], Any]
     """The axis that a weight has over "tensor" is in one of the two matrices; the other is whole."""
     model = vectors("llama_tied")
     frozen, adapters = trained(model)
-    params, mesh = lora.combine(frozen, adapters), AbstractMesh((1, 2), ("data", "tensor"))
+    params, mesh = combine(frozen, adapters), AbstractMesh((1, 2), ("data", "tensor"))
     specs = parameter_specs(model.policy.config, mesh, adapted=params)["layers"]
     assert {name: spec for name, spec in specs.items() if "lora" in name and spec != P()} == {
         "query_lora_out": P(None, None, "tensor"),
@@ -265,7 +264,7 @@ def test_each_adapter_is_split_where_its_weight_is(vectors: Callable[[str], Any]
 
 def test_a_saved_model_holds_the_merged_weights(vectors: Callable[[str], Any], tmp_path: Any) -> None:
     model = vectors("llama_tied")
-    params = lora.combine(*trained(model))
+    params = combine(*trained(model))
     save_policy(tmp_path, model.policy, params, model.tokenizer)
     policy, loaded, _ = load_policy(tmp_path)
     merged = lora.merge(params)

@@ -20,6 +20,7 @@ from jaxrl_llm.models import init_params, load, lora
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.parameters import combine
 
 KEY = jax.random.key(0)
 
@@ -85,7 +86,7 @@ def changed(params: Any, value: Any, *path: str) -> Any:
 def test_parameters_of_another_policy_are_named(vectors: Any, tmp_path: Path) -> None:
     policy, params, _ = load_policy(vectors("llama").folder)
     query = params["layers"]["query"]
-    adapted = lora.combine(params, lora.init(KEY, policy.config, 3))
+    adapted = combine(params, lora.init(KEY, policy.config, 3))
     cases: list[tuple[str, Any]] = [
         ("the parameters are None, but must be a dictionary", None),
         ("the parameters are 3, but", 3),
@@ -125,7 +126,7 @@ def test_parameters_of_another_policy_are_named(vectors: Any, tmp_path: Path) ->
 
 def test_every_form_of_parameters_is_taken(family: str, vectors: Any) -> None:
     policy, params = vectors(family).policy, vectors(family).params
-    adapted = lora.combine(lora.scaled(params, 3, 6.0), lora.init(KEY, policy.config, 3))
+    adapted = combine(lora.scaled(params, 3, 6.0), lora.init(KEY, policy.config, 3))
     both = dataclasses.replace(policy, critic=Critic("tower", 2, 5))
     with_critic = init_critic(KEY, both, params, both.critic)
     for each in (params, adapted, with_critic):

@@ -23,6 +23,7 @@ from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import folders, lora
 from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.parameters import combine
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -268,7 +269,7 @@ def test_layers_as_a_tuple_and_adapters_are_written_as_others(model: Any, tmp_pa
     save_policy(tmp_path / "stacked", model.policy, model.params)
     assert contents(tmp_path / "tuple") == contents(tmp_path / "stacked")
     adapters = lora.init(jax.random.key(0), model.policy.config, 2)
-    save_policy(tmp_path / "adapted", model.policy, lora.combine(model.params, adapters))
+    save_policy(tmp_path / "adapted", model.policy, combine(model.params, adapters))
     assert contents(tmp_path / "adapted") == contents(tmp_path / "stacked")
 
 

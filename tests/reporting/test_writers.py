@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.writers import (
-    JsonlWriter,
-    TensorBoardWriter,
-    WandbWriter,
-    all_of,
-    check_writers,
-    read_jsonl,
-)
+from jaxrl_llm.reporting.writers import JsonlWriter, TensorBoardWriter, WandbWriter, all_of, check_writers, read_jsonl
 
 
 class Recorder:

@@ -26,7 +26,8 @@ from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.layers import Rope
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -96,7 +97,7 @@ def test_the_gradient_is_the_adapters_share_of_that_of_all(micro_batches: int) -
     grad_fn, batch = jax.jit(gradient, static_argnums=(0, 1)), batch_of()
     slices = plan_steps(batch, micro_batches=micro_batches).slices
     found, metrics = grad_fn(POLICY, GRPO.objective, adapters, batch, slices, frozen)
-    whole, same = grad_fn(POLICY, GRPO.objective, lora.combine(frozen, adapters), batch, slices)
+    whole, same = grad_fn(POLICY, GRPO.objective, combine(frozen, adapters), batch, slices)
     assert jax.tree.structure(found) == jax.tree.structure(adapters)
     for name, g in found["layers"].items():
         assert float(jnp.abs(g).max()) > 1e-5
@@ -260,7 +261,7 @@ def test_a_critic_learns_beside_the_adapters(tmp_path: Path) -> None:
 
     policy = dataclasses.replace(POLICY, critic=Critic("shared"))
     frozen, adapters = parts()
-    learning = {**adapters, "critic": init_critic(KEY, policy, lora.combine(frozen, adapters), policy.critic)["critic"]}
+    learning = {**adapters, "critic": init_critic(KEY, policy, combine(frozen, adapters), policy.critic)["critic"]}
     before, optimizer = bits(learning["layers"]), make_optimizer(OptimizerConfig(critic_learning_rate=0.1), 4)
     batch = batch_of().replace(returns=jnp.ones((4, 8)), values=jnp.zeros((4, 8)))
     after, _ = update(

@@ -16,7 +16,7 @@ import tiny_runs as runs
 from conftest import rollouts_of
 from tpu_environment import tpu_environment
 
-from jaxrl_llm.distributed.sharding import HOST, to_device, to_host, to_memory
+from jaxrl_llm.distributed.mesh import HOST, to_device, to_host, to_memory
 from jaxrl_llm.learner.provide import outputs_of, provide
 from jaxrl_llm.runs.setup import set_up
 

@@ -18,7 +18,8 @@ from jaxrl_llm.reporting.writers import read_json
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.run_folder import Clock, RunFolder
+from jaxrl_llm.runs.metrics import Clock
+from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.trajectory import Trajectories
 
 

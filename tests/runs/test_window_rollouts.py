@@ -20,8 +20,8 @@ from jaxrl_llm.learner import learn as learner
 from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import Scored, score_batch
-from jaxrl_llm.rollouts.metrics import window_metrics
 from jaxrl_llm.rollouts.rules import Partial
+from jaxrl_llm.rollouts.sources import window_metrics
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import strategy_of

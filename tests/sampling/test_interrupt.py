@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import sample
-from jaxrl_llm.interrupts import interruptible
+from jaxrl_llm.process import interruptible
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.requests import Completion, Request, Stats

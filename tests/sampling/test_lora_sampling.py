@@ -20,6 +20,7 @@ from conftest import quick_compiles
 from jaxrl_llm import sample
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.weights import abstract_weights, take_weights
 
@@ -33,7 +34,7 @@ def adapted(model: Any) -> Any:
     """Parameters with adapters that change the policy a good deal."""
     adapters = lora.init(jax.random.key(1), model.policy.config, 4)
     adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
-    return lora.combine(lora.scaled(model.params, 4, 8.0), adapters)
+    return combine(lora.scaled(model.params, 4, 8.0), adapters)
 
 
 def test_sampled_log_probabilities_are_the_trainers_and_tokens_those_of_merged_weights(
@@ -59,7 +60,7 @@ def test_in_bfloat16_the_adapters_are_exact_where_merged_weights_are_not(vectors
     narrow = jax.tree.map(jnp.bfloat16, model.params)
     adapters = lora.init(jax.random.key(1), model.policy.config, 4)
     adapters = jax.tree.map(lambda x: x + 1e-3 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
-    params = lora.combine(lora.scaled(narrow, 4, 4.0), adapters)
+    params = combine(lora.scaled(narrow, 4, 4.0), adapters)
     policy = dataclasses.replace(model.policy, dtype=jnp.float32)
     tokens = jnp.asarray([PROMPTS[1]])
     exact, apart, merged, without = (
@@ -93,13 +94,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl_llm import load_policy, sample
 from jaxrl_llm.distributed import make_mesh, shard_params
 from jaxrl_llm.models import lora
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling import Stats, completion_ids
 from jaxrl_llm.sampling.weights import abstract_weights
 
 policy, base, _ = load_policy(sys.argv[1])
 adapters = lora.init(jax.random.key(1), policy.config, 4)
 adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
-params = lora.combine(lora.scaled(base, 4, 8.0), adapters)
+params = combine(lora.scaled(base, 4, 8.0), adapters)
 prompts = [[5, 9, 200], [7, 1, 60, 61, 62, 3, 9]]
 settings = dict(group_size=2, max_new_tokens=12, stop_token_ids=[])
 

@@ -1,0 +1,183 @@
+"""What the library sets in its process: the heap's limits, the compilation cache, Ctrl-C and output streams.
+
+It imports JAX where it is needed, so that the command line starts without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+_ARENAS = -8  # M_ARENA_MAX of mallopt
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event
+_listening: set[str] = set()  # the listeners for it that are registered
+_seconds: list[float] = []  # of each compilation that was counted
+_outer: list[Callable[[], bool]] = []  # of the active `interruptible`, if any; signal handlers are per process
+
+
+def limit_heap() -> None:
+    """Make glibc's allocator retain little freed memory from now on; idempotent.
+
+    Threads started later share one arena, so that one can reuse what another frees (unless MALLOC_ARENA_MAX or
+    GLIBC_TUNABLES is set), and memory freed by a compilation is returned before the program runs. Together this lowers
+    the peak memory of an update of SmolLM2 by 5 to 6 %, and keeps it from growing with the iterations. With other C
+    libraries nothing happens.
+    """
+    if not {"MALLOC_ARENA_MAX", "GLIBC_TUNABLES"} & set(os.environ):
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).mallopt(_ARENAS, 1)
+    _when_compiled("trim", lambda seconds: trim_heap())
+
+
+def trim_heap() -> None:
+    """Return the heap's free pages to the system.
+
+    Called between rollout and update; otherwise memory freed by the rollout would add to the update's peak.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def default_cache_folder() -> Path:
+    """The folder of the compilation cache, unless JAX is configured with another."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jaxrl_llm" / "xla"
+
+
+def use_compile_cache() -> None:
+    """Enable the compilation cache, so that later processes need not compile the same programs.
+
+    A cache folder that is already configured (`jax_compilation_cache_dir`) is kept.
+    """
+    import jax
+
+    if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009 (JAX defines it dynamically)
+        jax.config.update("jax_compilation_cache_dir", str(default_cache_folder()))
+
+
+def count_compiles() -> None:
+    """Start counting compilations in this process; idempotent."""
+    _when_compiled("count", _seconds.append)
+
+
+def compiles() -> tuple[int, float]:
+    """The number of programs compiled, or fetched from the cache, since `count_compiles`, and the seconds it took."""
+    return len(_seconds), sum(_seconds)
+
+
+def _when_compiled(name: str, listener: Callable[[float], None]) -> None:
+    """Call a listener with the seconds of each compilation, unless one of this name is registered."""
+    import jax
+
+    def heard(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == _COMPILED:
+            listener(duration_secs)
+
+    if name not in _listening:
+        jax.monitoring.register_event_duration_secs_listener(heard)
+        _listening.add(name)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Context manager that defers a first Ctrl-C; it yields a function that tells whether one has occurred.
+
+    An exception raised by a signal handler may occur inside a JAX callback and be lost there; see `stop_if`.
+
+    A second Ctrl-C raises KeyboardInterrupt as usual. Nested contexts yield the outermost one's function, so that a
+    loop and the functions it calls share one flag. Outside the main thread the function always returns False.
+    """
+    if _outer or threading.current_thread() is not threading.main_thread():
+        yield _outer[0] if _outer else lambda: False
+        return
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def remember(number: int, frame: Any) -> None:
+        heard.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    _outer.append(lambda: bool(heard))
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield _outer[0]
+    finally:
+        _outer.clear()
+        signal.signal(signal.SIGINT, before)
+
+
+def stop_if(interrupted: bool) -> None:
+    """Raise the deferred KeyboardInterrupt, at a point where it cannot be lost."""
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+class FailsafeStream:
+    """A text stream whose writes never fail: unencodable text is escaped, and after an error text is dropped.
+
+    A closed pipe or a full disk must not end a run.
+
+    stream: the underlying stream; None (standard output was closed before the start) drops everything.
+    Other attributes, such as `encoding`, are those of the stream.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.lost = stream is None or stream.closed  # whether further text is dropped
+
+    def write(self, text: str) -> int:
+        """Write the text, unless the stream has failed; returns its length either way."""
+        if not self.lost:
+            assert self._stream is not None
+            try:
+                try:
+                    self._stream.write(text)
+                except UnicodeEncodeError:
+                    encoding = self._stream.encoding or "ascii"
+                    self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            except (OSError, ValueError):  # OSError: no reader, or a full disk; ValueError: the stream is closed
+                self._lose()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, if possible."""
+        if not self.lost:
+            assert self._stream is not None
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._lose()
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal that has not failed."""
+        return not self.lost and self._stream is not None and self._stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _lose(self) -> None:
+        self.lost = True
+        send_to_null(self._stream)
+
+
+def send_to_null(stream: TextIO | None) -> None:
+    """Redirect a stream whose writes fail to the null device.
+
+    Otherwise its buffered text would fail again when the interpreter exits, with a message and status 120.
+    """
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no file descriptor, or closed
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+        stream.flush()
