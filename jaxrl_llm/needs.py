@@ -16,9 +16,8 @@ import numpy as np
 
 from jaxrl_llm.effective_rank import rank_measures
 from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.stand_ins import StandIn, behaviour, flat_rank, near, no_values, ones, power, uniform, whole
-from jaxrl_llm.trajectory import Array, PolicyOutputs, Trajectories
+from jaxrl_llm.trajectory import Array, PolicyOutputs, Trajectories, bucket_moments
 
 
 class Models(Protocol):

@@ -34,7 +34,7 @@ from jaxrl_llm.advantages.sets import best_of_sets_advantage, diverse_sets_advan
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.advantages.votes import vote
-from jaxrl_llm.grouping import bucket_moments, bucket_sums
+from jaxrl_llm.trajectory import bucket_moments, bucket_sums
 
 __all__ = [
     "above_baseline",

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, counted
 
 

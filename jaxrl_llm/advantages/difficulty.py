@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.grouping import bucket_moments, bucket_sums
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, require_function, stateless
 
 EDGES = ("strict", "lenient")

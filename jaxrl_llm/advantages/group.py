@@ -13,9 +13,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.grouping import bucket_moments, bucket_sums
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, require_function, stateless
 
 SCALES = ("std", "none", "batch", "sum", "mean")

@@ -11,8 +11,7 @@ from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice, unknown
-from jaxrl_llm.grouping import bucket_moments, bucket_sums
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
 

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import masked_quantile
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.transform import State, Transform
 
 Number = jax.Array | float

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
-from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.log_ratios import log_ratio
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
 

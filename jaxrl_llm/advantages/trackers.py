@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import standardised
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.grouping import bucket_sums
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import State, Transform
 
 

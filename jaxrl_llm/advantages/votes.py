@@ -7,10 +7,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import Transform, counted
 
 TIES = ("content", "first")

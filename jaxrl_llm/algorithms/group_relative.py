@@ -11,7 +11,6 @@ from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.objectives.averages import average_by_name, constant, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -19,7 +18,7 @@ from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.objectives.token_groups import first_action, later_actions, token_groups
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.transform import Transform, chain, stateless
 
 __all__ = ["baichuan_m2", "bnpo", "dapo", "degrpo", "dr_grpo", "grpo"]

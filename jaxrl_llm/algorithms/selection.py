@@ -11,7 +11,6 @@ from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise
 from jaxrl_llm.selection.rows import (
@@ -28,7 +27,7 @@ from jaxrl_llm.selection.rows import (
     score_weights,
 )
 from jaxrl_llm.selection.tokens import share_up, top_tokens
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import chain, counted
 
 __all__ = ["brpo", "d3s", "pf_ppo"]

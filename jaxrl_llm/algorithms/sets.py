@@ -11,9 +11,8 @@ from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_moments
 
 __all__ = ["maxrl", "passk_grpo", "polychromic", "riskpo"]
 

@@ -1,8 +1,7 @@
 """Meshes and sharding rules."""
 
-from jaxrl_llm.distributed.ahead_of_time import Program, ahead_of_time
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
-from jaxrl_llm.distributed.mesh import check_rows, data_mesh, make_mesh, replicate, to_mesh
+from jaxrl_llm.distributed.mesh import Program, ahead_of_time, check_rows, data_mesh, make_mesh, replicate, to_mesh
 from jaxrl_llm.distributed.sharding import (
     Moved,
     bytes_per_device,

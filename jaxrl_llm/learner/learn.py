@@ -12,8 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.distributed.ahead_of_time import Program, ahead_of_time, computed
-from jaxrl_llm.distributed.mesh import replicate, to_mesh
+from jaxrl_llm.distributed.mesh import Program, ahead_of_time, computed, replicate, to_mesh
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import Steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update

@@ -8,8 +8,7 @@ from functools import cached_property
 
 import jax
 
-from jaxrl_llm.distributed.ahead_of_time import compiled
-from jaxrl_llm.distributed.mesh import to_device
+from jaxrl_llm.distributed.mesh import compiled, to_device
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.distributed.ahead_of_time import compiled
+from jaxrl_llm.distributed.mesh import compiled
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.checks import (
     check_alive,

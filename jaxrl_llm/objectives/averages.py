@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.grouping import bucket_sums
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, in_words, row_means, totals_of, weighted
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_sums, in_words, row_means, totals_of, weighted
 from jaxrl_llm.transform import Metrics, Objective, Refresh, control, in_turn, names_of
 
 Mean = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]

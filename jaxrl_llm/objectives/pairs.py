@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.grouping import bucket_sums
 from jaxrl_llm.log_ratios import needed
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, row_means
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
 from jaxrl_llm.transform import Metrics, Objective, require_function
 
 Number = float | jax.Array

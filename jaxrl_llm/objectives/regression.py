@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
-from jaxrl_llm.grouping import bucket_moments
 from jaxrl_llm.log_ratios import absolute, log_ratio, needed
 from jaxrl_llm.objectives.averages import Average, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_moments
 from jaxrl_llm.transform import Metrics, Objective, Transform, stateless
 
 Number = float | jax.Array

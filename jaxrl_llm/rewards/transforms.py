@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.grouping import bucket_sums
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.algorithms.algorithm import DynamicSampling, Partial
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
@@ -28,7 +29,6 @@ from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, rollout_metrics, window_metrics
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.arguments import SamplingConfig

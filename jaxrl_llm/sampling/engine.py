@@ -13,8 +13,7 @@ import numpy as np
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import PrefixSlots
-from jaxrl_llm.sampling.decode import RowState, begin, decode, empty_ring_cache, finished, no_rows
-from jaxrl_llm.sampling.draw import DrawSettings
+from jaxrl_llm.sampling.decode import DrawSettings, RowState, begin, decode, empty_ring_cache, finished, no_rows
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step, best_reuse

@@ -16,7 +16,7 @@ class Tokens(NamedTuple):
     """A completion's tokens and their log-probabilities, entropies and so on; arrays [n]."""
 
     token: np.ndarray  # int32
-    logp: np.ndarray  # f32; this and the next three are as in `draw.Drawn`
+    logp: np.ndarray  # f32; this and the next three are as in `decode.Drawn`
     entropy: np.ndarray
     floor: np.ndarray
     untruncated_logp: np.ndarray

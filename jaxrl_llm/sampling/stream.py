@@ -12,7 +12,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.check import check_policy
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.process import compiles, count_compiles, interruptible
-from jaxrl_llm.sampling.draw import DrawSettings
+from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
 from jaxrl_llm.sampling.schedule import Shape, size_for

@@ -12,7 +12,7 @@ from conftest import quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models import Policy, decoder
-from jaxrl_llm.sampling.draw import DrawSettings
+from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
