@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 _ARENAS = -8  # M_ARENA_MAX of mallopt
-_COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event
-_listening: set[str] = set()  # the listeners for it that are registered
+_listeners: list[Callable[[float], None]] = []  # called with the seconds of each compilation
 _seconds: list[float] = []  # of each compilation that was counted
 _outer: list[Callable[[], bool]] = []  # of the active `interruptible`, if any; signal handlers are per process
 
@@ -33,7 +32,11 @@ def limit_heap() -> None:
     if not {"MALLOC_ARENA_MAX", "GLIBC_TUNABLES"} & set(os.environ):
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).mallopt(_ARENAS, 1)
-    _when_compiled("trim", lambda seconds: trim_heap())
+    _listen(_trim)
+
+
+def _trim(_: float) -> None:
+    trim_heap()
 
 
 def trim_heap() -> None:
@@ -64,7 +67,7 @@ def use_compile_cache() -> None:
 
 def count_compiles() -> None:
     """Start counting compilations in this process; idempotent."""
-    _when_compiled("count", _seconds.append)
+    _listen(_seconds.append)
 
 
 def compiles() -> tuple[int, float]:
@@ -72,17 +75,20 @@ def compiles() -> tuple[int, float]:
     return len(_seconds), sum(_seconds)
 
 
-def _when_compiled(name: str, listener: Callable[[float], None]) -> None:
-    """Call a listener with the seconds of each compilation, unless one of this name is registered."""
+def _listen(listener: Callable[[float], None]) -> None:
+    """Call a listener with the seconds of each compilation from now on; idempotent."""
     import jax
 
-    def heard(event: str, duration_secs: float, **_: str | int) -> None:
-        if event == _COMPILED:
-            listener(duration_secs)
+    if not _listeners:
+        jax.monitoring.register_event_duration_secs_listener(_heard)
+    if listener not in _listeners:
+        _listeners.append(listener)
 
-    if name not in _listening:
-        jax.monitoring.register_event_duration_secs_listener(heard)
-        _listening.add(name)
+
+def _heard(event: str, duration_secs: float, **_: str | int) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        for listener in _listeners:
+            listener(duration_secs)
 
 
 @contextmanager

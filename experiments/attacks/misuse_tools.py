@@ -29,12 +29,12 @@ class Tools:
 
         import jaxrl_llm
         from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
-        from jaxrl_llm.algorithms.algorithm import Partial
         from jaxrl_llm.in_jax import tasks
         from jaxrl_llm.in_jax import train as in_jax
         from jaxrl_llm.learner import optimizer, provide, steps, update
         from jaxrl_llm.reporting import shading, statistics
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+        from jaxrl_llm.rollouts.rules import Partial
         from jaxrl_llm.runs import config
 
         return {

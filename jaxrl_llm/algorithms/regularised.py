@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm, Partial
+from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
@@ -18,6 +18,7 @@ from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
 from jaxrl_llm.objectives.penalties import likelihood_preserving, right_answers
 from jaxrl_llm.objectives.subset import mean_by
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import chain, stateless
 

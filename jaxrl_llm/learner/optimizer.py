@@ -25,7 +25,7 @@ import optax
 from jaxrl_llm.errors import InputError, require
 from jaxrl_llm.learner.moments import Bounded, as_matrices, in_float32, scale_by_adam
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
-from jaxrl_llm.models.parameters import NOT_DECAYED
+from jaxrl_llm.models.parameters import decayed
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -44,16 +44,6 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     # The first step is taken at 1/(warmup + 1) of the peak: a step at rate 0 would be wasted.
     first = peak / (config.warmup_steps + 1)
     return optax.join_schedules([optax.linear_schedule(first, peak, config.warmup_steps), main], [config.warmup_steps])
-
-
-def decayed(params: Any) -> Any:
-    """Which parameters weight decay acts on: true for projections, false for embeddings, norms and biases."""
-
-    def decide(path: tuple[Any, ...], _: Any) -> bool:
-        name = str(getattr(path[-1], "key", path[-1]))
-        return name not in NOT_DECAYED
-
-    return jax.tree_util.tree_map_with_path(decide, params)
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:

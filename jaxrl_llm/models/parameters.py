@@ -223,3 +223,14 @@ def _combine(a: Any, b: Any) -> Any:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return tuple(_combine(x, y) for x, y in zip(a, b, strict=True))
     return b
+
+
+def decayed(params: Any) -> Any:
+    """Which parameters weight decay acts on: true for projections, false for embeddings, norms and biases."""
+    import jax
+
+    def decide(path: tuple[Any, ...], _: Any) -> bool:
+        name = str(getattr(path[-1], "key", path[-1]))
+        return name not in NOT_DECAYED
+
+    return jax.tree_util.tree_map_with_path(decide, params)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.algorithms.algorithm import DynamicSampling, Partial
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
@@ -29,11 +28,11 @@ from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, rollout_metrics, window_metrics
 from jaxrl_llm.rollouts.tools import Task
-from jaxrl_llm.sampling.arguments import SamplingConfig
 from jaxrl_llm.sampling.engine import CHUNK, Engine
-from jaxrl_llm.sampling.requests import Request, Stats
+from jaxrl_llm.sampling.requests import Request, SamplingConfig, Stats
 from jaxrl_llm.sampling.sampler import BatchRow, assemble, cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights

@@ -14,7 +14,7 @@ from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_
 from jaxrl_llm.settings import coerce_fields, raise_error
 
 if TYPE_CHECKING:
-    from jaxrl_llm.sampling.arguments import SamplingConfig
+    from jaxrl_llm.sampling.requests import SamplingConfig
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
 COUNT = 2**31 - 1  # largest int32, the integer type on devices
@@ -173,7 +173,7 @@ class TrainConfig:
     @property
     def sampling(self) -> SamplingConfig:
         """How completions are sampled: the settings of the same names."""
-        from jaxrl_llm.sampling.arguments import SamplingConfig  # here: the rest of the module needs no JAX
+        from jaxrl_llm.sampling.requests import SamplingConfig  # here: the rest of the module needs no JAX
 
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingConfig)}
         return SamplingConfig(**own | {"cache_dtype": self.dtype if self.cache_dtype == "dtype" else self.cache_dtype})

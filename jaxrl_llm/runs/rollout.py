@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.algorithms.algorithm import Partial
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.rollouts.programs import Rollout, with_greedy_baseline
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.runs.config import TrainConfig
 
 GREEDY = "greedy_reward"

@@ -12,10 +12,10 @@ from batches import finite_differences, gradient_of, loss_of, outputs_of, prepar
 from experience import learn
 
 from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.algorithm import Partial
 from jaxrl_llm.algorithms.long_reasoning import t_ppo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 pytestmark = pytest.mark.heavy

@@ -14,13 +14,13 @@ from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.algorithms.algorithm import Partial
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
 
 WANTED = 4

@@ -18,7 +18,6 @@ from heavy import few
 from test_resume import STEPS, assert_same_run, kill
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.algorithm import Partial
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.learn import fill_up
 from jaxrl_llm.learner.optimizer import OptimizerConfig
@@ -26,6 +25,7 @@ from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient, prepare
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.rollouts.sources import rollout_metrics
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints

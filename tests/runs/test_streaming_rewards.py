@@ -23,9 +23,8 @@ from jaxrl_llm.rollouts.experience import Experience, experience
 from jaxrl_llm.rollouts.sources import shuffled_epochs
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.sampling.arguments import SamplingConfig
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Completion
+from jaxrl_llm.sampling.requests import Completion, SamplingConfig
 from jaxrl_llm.trajectory import Trajectories
 
 pytestmark = pytest.mark.heavy

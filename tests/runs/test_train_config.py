@@ -17,7 +17,7 @@ from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.lora import TARGETS
 from jaxrl_llm.runs.config import LoraTarget, TrainConfig, from_dict, located, to_dict
-from jaxrl_llm.sampling.arguments import SamplingConfig
+from jaxrl_llm.sampling.requests import SamplingConfig
 
 FULL = TrainConfig(
     model="somewhere",

@@ -15,12 +15,12 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.algorithm import Partial
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner import learn as learner
 from jaxrl_llm.reporting.files import read_json
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import Scored, score_batch
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.rollouts.sources import window_metrics
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
