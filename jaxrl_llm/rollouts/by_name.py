@@ -9,9 +9,11 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.rewards.loading import load_function
-from jaxrl_llm.rollouts.programs import Rollout, forked, group, hinted
+from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group, hinted
 
-NAMED: dict[str, Callable[..., Rollout]] = {"group": group, "hinted": hinted, "forked": forked}
+NAMED: dict[str, Callable[..., Rollout]] = {
+    "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked,
+}  # fmt: skip
 
 
 def rollout_by_name(spec: str) -> Rollout:

@@ -38,6 +38,7 @@ from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
+REPLAY = "replay_"  # before the names of a replay's arrays in a checkpoint
 LOOK = 16  # tokens between two checks for complete groups and for stop strings
 Clock = Callable[[str], AbstractContextManager[Any]]
 
@@ -72,7 +73,7 @@ class ExperienceState(NamedTuple):
     """State of the standard source."""
 
     curriculum: Any
-    replay: Any
+    replay: dict[str, np.ndarray]
     pool: Pool  # groups that continue in the next step
 
 
@@ -100,11 +101,14 @@ def experience(setup: Experience) -> Source:
         return found, state._replace(replay=replay, curriculum=setup.curriculum.observe(state.curriculum, found))
 
     def save(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return {"curriculum": state.curriculum}, to_arrays(state.pool) if setup.partial is not None else {}
+        pool = to_arrays(state.pool) if setup.partial is not None else {}
+        return {"curriculum": state.curriculum}, pool | {REPLAY + name: x for name, x in state.replay.items()}
 
     def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
         setup.curriculum.select(saved["curriculum"], 0)  # so that the curriculum checks its state
-        return ExperienceState(saved["curriculum"], setup.replay.init(), from_arrays(arrays))
+        replay = {name.removeprefix(REPLAY): x for name, x in arrays.items() if name.startswith(REPLAY)}
+        pool = {name: x for name, x in arrays.items() if not name.startswith(REPLAY)}
+        return ExperienceState(saved["curriculum"], replay, from_arrays(pool))
 
     return Source(init, next_step, save, load, setup.rollout.provides)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from asyncio import gather
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,6 +67,48 @@ def with_greedy_baseline(rollout: Rollout) -> Rollout:
     return replace(
         rollout, program=program, name=f"{rollout.name}, greedy", provides=rollout.provides | {"greedy_reward"}
     )
+
+
+def down_sampled(times: int = 2) -> Rollout:
+    """Sample `times` as many completions as a group has, and train on those whose rewards have the largest variance.
+
+    Sampling is cheaper than training, and among more samples there are more often both right and wrong ones (PODS:
+    max-variance down-sampling, Not All Rollouts are Useful, arXiv 2504.13818). Raises InputError unless times is a
+    whole number, at least 2.
+    """
+    if isinstance(times, bool) or not isinstance(times, int) or times < 2:
+        raise InputError(f"down_sampled's times is {shown(times)}, but must be a whole number, at least 2")
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        numbers = range(times * task.samples)
+        episodes = await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in numbers)))
+        return [episodes[i] for i in most_varied([episode.reward for episode in episodes], task.samples)]
+
+    return Rollout(program, f"down_sampled({times})")
+
+
+def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
+    """The `keep` of the rewards with the largest variance: the smallest and the largest ones, ascending places.
+
+    Of several such sets, one with the most even numbers of both. Rewards that are None or NaN are taken only if there
+    are too few others.
+
+    >>> most_varied([0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0], 4)
+    [0, 1, 5, 6]
+    """
+    missing = [i for i, reward in enumerate(rewards) if reward is None or math.isnan(reward)]
+    known = [(float(reward or 0.0), i) for i, reward in enumerate(rewards) if i not in missing]
+    order, n = sorted(known), min(keep, len(known))
+
+    def taken(k: int) -> list[tuple[float, int]]:
+        """The n - k smallest and the k largest."""
+        return order[: n - k] + order[len(order) - k :]
+
+    def merit(k: int) -> tuple[float, int]:
+        return round(statistics.pvariance([reward for reward, _ in taken(k)]), 12), -abs(n - 2 * k)
+
+    best = taken(max(range(n + 1), key=merit)) if n else []
+    return sorted([i for _, i in best] + missing[: keep - n])
 
 
 def hinted(column: str = "hint", above: float = 0.0) -> Rollout:

@@ -61,11 +61,11 @@ class Curriculum(NamedTuple):
 class Replay(NamedTuple):
     """Mixes past trajectories into a batch.
 
-    init: () -> state. mix: (state, Scored) -> (Scored, state).
+    init: () -> state, arrays by name, which are saved in checkpoints. mix: (state, Scored) -> (Scored, state).
     """
 
-    init: Callable[[], State]
-    mix: Callable[[State, Scored], tuple[Scored, State]]
+    init: Callable[[], dict[str, np.ndarray]]
+    mix: Callable[[dict[str, np.ndarray], Scored], tuple[Scored, dict[str, np.ndarray]]]
 
 
 def shuffled_epochs(rows: list[dict[str, Any]], seed: int) -> Curriculum:
@@ -84,7 +84,7 @@ def shuffled_epochs(rows: list[dict[str, Any]], seed: int) -> Curriculum:
 
 def no_replay() -> Replay:
     """No replay: batches stay as they are."""
-    return Replay(lambda: (), lambda state, scored: (scored, state))
+    return Replay(dict, lambda state, scored: (scored, state))
 
 
 def window_metrics(scored: Scored) -> dict[str, float]:

@@ -98,8 +98,8 @@ class TrainConfig:
     in flight, on each segment in the step that sampled it."""
 
     rollout: str = "group"
-    """Program that makes a group of completions: group, hinted(COLUMN), forked(PLACE, ...), or path/to/file.py:FUNCTION
-    or package.module:FUNCTION, which is an async program or a function that returns a Rollout."""
+    """Program that makes a group of completions: group, down_sampled(TIMES), hinted(COLUMN), forked(PLACE, ...), or
+    path/to/file.py:FUNCTION or package.module:FUNCTION, an async program or a function that returns a Rollout."""
     rollout_time_limit: float = 60.0
     """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed."""
 

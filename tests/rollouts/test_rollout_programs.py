@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_engine import LIMIT, Ran, begin, length_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode, info_columns
-from jaxrl_llm.rollouts.programs import Rollout, conversation, forked, group, hinted, with_greedy_baseline
+from jaxrl_llm.rollouts.programs import (
+    Rollout,
+    conversation,
+    down_sampled,
+    forked,
+    group,
+    hinted,
+    most_varied,
+    with_greedy_baseline,
+)
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 # A prompt none of whose samples ends before it forks, or before 12 tokens.
@@ -45,6 +58,32 @@ def test_a_hint_comes_where_all_fail(above: float, row: dict[str, Any], guided: 
     assert {episode.prompt for episode in one.episodes} == {(5, 1, 7, 8) if guided else (5, 1)}
     assert [episode.sample for episode in one.episodes] == ([3, 4, 5] if guided else [0, 1, 2])
     assert all(episode.reward is not None for episode in one.episodes)
+
+
+def test_the_most_varied_of_more_samples_are_trained_on() -> None:
+    (one,) = Ran(begin([3], 3), Rule(), down_sampled(4)).found.groups
+    sizes = [min(length_of(3, i), LIMIT) for i in range(12)]  # which are the rewards
+    best = max(np.var(chosen) for chosen in itertools.combinations(sizes, 3))
+    assert [episode.reward for episode in one.episodes] == [sizes[episode.sample] for episode in one.episodes]
+    assert np.var([episode.size for episode in one.episodes]) == pytest.approx(best)
+    assert len({episode.sample for episode in one.episodes}) == 3
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, -2.0]), min_size=1, max_size=8), st.integers(1, 8))
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_no_other_rewards_vary_more(rewards: list[float], keep: int) -> None:
+    chosen = most_varied(rewards, keep)
+    assert len(set(chosen)) == len(chosen) == min(keep, len(rewards))
+    best = max(np.var(some) for some in itertools.combinations(rewards, len(chosen)))
+    assert np.var([rewards[i] for i in chosen]) == pytest.approx(best, abs=1e-9)
+
+
+def test_rewards_that_are_missing_are_taken_last() -> None:
+    assert most_varied([None, 1.0, math.nan, 0.0], 2) == [1, 3]
+    assert most_varied([None, 1.0, math.nan, 0.0], 3) == [0, 1, 3]
+    assert most_varied([None, None], 1) == [0]
+    with pytest.raises(InputError, match="times is 1, but must be a whole number, at least 2"):
+        down_sampled(1)
 
 
 def test_forks_share_their_beginning() -> None:

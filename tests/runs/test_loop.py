@@ -27,9 +27,12 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.rollouts.sources import Curriculum
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.experience import Experience, experience
+from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, shuffled_epochs
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
 
@@ -171,6 +174,38 @@ def test_a_curriculum_chooses_the_prompts_and_goes_on_from_a_checkpoint(no_repor
         shutil.rmtree(other / "checkpoints" / str(step))
     loop.train(loop.RunFolder(other).read_config(), resume=True, curriculum=backwards)
     assert runs.reproducible(other / "metrics.jsonl") == runs.reproducible(Path(config.output) / "metrics.jsonl")
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_replay_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Rewards are relative to the mean of the step before, which is part of the source's state."""
+    config = runs.small_config(tmp_path, steps=3, eval_size=0, checkpoint_every=1, keep_checkpoints=3)
+
+    def mix(state: dict[str, np.ndarray], scored: Scored) -> tuple[Scored, dict[str, np.ndarray]]:
+        reward = scored.batch.need("reward")
+        batch = scored.batch.replace(reward=reward - state["last"])
+        return scored._replace(batch=batch), {"last": np.float32(np.mean(reward))}
+
+    def source(parts: RunParts) -> Source:
+        order = shuffled_epochs(parts.prompts.rows, config.seed)
+        replay = Replay(lambda: {"last": np.float32(0)}, mix)
+        return experience(
+            Experience(
+                parts.policy, parts.prompts, parts.rewards, order, config.sampling, replay=replay,
+                prompts_per_step=config.prompts_per_step, group_size=config.group_size,
+            )
+        )  # fmt: skip
+
+    loop.train(config, source=source)
+    lines = runs.reproducible(Path(config.output) / "metrics.jsonl")
+    assert lines[0]["reward/mean"] > 0.3
+    assert abs(lines[1]["reward/mean"]) < 0.3
+    other = tmp_path / "other"
+    shutil.copytree(config.output, other)
+    for step in (2, 3):
+        shutil.rmtree(other / "checkpoints" / str(step))
+    loop.train(loop.RunFolder(other).read_config(), resume=True, source=source)
+    assert runs.reproducible(other / "metrics.jsonl") == lines
 
 
 def test_a_source_has_its_own_curriculum(tmp_path: Path) -> None:
