@@ -1,15 +1,17 @@
 """What `make demo` runs: DAPO on SmolLM2-135M-Instruct, sums and differences of two numbers, verifiable answers.
 
 The task is reasoning-gym's chain_sum with two terms of one or two digits, the question as reasoning-gym words it. The
-verifier is `number_match`: the last number of the completion must be the answer. The 256 held-out questions are not
-among the training questions; of these, 5 % have one-digit numbers, for there are only 200 such questions, and the
-curriculum chooses them more often. DAPO is GRPO without a KL reference, and samples other prompts in place of those
-whose completions are all right or all wrong, which teach nothing.
+verifier is `number_match`: the last number of the completion must be the answer. None of the 256 held-out questions is
+a training question; 5 % of them have one-digit numbers only (there are 200 such questions in all), with which the
+curriculum begins. DAPO is GRPO without a KL reference and with dynamic sampling: groups whose completions are all right
+or all wrong teach nothing and are replaced by groups of other prompts. An entropy bonus keeps the sampled answers
+varied.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from functools import partial
@@ -18,12 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.objectives import entropy
 from jaxrl_llm.rollouts.sources import Curriculum
 from jaxrl_llm.runs.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.runs.loop import train
 from jaxrl_llm.runs.metrics import accuracy_line
+from jaxrl_llm.runs.setup import make_algorithm
 
-ROUNDS = 2  # of sampling in a step, at most: groups that are all right or all wrong are replaced
+ROUNDS = 2  # of sampling in a step, at most
+ENTROPY = 0.01  # coefficient of the bonus
 KINDS = {
     "wrong, then right": (0, 1),
     "still wrong": (0, 0),
@@ -39,11 +45,11 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
         output=output,
         seed=seed,
         steps=steps,
-        prompts="reasoning-gym:chain_sum",
-        task_options={"min_terms": "2", "max_terms": "2", "min_digits": "1", "max_digits": "2"},
+        prompts="reasoning-gym:basic_arithmetic",
+        task_options={"operators": "['+']", "max_terms": "2", "max_digits": "2"},
         rewards=("number_match",),
         prompts_per_step=8,
-        group_size=16,
+        group_size=8,
         max_new_tokens=16,
         temperature=1.0,
         algorithm="dapo",
@@ -57,14 +63,19 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
     )
 
 
-def easy_first(rows: list[dict[str, Any]], draws: int, seed: int) -> Curriculum:
-    """One-digit numbers first, then more and more two-digit ones: three of four from draws / 2 on.
+def with_entropy_bonus(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with ENTROPY times the mean entropy of the policy subtracted from its loss."""
+    return dataclasses.replace(algorithm, objective=algorithm.objective - ENTROPY * entropy())
 
-    draws: the most prompts that the run can take; the order repeats after them. The state is the number taken.
+
+def easy_first(rows: list[dict[str, Any]], draws: int, seed: int) -> Curriculum:
+    """One-digit numbers first, then more and more two-digit ones, three of four at the end.
+
+    draws: prompts until the end; the order repeats after them. The state is the number of prompts taken.
     """
     random = np.random.default_rng(seed)
     digits = np.array([row["reasoning_gym_entry"]["metadata"]["num_digits"] for row in rows])
-    share = np.minimum(np.linspace(0, 1.5, draws), 0.75)
+    share = np.linspace(0, 0.75, draws)
     hard = np.diff(np.floor(np.cumsum(share)), prepend=0) > 0
     order = np.zeros(draws, np.int32)
     for level, places in ((1, ~hard), (2, hard)):
@@ -98,12 +109,13 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="runs/demo")
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=12)
     arguments = parser.parse_args()
     begun = time.monotonic()
     config = demo_config(arguments.model, arguments.seed, arguments.output, arguments.steps)
-    draws = config.steps * config.prompts_per_step * ROUNDS
-    summary = train(config, curriculum=partial(easy_first, draws=draws, seed=config.seed))
+    draws = int(1.5 * config.steps * config.prompts_per_step)
+    curriculum = partial(easy_first, draws=draws, seed=config.seed)
+    summary = train(config, algorithm=with_entropy_bonus(make_algorithm(config)), curriculum=curriculum)
     folder = Path(arguments.output)
     for kind, before, after in examples(folder):
         print(f"\n{before['prompt']}  ({kind})")
