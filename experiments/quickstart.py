@@ -1,11 +1,11 @@
-"""What `make demo` runs: DAPO on SmolLM2-135M-Instruct, sums and differences of two numbers, verifiable answers.
+"""What `make demo` runs: DAPO on SmolLM2-135M-Instruct, sums of two numbers, verifiable answers.
 
-The task is reasoning-gym's chain_sum with two terms of one or two digits, the question as reasoning-gym words it. The
-verifier is `number_match`: the last number of the completion must be the answer. None of the 256 held-out questions is
-a training question; 5 % of them have one-digit numbers only (there are 200 such questions in all), with which the
-curriculum begins. DAPO is GRPO without a KL reference and with dynamic sampling: groups whose completions are all right
-or all wrong teach nothing and are replaced by groups of other prompts. An entropy bonus keeps the sampled answers
-varied.
+The task is reasoning-gym's basic_arithmetic with two terms of one or two digits, both of as many, and the question as
+reasoning-gym words it. The verifier is `number_match`: the last number of the completion must be the answer. None of
+the 256 held-out questions is a training question; few of them have one-digit numbers (there are 100 such questions in
+all), with which the curriculum begins. DAPO is GRPO without a KL reference and with dynamic sampling: groups whose
+completions are all right or all wrong teach nothing and are replaced by groups of other prompts. An entropy bonus keeps
+the sampled answers varied.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
         seed=seed,
         steps=steps,
         prompts="reasoning-gym:basic_arithmetic",
-        task_options={"operators": "['+']", "max_terms": "2", "max_digits": "2"},
+        task_options={
+            "operators": "['+']",
+            "max_terms": "2",
+            "max_digits": "2",
+            "allow_negation": "false",
+            "allow_parentheses": "false",
+        },
         rewards=("number_match",),
         prompts_per_step=8,
         group_size=8,
@@ -109,7 +115,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="runs/demo")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=9)
     arguments = parser.parse_args()
     begun = time.monotonic()
     config = demo_config(arguments.model, arguments.seed, arguments.output, arguments.steps)
