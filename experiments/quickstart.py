@@ -2,7 +2,7 @@
 
 The task is reasoning-gym's basic_arithmetic with two terms of one or two digits, both of as many, and the question as
 reasoning-gym words it. The verifier is `number_match`: the last number of the completion must be the answer. None of
-the 256 held-out questions is a training question; few of them have one-digit numbers (there are 100 such questions in
+the 128 held-out questions is a training question; few of them have one-digit numbers (there are 100 such questions in
 all), with which the curriculum begins. DAPO is GRPO without a KL reference and with dynamic sampling: groups whose
 completions are all right or all wrong teach nothing and are replaced by groups of other prompts. An entropy bonus keeps
 the sampled answers varied.
@@ -63,7 +63,7 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
         minibatches=2,
         remat=False,
         optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=4),
-        eval_size=256,
+        eval_size=128,
         checkpoint_every=0,
         log_completions_every=5,
     )
