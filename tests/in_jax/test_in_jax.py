@@ -99,6 +99,7 @@ def test_the_reward_rises() -> None:
     assert rewards[-10:].mean() > rewards[0] + 0.3
 
 
+@pytest.mark.heavy
 def test_it_can_start_inside_another_program() -> None:
     """The warm start and its evaluation are the same in a jit of the caller's."""
 

@@ -146,6 +146,7 @@ print("RESULT" + json.dumps([
 """
 
 
+@pytest.mark.heavy
 def test_attention_compiles_for_four_tpus_and_nothing_travels() -> None:
     command = [sys.executable, "-c", TPU_PROGRAM]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)

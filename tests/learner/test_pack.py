@@ -137,12 +137,12 @@ def test_rows_without_actions_take_no_place() -> None:
 
 
 def test_short_rows_lie_side_by_side() -> None:
-    """64 completions of 7 tokens and one of 70 need two or three rows' worth of places, not 65."""
+    """64 completions of 7 tokens and one of 70 need few more places than tokens; sizes of small slices are coarse."""
     random = np.random.default_rng(0)
     sequences = [[1, 2, 3, *random.integers(4, 99, 8).tolist()] for _ in range(64)] + [[1, 2, 3, *[7] * 71]]
     (packing,) = check(rows_of(sequences, [3] * 65, [0] * 65), [np.arange(65)])
     used = 64 * 7 + 70
-    assert packing.suffixes.source.size < 1.3 * used
+    assert packing.suffixes.source.size < 1.5 * used
 
 
 def test_suffixes_stand_with_their_prefixes_on_a_mesh() -> None:

@@ -55,7 +55,8 @@ def test_every_need_is_tried() -> None:
     assert asked == {name for name, need in NEEDS.items() if need.provider is None} | {"greedy_reward"}
 
 
-@pytest.mark.parametrize("name", few(METHODS, ("remax",)))
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", METHODS)
 def test_the_loop_gives_what_is_needed(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, name)
     runs.train(config)

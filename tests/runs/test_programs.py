@@ -96,6 +96,7 @@ def test_it_is_killed_at_a_random_moment(kept: Kept, seed: int, tmp_path: Path, 
     assert_same_run(run, kept.folder)
 
 
+@pytest.mark.heavy
 def test_a_run_of_two_turns(tmp_path: Path) -> None:
     """Without partial rollouts: all groups are finished in their step."""
     taken: list[runs.Taken] = []
@@ -126,6 +127,7 @@ def test_rollouts_that_are_none(spec: str, message: str) -> None:
         rollout_by_name(spec)
 
 
+@pytest.mark.heavy
 def test_a_group_whose_program_fails_gets_the_rewards_defaults(tmp_path: Path) -> None:
     """The failure is counted, and the run continues."""
     (tmp_path / "faulty.py").write_text(
