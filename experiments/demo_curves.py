@@ -27,10 +27,9 @@ def main(folders: list[str], target: str = "experiments/results/demo.svg") -> No
         below = [v - 100 * t["low"] for v, t in zip(values, tests, strict=True)]
         above = [100 * t["high"] - v for v, t in zip(values, tests, strict=True)]
         right.errorbar([x + 0.06 * number for x in (0, 1)], values, yerr=[below, above], marker="o", capsize=3)
-        minutes = sum(summary["seconds"].values()) / 60
         before, after = (f"{100 * t['accuracy']:.1f} % ({100 * t['low']:.1f} to {100 * t['high']:.1f})" for t in tests)
         gain, entropy = values[1] - values[0], steps[-1]["entropy"]
-        print(f"| {seed} | {before} | {after} | {gain:+.1f} | {entropy:.2f} | {minutes:.1f} min |")
+        print(f"| {seed} | {before} | {after} | {gain:+.1f} | {entropy:.2f} |")
     left.set(xlabel="step", ylabel="reward of sampled answers", ylim=(0, None))
     left.legend(frameon=False)
     right.set(xticks=(0, 1), xticklabels=("before", "after"), ylabel="held-out accuracy, %", ylim=(0, None))
