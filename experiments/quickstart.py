@@ -119,7 +119,7 @@ def main() -> None:
     arguments = parser.parse_args()
     begun = time.monotonic()
     config = demo_config(arguments.model, arguments.seed, arguments.output, arguments.steps)
-    draws = int(1.5 * config.steps * config.prompts_per_step)
+    draws = int(1.5 * config.steps * config.prompts_per_step)  # about as many as dynamic sampling takes
     curriculum = partial(easy_first, draws=draws, seed=config.seed)
     summary = train(config, algorithm=with_entropy_bonus(make_algorithm(config)), curriculum=curriculum)
     folder = Path(arguments.output)

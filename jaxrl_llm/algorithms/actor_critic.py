@@ -26,6 +26,7 @@ __all__ = ["ppo", "ppo_max", "safe_entropy_aware"]
 
 
 def clipped_policy(low: float, high: float, dual: float | None = None) -> Objective:
+    """PPO's clipped surrogate of token ratios, averaged over the batch's tokens; `low`, `high`, `dual` as in `clip`."""
     return policy_gradient(token_ratio(), clip(low, high, dual), token_mean())
 
 

@@ -26,7 +26,8 @@ from jaxrl_llm.learner.prefix_trie import (
 from jaxrl_llm.models.packing import PackedRows, Packing
 from jaxrl_llm.shapes import bucket
 
-SMALL, MIDDLING = 512, 2048  # places in packed rows: too few for another program, or for many
+SMALL = 512  # places in packed rows: fewer are not worth a program of their own
+COARSE = 2048  # places up to which compiling another program costs more than a third of padding
 
 
 def first_fit(sizes: Sequence[int], width: int, keys: Sequence[int] | None = None) -> tuple[Array, Array, list[int]]:
@@ -56,18 +57,19 @@ Pieces = tuple[list[int], list[int]]  # sizes of pieces, and the keys of `first_
 def fewest_places(
     longest: int, pieces: Callable[[int], Sequence[Pieces]], widths: Sequence[int], rows: int
 ) -> tuple[int, int]:
-    """Length and number of packed rows for which all slices need the fewest places; longer rows must save much.
+    """Length and number of packed rows for which all slices need the fewest places, preferring short rows.
 
     pieces: those of each slice, given the length of packed rows. widths: to choose from, as multiples of `longest`.
-    rows: of a slice. Small sizes are coarser, so that batches whose completions get shorter share a program.
+    rows: of a slice. Sizes of small batches are coarser, so that batches whose completions get shorter share a program.
     """
     found = []
     for times in widths:
         width = bucket(times * longest, least=16, per_octave=2)
         needed = max(len(first_fit(sizes, width, keys)[2]) for sizes, keys in pieces(width))
-        coarse = needed * width <= MIDDLING
-        count = max(bucket(needed, 1, 2 if coarse else 4), min(SMALL // width, rows))
-        found.append((count * width * (1 if times == 1 else 1.5 if coarse else 1.1), width, count))
+        coarse = 8 < needed <= COARSE // width
+        count = max(bucket(needed, per_octave=2) if coarse else bucket(needed, 1), min(SMALL // width, rows))
+        margin = 1.5 if needed * width <= COARSE else 1.1  # what longer rows must save
+        found.append((count * width * (1 if times == 1 else margin), width, count))
     return min(found)[1:]
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from asyncio import gather
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.selection.rows import max_variance_subset
 from jaxrl_llm.shapes import bucket
 
+_max_variance_subset = jax.jit(max_variance_subset)
 OBSERVATION = 32  # tokens per observation that the engine initially has room for
 Program = Callable[[Tools, Task], Awaitable[Sequence[Episode]]]
 
@@ -88,27 +91,18 @@ def down_sampled(times: int = 2) -> Rollout:
 
 
 def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
-    """The `keep` of the rewards with the largest variance: the smallest and the largest ones, ascending places.
+    """Ascending indices of the `keep` rewards with the largest variance, which are the smallest and the largest ones.
 
-    Of several such sets, one with the most even numbers of both. Rewards that are None or NaN are taken only if there
-    are too few others.
+    See `selection.rows.max_variance_subset`, also for ties. Rewards that are None or NaN are taken only if there are
+    too few others.
 
-    >>> most_varied([0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0], 4)
-    [0, 1, 5, 6]
+    >>> most_varied([0.1, 0.2, 0.9, 0.4, 0.5, 1.0], 4)
+    [0, 1, 2, 5]
     """
-    missing = [i for i, reward in enumerate(rewards) if reward is None or math.isnan(reward)]
-    known = [(float(reward or 0.0), i) for i, reward in enumerate(rewards) if i not in missing]
-    order, n = sorted(known), min(keep, len(known))
-
-    def taken(k: int) -> list[tuple[float, int]]:
-        """The n - k smallest and the k largest."""
-        return order[: n - k] + order[len(order) - k :]
-
-    def merit(k: int) -> tuple[float, int]:
-        return round(statistics.pvariance([reward for reward, _ in taken(k)]), 12), -abs(n - 2 * k)
-
-    best = taken(max(range(n + 1), key=merit)) if n else []
-    return sorted([i for _, i in best] + missing[: keep - n])
+    values = np.array([np.nan if reward is None else reward for reward in rewards], np.float32)
+    known, places = ~np.isnan(values), np.arange(len(rewards), dtype=np.float32)
+    chosen = np.flatnonzero(_max_variance_subset(np.where(known, values, 0), known, np.float32(keep), places))
+    return sorted([*chosen.tolist(), *np.flatnonzero(~known)[: keep - len(chosen)].tolist()])
 
 
 def hinted(column: str = "hint", above: float = 0.0) -> Rollout:

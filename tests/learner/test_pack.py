@@ -137,12 +137,12 @@ def test_rows_without_actions_take_no_place() -> None:
 
 
 def test_short_rows_lie_side_by_side() -> None:
-    """64 completions of 7 tokens and one of 70 need few more places than tokens; sizes of small slices are coarse."""
+    """64 completions of 7 tokens and one of 70 need two or three rows' worth of places, not 65."""
     random = np.random.default_rng(0)
     sequences = [[1, 2, 3, *random.integers(4, 99, 8).tolist()] for _ in range(64)] + [[1, 2, 3, *[7] * 71]]
     (packing,) = check(rows_of(sequences, [3] * 65, [0] * 65), [np.arange(65)])
     used = 64 * 7 + 70
-    assert packing.suffixes.source.size < 1.5 * used
+    assert packing.suffixes.source.size < 1.3 * used
 
 
 def test_suffixes_stand_with_their_prefixes_on_a_mesh() -> None:
@@ -192,7 +192,7 @@ def test_completions_that_get_shorter_share_a_program() -> None:
     for mean in np.linspace(15, 10, 12):
         sizes = np.clip(random.normal(mean, 2, 64), 4, 16).astype(int).tolist()
         found.append(fewest_places(17, lambda _, sizes=sizes: [(sizes, [0] * 64)], (1, 2, 4), 64))
-    assert len(set(found)) <= 3, found
+    assert set(found) <= {(24, 64), (24, 48), (24, 32)}, "two sizes to the octave"
 
 
 def test_places_for_actions_are_of_a_short_list() -> None:
