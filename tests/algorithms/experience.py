@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
 
 def learn(algorithm: Algorithm, cases: list[Case], parts: list[np.ndarray] | None = None) -> Found:
-    """The last of several updates, which pass state and metrics on. parts: rows of micro-batches of one size."""
+    """The last of several updates, which pass state and metrics on. parts: rows of micro-batches."""
     memory, feedback = algorithm.transform.init(), None
     for number, (batch, outputs) in enumerate(cases):
         memory, ready = algorithm.transform.apply(memory, batch.replace(feedback=feedback))
@@ -95,6 +95,8 @@ def learn(algorithm: Algorithm, cases: list[Case], parts: list[np.ndarray] | Non
                     jax.tree.map(pick, outputs), map_rows(pick, whole).replace(**shared)
                 )
 
+            if len({len(rows) for rows in parts}) > 1:
+                return jax.tree.map(lambda *x: sum(x), *map(part, parts))
             # A loop in the program, which is compiled once for all parts.
             return jax.tree.map(lambda x: x.sum(axis=0), jax.lax.map(part, jnp.stack(parts)))
 
