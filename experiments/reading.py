@@ -6,9 +6,9 @@ Records which functions run in the first step of a tiny run, from the request fo
 jitted functions are traced in Python, so they count too. (The closure of imports would also hold every branch that is
 not taken.) Set-up, evaluation, checkpoints and reports are excluded, and so are the kernels, which are another package.
 
-Every file is listed. The last line leaves aside those in which the step runs nothing of the method itself: checks of
-inputs and the text of errors (CHECKS), and what concerns the process, the screen and the log files (SURROUNDINGS). One
-can understand the step without them.
+Every file is listed. The last lines leave aside those in which the step runs nothing of the method itself: checks of
+inputs and the text of errors (CHECKS), and what concerns processes, the screen and the log files (SURROUNDINGS); then
+also those of which it runs fewer than FEW lines, in calls whose names say what they do (`k3`, `Algorithm.needs`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 PACKAGE = ROOT / "jaxrl_llm"
-CHECKS = ("errors.py", "models/check.py", "learner/checks.py", "sampling/arguments.py")
-SURROUNDINGS = ("process.py", "reporting/progress.py", "reporting/writers.py")
+CHECKS = ("errors.py", "shapes.py", "models/check.py", "learner/checks.py", "sampling/arguments.py")
+SURROUNDINGS = (
+    "process.py", "rewards/process.py", "rewards/worker.py", "reporting/progress.py", "reporting/writers.py"
+)  # fmt: skip
+FEW = 20
 
 
 def functions_of_a_step(algorithm: str) -> dict[Path, set[int]]:
@@ -84,8 +87,11 @@ if __name__ == "__main__":
     ]
     for used, length, name in rows:
         print(f"{used:5} of {length:5} lines  {name}")
-    used, length = (sum(row[i] for row in rows) for i in (0, 1))
-    print(f"{used} of {length} lines in {len(rows)} files; {sum(sorted(row[0] for row in rows)[-40:])} in 40 of them")
     rest = [row for row in rows if row[2] not in (*CHECKS, *SURROUNDINGS)]
-    used, length = (sum(row[i] for row in rest) for i in (0, 1))
-    print(f"without input checks, process and screen: {used} of {length} lines in {len(rest)} files")
+    for what, some in (
+        ("all", rows),
+        ("without input checks, processes and screen", rest),
+        (f"of these, with at least {FEW} lines", [row for row in rest if row[0] >= FEW]),
+    ):
+        used, length = (sum(row[i] for row in some) for i in (0, 1))
+        print(f"{what}: {used} of {length} lines in {len(some)} files")

@@ -26,7 +26,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
 from jaxrl_llm.in_jax.tasks import Task
-from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.learner.learn import provide
 from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models import decoder

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.learn import outputs_of
 from jaxrl_llm.learner.moments import stays_finite
-from jaxrl_llm.learner.provide import DURING_UPDATE, outputs_of, wanted_of
 from jaxrl_llm.learner.steps import Steps
 from jaxrl_llm.learner.update import TrainState, gradient
+from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective

@@ -1,24 +1,33 @@
 """One iteration of learning: a scored batch in, new parameters out; as runs call it, and compiled ahead of time.
 
+`provide` computes what a method needs beyond a sampled and scored batch (`jaxrl_llm.needs`) from the policies at hand.
 Batches can be filled up to one size (`fill_up`), and `signal` tells how much of a prepared one there is to learn from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.distributed.mesh import Program, ahead_of_time, computed, replicate, to_mesh
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import Steps, plan_steps
+from jaxrl_llm.distributed.mesh import Program, ahead_of_time, compiled, computed, replicate, to_device, to_mesh
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
+from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.trajectory import Trajectories, map_rows
+from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
 from jaxrl_llm.transform import Metrics, Objective, RunFacts
 
 
@@ -53,6 +62,102 @@ def start(
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
     make = lambda params: (init_state(params, optimizer), algorithm.transform.init(facts))  # noqa: E731
     return replicate(computed(make, params), mesh)
+
+
+@compiled(static_argnames=("policy", "wanted"))
+def outputs_of(
+    policy: Policy,
+    params: Params,
+    batch: Trajectories,
+    steps: Steps | None = None,
+    wanted: Wanted = NOTHING,
+) -> PolicyOutputs:
+    """`policy_outputs`, compiled; with the steps of an update one slice after another, as they do.
+
+    Parameters in the host's memory are on the device for the time of the call.
+    """
+    params = to_device(params)
+    return by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
+
+
+@compiled(static_argnames=("policy",))
+def _affinity(policy: Policy, params: Params, reference: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
+    reference = to_device(reference)
+    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, steps)
+
+
+@compiled(static_argnames=("function",))
+def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: jax.Array, mask: jax.Array) -> jax.Array:
+    return function(hidden, mask)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
+
+    policy: Policy
+    params: Params
+    of_reference: Params | None
+    batch: Trajectories
+    steps: Steps | None
+    wanted: Wanted
+
+    @cached_property
+    def old(self) -> PolicyOutputs:
+        return outputs_of(self.policy, self.params, self.batch, self.steps, self.wanted)
+
+    @cached_property
+    def reference(self) -> PolicyOutputs:
+        return outputs_of(self.policy, self._reference, self.batch, self.steps)
+
+    @cached_property
+    def affinity(self) -> jax.Array:
+        return _affinity(self.policy, self.params, self._reference, self.batch, self.steps)
+
+    def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
+
+    @property
+    def _reference(self) -> Params:
+        assert self.of_reference is not None  # `provide` checks it
+        return self.of_reference
+
+
+def provide(
+    policy: Policy,
+    needs: frozenset[str],
+    params: Params,
+    reference: Params | None,
+    batch: Trajectories,
+    steps: Steps | None = None,
+) -> Trajectories:
+    """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
+
+    params: the weights before the update. reference: those of the reference policy; InputError where they are needed
+    and None. Other needs are the loop's, or the rollouts', to provide. With the update's `steps` the batch goes through
+    a policy as it does in the update, slice by slice.
+
+    Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
+    planned for another batch.
+    """
+    check_rows(policy, batch)
+    if isinstance(needs, str) or not all(isinstance(need, str) for need in needs):
+        raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as an algorithm's `needs`")
+    check_alive("a parameter", params, "Go on from the state that the update gave back")
+    check_params(policy, params)
+    if reference is not None:
+        check_alive("a parameter of the reference policy", reference, "Keep a copy that no update takes")
+        check_params(policy, reference)
+    if steps is not None:
+        check_steps(steps, batch)
+    if of_reference(needs) and reference is None:
+        raise InputError("this method needs a reference policy, but none is loaded")
+    models = _Models(policy, params, reference, batch, steps, wanted_of(needs))
+    for text in sorted(needs):
+        (_, number), need = value_of(text), need_of(text)
+        if need.compute is not None:
+            batch = need.put(batch, need.compute(models, models.batch, number), number)
+    return batch
 
 
 def learn_batch(

@@ -20,10 +20,9 @@ from jaxrl_llm.learner.checks import (
     check_rows,
 )
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
-from jaxrl_llm.learner.provide import DURING_UPDATE, wanted_of
 from jaxrl_llm.learner.steps import Slices, Steps, check_steps, take
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.models.outputs import DURING_UPDATE, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
+from jaxrl_llm.needs import NEEDS, need_of, value_of, values_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
 
@@ -34,6 +35,22 @@ MEASURES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "mean_logp": lambda logp: logp,  # divided by the size of the vocabulary below
 }
 NOTHING = Wanted()
+# What objectives find in outputs.extras.
+DURING_UPDATE = tuple(need.name for need in NEEDS.values() if need.by_outputs is not None)
+
+
+def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wanted:
+    """What `policy_outputs` must find for some needs (of those in `names`)."""
+    needs = [need for need in needs if names is None or value_of(need)[0] in set(names)]
+    layers = values_of(needs, "internal_logp")
+    if len(layers) > 1:
+        raise InputError(f"internal_logp is needed of the layers {layers}, but only one layer is supported")
+    measures = {measure for need in needs if (measure := need_of(need).measure) is not None}
+    return Wanted(
+        names=tuple(sorted(measures - {"tempered_logp"})),
+        temperatures=tuple(values_of(needs, "tempered_logp")),
+        layer=int(layers[0]) if layers else 0,
+    )
 
 
 def policy_outputs(

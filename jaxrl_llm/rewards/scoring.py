@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.data.chat import is_conversation
 from jaxrl_llm.rewards.runner import Reward, Scores, combine
 from jaxrl_llm.rewards.runner import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
@@ -91,7 +90,7 @@ def _score(
 ) -> Scores:
     """Score completions; rows: the data set row of each."""
     completions = [
-        [{"role": "assistant", "content": text}] if is_conversation(row["prompt"]) else text
+        [{"role": "assistant", "content": text}] if not isinstance(row["prompt"], str) else text
         for text, row in zip(texts, rows, strict=True)
     ]
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}

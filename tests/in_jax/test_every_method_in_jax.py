@@ -9,17 +9,26 @@ from heavy import few
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.in_jax.tasks import sequence_lock
-from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, make_train
+from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train
+from jaxrl_llm.models.policy import Params
 
 TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
+TASK = sequence_lock(1, 2)
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@pytest.fixture(scope="module")
+def start() -> Params:
+    """Parameters for all methods: a fifth of each program would make them."""
+    return fresh_params(jax.random.key(1), TASK, TINY)
 
 
 @pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("name", few(algorithms.names(), ("ppo",)))
-def test_two_iterations_are_finite(name: str) -> None:
-    train = make_train(sequence_lock(1, 2), name, TINY)
-    run = jax.jit(lambda key: train(key, LABORATORY.get(name)), compiler_options=UNOPTIMISED)(jax.random.key(0))
+def test_two_iterations_are_finite(name: str, start: Params) -> None:
+    train = make_train(TASK, name, TINY)
+    compiled = jax.jit(lambda key, start: train(key, LABORATORY.get(name), start), compiler_options=UNOPTIMISED)
+    run = compiled(jax.random.key(0), start)
     for metric, values in run.metrics.items():
         assert np.isfinite(values).all(), metric
     np.testing.assert_array_equal(run.metrics["finite"], 1.0)

@@ -106,9 +106,9 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         "topology": "v5e:2x2", "data": 4, "tensor": 1, "model": SMOLLM2, "rows": 64, "group": 8, "prompt": 256,
         "new": 256,
     }),
-    "SmolLM2-135M with filters on v5e:2x2": (16, {
-        "topology": "v5e:2x2", "data": 4, "tensor": 1, "model": SMOLLM2, "rows": 64, "group": 8, "prompt": 256,
-        "new": 256, "filters": True, "programs": ["decode"],
+    "six layers of SmolLM2-135M with filters on v5e:2x2": (16, {
+        "topology": "v5e:2x2", "data": 4, "tensor": 1, "model": SMOLLM2 | {"num_layers": 6}, "rows": 64,
+        "group": 8, "prompt": 256, "new": 256, "filters": True, "programs": ["decode"],
     }),
     "Qwen3-8B on v5e:4x4": (16, {
         "topology": "v5e:4x4", "data": 4, "tensor": 4, "model": QWEN3_8B, "rows": 256, "group": 16, "prompt": 1024,
@@ -160,7 +160,8 @@ def test_prefill_and_decode_compile_and_fit(case: str) -> None:
 @pytest.mark.heavy
 def test_shared_prompts_are_read_once() -> None:
     """64 rows as 4 groups of 16 over prompts of 1,024 tokens, against a prompt for each row: a step's main memory."""
-    one_chip = {"topology": "v5e:2x2", "data": 1, "tensor": 1, "model": SMOLLM2, "programs": ["decode"]}
+    model = SMOLLM2 | {"num_layers": 20}
+    one_chip = {"topology": "v5e:2x2", "data": 1, "tensor": 1, "model": model, "programs": ["decode"]}
     shared, alone = (
         compiled(**one_chip, rows=64, group=group, prompt=1024, new=64) for group in (16, 1)
     )  # fmt: skip
