@@ -28,7 +28,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, lora
-from jaxrl_llm.models.layers import Rope
+from jaxrl_llm.models.rope_config import Rope
 from jaxrl_llm.trajectory import Trajectories
 
 GROUP, PROMPT, COMPLETION, GIB = 16, 1024, 1024, 2**30

@@ -1,13 +1,11 @@
 """Parts of a layer: rotary position embeddings, norm, projections with their adapters, scores and softmax of attention.
 
-They are written so that XLA compiles their gradients to fast programs. Long-context models rescale the frequencies of
-their rotary embeddings in several ways (`Rope`).
+They are written so that XLA compiles their gradients to fast programs.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,32 +15,9 @@ import numpy as np
 
 from jaxrl_llm.models import exact_bits
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
+from jaxrl_llm.models.rope_config import Rope
 
 Array = jax.Array
-KINDS = ("default", "linear", "llama3", "yarn", "factors")
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Which rotation frequencies a layer uses. `kind` decides which of the other fields matter.
-
-    default: theta^(-2i/d).   linear: those divided by `factor` (position interpolation, arXiv 2306.15595).
-    llama3: low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1).
-    yarn: ramp between interpolation and extrapolation, and scaled attention (arXiv 2309.00071).
-    factors: frequency i divided by `factors[i]` (how GGUF files store llama3 scaling).
-    """
-
-    theta: float = 10_000.0
-    kind: str = "default"
-    factor: float = 1.0  # >= 1: by how much the context was stretched
-    original_length: int = 0  # tokens; context length before stretching (llama3, yarn)
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn: rotations above which a frequency is kept
-    beta_slow: float = 1.0  # yarn: rotations below which it is interpolated
-    attention_factor: float = 0.0  # yarn: scale of cos and sin; 0 means 0.1 ln(factor) + 1
-    truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
-    factors: tuple[float, ...] = ()
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:

@@ -1,13 +1,42 @@
-"""Rotary settings of a config.json, in both spellings (`rope_theta` with `rope_scaling`, and `rope_parameters`)."""
+"""Settings of rotary position embeddings, and how a config.json spells them.
+
+Long-context models rescale the frequencies in several ways (`Rope`). There are two spellings: `rope_theta` with
+`rope_scaling`, and `rope_parameters`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config_checks import LAYER_TYPES, check_rope
 from jaxrl_llm.models.kinds import given, shown
-from jaxrl_llm.models.layers import KINDS, Rope
+
+KINDS = ("default", "linear", "llama3", "yarn", "factors")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Which rotation frequencies a layer uses. `kind` decides which of the other fields matter.
+
+    default: theta^(-2i/d).   linear: those divided by `factor` (position interpolation, arXiv 2306.15595).
+    llama3: low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1).
+    yarn: ramp between interpolation and extrapolation, and scaled attention (arXiv 2309.00071).
+    factors: frequency i divided by `factors[i]` (how GGUF files store llama3 scaling).
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0  # >= 1: by how much the context was stretched
+    original_length: int = 0  # tokens; context length before stretching (llama3, yarn)
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn: rotations above which a frequency is kept
+    beta_slow: float = 1.0  # yarn: rotations below which it is interpolated
+    attention_factor: float = 0.0  # yarn: scale of cos and sin; 0 means 0.1 ln(factor) + 1
+    truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
+    factors: tuple[float, ...] = ()
 
 
 def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int, where: str, section: str) -> Rope:

@@ -12,8 +12,8 @@ import pytest
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.decoder import unstack
-from jaxrl_llm.models.layers import Rope
 from jaxrl_llm.models.packing import Packing, packed_states, shared_prompts, whole_rows
+from jaxrl_llm.models.rope_config import Rope
 from jaxrl_llm.trajectory import Trajectories
 
 PROMPT, COMPLETION, GROUP = 512, 256, 16

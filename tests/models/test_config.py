@@ -13,8 +13,8 @@ import pytest
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, from_hf, init_params, to_hf
 from jaxrl_llm.models.config import FAMILIES
-from jaxrl_llm.models.layers import Rope
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.models.rope_config import Rope
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -26,8 +26,8 @@ from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.layers import Rope
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.rope_config import Rope
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
