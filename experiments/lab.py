@@ -4,7 +4,8 @@
 
 A tiny decoder is trained on examples until it earns some reward; each method continues from there by reinforcement
 learning only, once per seed. Methods run with the catalogue's defaults, except those in `in_jax.train.LABORATORY`. Left
-out: resampling of uninformative groups, and special rollouts (hints, tools, several turns).
+out: resampling of uninformative groups, and special rollouts (hints, tools, several turns); the last column of the
+table names what a method goes without.
 """
 
 from __future__ import annotations
@@ -19,9 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
-from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, LabSettings, evaluate_task, make_train, warm_start
+from jaxrl_llm.in_jax.train import (
+    LABORATORY,
+    PROVIDED,
+    QUICK_COMPILE,
+    LabSettings,
+    evaluate_task,
+    make_train,
+    warm_start,
+)
 from jaxrl_llm.models.policy import Params
 
 # Supervised steps after which the policy earns a part of the reward, but far from all.
@@ -36,6 +46,7 @@ class Result(NamedTuple):
     name: str
     final: np.ndarray  # f64[seeds]: mean reward of the last iterations
     seconds: float  # compilation included
+    note: str = ""  # what the method went without
     error: str = ""
 
 
@@ -44,7 +55,8 @@ def run(
 ) -> Result:
     """Train one method with each seed."""
     before = time.perf_counter()
-    train = make_train(task, name, settings)
+    without = [part for part in missing(name) if part not in PROVIDED]
+    train = make_train(task, name, settings, without)
     given = {**LABORATORY.get(name, {}), **hyperparameters}
 
     def one(key: jax.Array, start: Params) -> jax.Array:
@@ -54,9 +66,9 @@ def run(
     try:
         rewards = jax.jit(jax.vmap(one, (0, None)), compiler_options=QUICK_COMPILE)(keys, start)
     except InputError as error:
-        return Result(name, np.full(seeds, np.nan), time.perf_counter() - before, str(error))
+        return Result(name, np.full(seeds, np.nan), time.perf_counter() - before, error=str(error))
     final = np.asarray(rewards, np.float64)[:, -WINDOW:].mean(axis=1)
-    return Result(name, final, time.perf_counter() - before)
+    return Result(name, final, time.perf_counter() - before, f"without {', '.join(without)}" if without else "")
 
 
 def summary(result: Result, first: np.ndarray) -> dict[str, float]:
@@ -82,7 +94,7 @@ def row(result: Result, first: np.ndarray) -> str:
     s = summary(result, first)
     return (
         f"| {result.name} | {s['mean']:.3f} | {s['low']:.3f} to {s['high']:.3f} | {s['gain']:+.3f} "
-        f"| {s['gain in errors']:+.1f} | {result.seconds:.0f} | |"
+        f"| {s['gain in errors']:+.1f} | {result.seconds:.0f} | {result.note} |"
     )
 
 

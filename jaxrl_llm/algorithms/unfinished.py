@@ -134,12 +134,17 @@ def names_in(without: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def check_whole(
-    method: str, needs: Iterable[str] = (), without: str | Iterable[str] = (), provided: Iterable[str] = ()
+    method: str,
+    needs: Iterable[str] = (),
+    without: str | Iterable[str] = (),
+    provided: Iterable[str] = (),
+    option: str = "--algorithm.without {}",
 ) -> None:
     """InputError, in one line, unless the run provides or excludes each part and need of the method.
 
     needs: those of the algorithm. without: names of excluded parts and needs. provided: parts and needs that the run
-    has, such as its rollout's `provides`. Also raises InputError for a name in `without` that the method does not lack.
+    has, such as its rollout's `provides`. option: how `without` is given, for the message. Also raises InputError for
+    a name in `without` that the method does not lack.
     """
     given, parts, known = names_in(without), UNFINISHED.get(method, {}), missing(method)
     for name in given:
@@ -154,7 +159,7 @@ def check_whole(
         said.append("needs " + "; ".join(_use(name, NEEDED.get(method, {}).get(name)) for name in unmet))
     if said:
         names = ",".join([*given, *lacks, *unmet])
-        raise InputError(f"{method} {', and '.join(said)}. To train without: --algorithm.without {names}")
+        raise InputError(f"{method} {', and '.join(said)}. To train without: {option.format(names)}")
 
 
 def check_needs(needs: Iterable[str], provided: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.algorithms import Algorithm, constructor, with_facts
+from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
@@ -120,6 +121,10 @@ def fresh_params(key: Array, task: Task, settings: LabSettings) -> Params:
     return decoder.unstack(init_params(key, make_policy(task, settings).config, scale=settings.hidden**-0.5))
 
 
+# What runs here provide of the needs that only some runs provide.
+PROVIDED = frozenset({"greedy_reward"})
+
+
 def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, given: dict[str, Any]) -> Algorithm:
     """The algorithm with its hyper-parameters, facts of the run filled in. InputError for an unknown name."""
     known = inspect.signature(make).parameters
@@ -150,14 +155,19 @@ def _check_settings(settings: LabSettings) -> None:
 
 
 def make_train(
-    task: Task, algorithm: str | Callable[..., Algorithm], settings: LabSettings = LabSettings()
+    task: Task,
+    algorithm: str | Callable[..., Algorithm],
+    settings: LabSettings = LabSettings(),
+    without: str | Iterable[str] = (),
 ) -> Callable[..., Run]:
     """`train(key, hyperparameters={}, start=None) -> Run`: pure, to be jitted and vmapped.
 
     algorithm: a method's name, or a function from hyper-parameters to an `Algorithm`. hyperparameters: numbers by name,
     "learning_rate" among them; they may be traced. start: parameters to start from, also the reference policy; fresh
     ones without. Groups without a learning signal are kept: there is no resampling (`Algorithm.curriculum`) here.
-    Raises InputError for another task, method or setting, and `train` for another key, number or start.
+    without: parts and needs, as for `--algorithm.without`, that a named method lacks here and may go without.
+    Raises InputError for another task, method or setting, and `train` for another key, number or start, or where a
+    method lacks a part or needs what the laboratory does not provide.
     """
     expect("task", task, Task)
     _check_settings(settings)
@@ -165,6 +175,10 @@ def make_train(
         found = in_words(algorithm)
         raise InputError(f"algorithm must be a method's name, or a function that makes an Algorithm, but is {found}")
     make = constructor(algorithm) if isinstance(algorithm, str) else algorithm
+    if isinstance(algorithm, str):
+        check = partial(check_whole, algorithm, without=without, provided=PROVIDED, option="without={!r}")
+    else:
+        check = partial(check_needs, provided={*PROVIDED, *names_in(without)})
     # Minibatches are whole groups, which share their prompts; without, that costs more to compile than it saves.
     packing = None if settings.minibatches == 1 else partial(
         shared_prompts, group_size=settings.group_size, prompt_length=task.prompt_length,
@@ -176,6 +190,8 @@ def make_train(
     def run(fixed: dict[str, Any], key: Array, traced: dict[str, Any], start: Params | None) -> Run:
         given = {**fixed, **traced}
         method = build(make, settings, task, given)
+        check(method.needs)
+        method = going_without(method, names_in(without))
         rate = given.get("learning_rate", settings.learning_rate)
         optimizer = optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate))
         for_params, for_steps = jax.random.split(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.algorithms import Algorithm, grpo
+from jaxrl_llm.algorithms import Algorithm, grpo, hbpo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
 from jaxrl_llm.in_jax.tasks import addition, sequence_lock
@@ -174,6 +174,18 @@ def test_bad_input_is_refused() -> None:
         make_train(TASK, grpo, TINY)(jax.random.key(0), {"clip_lo": 0.1}, None)
     with pytest.raises(InputError, match="group_size"):
         make_train(TASK, grpo, LabSettings(group_size=0))
+
+
+def test_a_method_that_lacks_a_part_is_refused() -> None:
+    key = jax.random.key(0)
+    with pytest.raises(InputError, match=r"hbpo needs budget .*without='budget'"):
+        make_train(TASK, "hbpo", TINY)(key, {"max_length": 8})
+    with pytest.raises(InputError, match=r"otr lacks labels.*without='labels'"):
+        make_train(TASK, "otr", TINY)(key)
+    with pytest.raises(InputError, match="budget"):
+        make_train(TASK, partial(hbpo, max_length=8), TINY)(key)
+    with pytest.raises(InputError, match="tree"):
+        make_train(TASK, "hbpo", TINY, without="tree")(key, {"max_length": 8})
 
 
 def test_parameters_of_a_task_fit_its_vocabulary() -> None:
