@@ -57,12 +57,12 @@ def vapo(
     lam_critic: float = 1.0,
     whiten: bool = True,
     imitation_coefficient: float = 0.1,
-    right_above: float = 0.5,
+    success: float = 0.5,
 ) -> Algorithm:
     """Value-based Augmented PPO (VAPO, arXiv 2504.05118, 2025).
 
     `vc_ppo` with lam = 1 - 1 / (alpha l) for an answer of l tokens, clipped to [0, 1], so that the sum of the GAE
-    coefficients, alpha l, grows with l; a higher clip_high; and, for the answers with a score above right_above,
+    coefficients, alpha l, grows with l; a higher clip_high; and, for the answers with a score above success,
 
         loss += imitation_coefficient * -(sum over their tokens of logp) / (number of their tokens)
 
@@ -71,10 +71,10 @@ def vapo(
     more prompts, and trains the critic alone for 50 steps first (the run's `critic_steps`).
 
     Defaults. Paper: clip_low, clip_high, alpha, gamma, lam_critic, imitation_coefficient. Ours: value_clip,
-    value_coefficient, whiten, right_above.
+    value_coefficient, whiten, success.
     """
     advantages = generalised_advantages(gamma, length_adaptive(alpha), lam_critic)
-    right = right_answers(right_above)
+    right = right_answers(success)
     transform = chain_present(
         advantages,
         whiten_advantages() if whiten else None,

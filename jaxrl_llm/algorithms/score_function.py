@@ -78,7 +78,7 @@ def rloo(
     kl_coefficient: float = 0.03,
     loss: str = "policy_gradient",
     clip_range: float = 0.2,
-    normalize: bool = False,
+    normalise: bool = False,
     epsilon: float = 1e-4,
 ) -> Algorithm:
     """REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization, arXiv 2402.14740, 2024).
@@ -90,10 +90,10 @@ def rloo(
 
     loss: "policy_gradient" is the paper's; "sequence_clip" is TRL's, mean -min(A S, A clip(S, 1 - e, 1 + e)) with
     e = clip_range and S the product of the response's token ratios; "token_clip" is verl's, with token ratios and a
-    token mean. normalize: (A - mean) / (std + epsilon) over the batch (an option of TRL). TRL's kl_coefficient is 0.05.
+    token mean. normalise: (A - mean) / (std + epsilon) over the batch (an option of TRL). TRL's kl_coefficient is 0.05.
     The advantage of a group of one is 0 (verl's loop version: its reward).
 
-    Defaults. Paper: kl_coefficient, loss, normalize. Code: clip_range, epsilon.
+    Defaults. Paper: kl_coefficient, loss, normalise. Code: clip_range, epsilon.
     """
     require_choice("loss", loss, ("policy_gradient", "sequence_clip", "token_clip"))
     clipped = clip(clip_range, clip_range)
@@ -106,7 +106,7 @@ def rloo(
     def advantage(batch: Trajectories) -> jax.Array:
         R = _total_reward(batch)
         A = above_baseline(R, batch.group, "leave_one_out")
-        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalize else A
+        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
 
     return Algorithm(with_kl_reward(kl_coefficient, on_actions(advantage)), objective)
 

@@ -32,7 +32,7 @@ def dcpo_distribution_centric(
     hot: float = 1.2,
     cold: float = 0.8,
     gap_cap: float = 0.1,
-    correct_above: float = 0.05,
+    success: float = 0.05,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float = 3.0,
@@ -42,7 +42,7 @@ def dcpo_distribution_centric(
     Steers the entropy H of the last update (0 before the first) to H0 = target_entropy: on correct samples it mixes in
     a REINFORCE term weighted towards a tempered copy of the policy, hotter when H is too low, cooler when too high.
 
-        T = hot if H <= H0 else cold;  w = exp(logp_T - logp);  c = 1 where the score exceeds correct_above
+        T = hot if H <= H0 else cold;  w = exp(logp_T - logp);  c = 1 where the score exceeds success
         alpha = min(|H0 - H|, gap_cap) / mean(c);  alpha <- alpha / (1 + alpha)
         A_t = (1 - alpha) A_grpo + alpha c w_t
 
@@ -53,7 +53,7 @@ def dcpo_distribution_centric(
     the released code estimates it by the mean of -logp. The released script has target_entropy 0.5; its README reports
     the best average at 0.25.
 
-    Defaults. Code: target_entropy, hot, cold, gap_cap, correct_above, clip_low, clip_high, dual_clip.
+    Defaults. Code: target_entropy, hot, cold, gap_cap, success, clip_low, clip_high, dual_clip.
     """
     check_number("gap_cap", gap_cap, least=0)
     hot_name, cold_name = (f"tempered_logp:{static_number(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
@@ -62,7 +62,7 @@ def dcpo_distribution_centric(
         gap = target_entropy - last_entropy(batch)
         tempered = jnp.where(gap >= 0, batch.need(hot_name), batch.need(cold_name))
         w = jnp.exp(log_ratio(tempered, batch.behaviour_logp, batch.action_mask))
-        correct = batch.scores > correct_above
+        correct = batch.scores > success
         scored = jnp.maximum(jnp.sum(~jnp.isnan(batch.scores)), 1)
         alpha = mixture_share(gap, gap_cap, jnp.sum(correct) / scored)
         return (1 - alpha) * batch.need("advantages") + alpha * correct[:, None] * w
@@ -86,7 +86,7 @@ def aepo_arbitrary_entropy(
     hot: float = 1.2,
     cold: float = 0.8,
     most: float = 60,
-    correct_above: float = 0.05,
+    least_advantage: float = 0.05,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
@@ -99,14 +99,14 @@ def aepo_arbitrary_entropy(
     target_entropy, else cold, is in controls["temperature"] for the loop.
 
     Tempered rows are those that info["tempered"] bool[N] marks; they form groups of their own. Those with
-    A_grpo > correct_above are kept, at most K = `most`, or half as many while entropy is above the target; K normal
+    A_grpo > least_advantage are kept, at most K = `most`, or half as many while entropy is above the target; K normal
     rows are dropped in exchange, so that the batch size is unchanged. Both are chosen at random (released code: the
     first). log pi_old is recomputed at temperature 1 (old_logp). PPO's clip with clip_low, clip_high and dual_clip
     (where A < 0), token mean, no KL.
 
     Special rollout: a second set of samples at controls["temperature"]; without it this is GRPO.
 
-    Defaults. Code: target_entropy, hot, cold, most, correct_above, clip_low, clip_high, dual_clip.
+    Defaults. Code: target_entropy, hot, cold, most, least_advantage, clip_low, clip_high, dual_clip.
     """
     check_number("most", most, least=0)
 
@@ -120,7 +120,7 @@ def aepo_arbitrary_entropy(
         _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
         A = group_advantage(batch.scores, 2 * index + tempered)
         noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
-        good = tempered & scored & (correct_above < A)
+        good = tempered & scored & (least_advantage < A)
         K = jnp.minimum(jnp.sum(good), most)
         K = jnp.where(last_entropy(batch) <= target_entropy, K, K // 2)
         taken = good & (ranks_within(everywhere, noise, noise, good) < K)

@@ -94,9 +94,9 @@ def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsi
 
 @presets(
     paper={"target": 0.4, "low_end": 0.9, "low_step": 0.02, "high_end": 3.0,
-           "order": "high_first", "criterion": "share", "weighted": True, "dual": None},
+           "order": "high_first", "criterion": "share", "weighted": True, "dual_clip": None},
     code={"target": 1.0, "low_end": 0.8, "low_step": 0.05, "high_end": 2.0,
-          "order": "low_first", "criterion": "ratio", "weighted": False, "dual": 3.0},
+          "order": "low_first", "criterion": "ratio", "weighted": False, "dual_clip": 3.0},
 )  # fmt: skip
 def bapo_adaptive_clip(
     target: float = 0.4,
@@ -110,7 +110,7 @@ def bapo_adaptive_clip(
     criterion: str = "share",
     statistic: str = "value",
     weighted: bool = True,
-    dual: float | None = None,
+    dual_clip: float | None = None,
 ) -> Algorithm:
     """Balanced Policy Optimization with Adaptive Clipping (BAPO, arXiv 2510.18927, 2025).
 
@@ -123,19 +123,19 @@ def bapo_adaptive_clip(
     "high_first" raises c_high to its end, then c_low by one step; the code's "low_first" raises c_low to its end, then
     c_high. The code's criterion is "ratio", of positive to negative contributions, without q (weighted False), with
     target 1, bounds 0.6 to 0.8 and 1.2 to 2, and both steps 0.05; its README gives the paper's target as 0.5. Only the
-    code bounds the loss of bad actions by dual |A|, with dual = 3 (None: no bound).
+    code bounds the loss of bad actions by dual_clip |A|, with dual_clip = 3 (None: no bound).
 
     With statistic "value", the formula of both, raising c_low increases the contribution of bad tokens, away from the
     target, so only c_high helps. "gradient" counts rho |A| of the tokens that are not clipped, which matches the
     paper's stated purpose.
 
     Defaults. Paper: target, low_start, low_end, low_step, high_start, high_end, high_step, order, criterion,
-    statistic, weighted, dual.
+    statistic, weighted, dual_clip.
     """
     rho = token_ratio()
     bounds = (low_start, low_end, low_step), (high_start, high_end, high_step)
     search = find_bounds(rho, target, *bounds, order, criterion, statistic, weighted)
-    return Algorithm(group_relative(), policy_gradient(rho, controlled_clip(dual), token_mean(), refresh=search))
+    return Algorithm(group_relative(), policy_gradient(rho, controlled_clip(dual_clip), token_mean(), refresh=search))
 
 
 def gbpo(

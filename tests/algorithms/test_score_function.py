@@ -106,7 +106,7 @@ def test_rloo_is_the_loop() -> None:
 
 def test_rloo_normalised_over_the_batch() -> None:
     A = rloo_advantage(0.3)
-    near(advantages(rloo(0.3, normalize=True), BATCH)[:, 0], (A - A.mean()) / (A.std(ddof=1) + 1e-4), 1e-5)
+    near(advantages(rloo(0.3, normalise=True), BATCH)[:, 0], (A - A.mean()) / (A.std(ddof=1) + 1e-4), 1e-5)
 
 
 def test_rloo_without_kl_is_reinforce_with_its_baseline_and_needs_no_reference() -> None:

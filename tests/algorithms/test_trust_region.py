@@ -120,7 +120,7 @@ def test_bapo_by_loop(statistic: str, dual: float | None) -> None:
     }
     starts = share_of_good(LOGP, 0.6, 0.9, statistic), share_of_good(LOGP, 0.6, 1.1, statistic)
     target = 0.5 * (starts[0] + starts[1])
-    found = learn(bapo_adaptive_clip(target, **numbers, statistic=statistic, dual=dual), BATCH, LOGP)
+    found = learn(bapo_adaptive_clip(target, **numbers, statistic=statistic, dual_clip=dual), BATCH, LOGP)
     low, high = 0.6, 0.9
     while share_of_good(LOGP, low, high, statistic) < target and low + 0.1 <= 0.95 + 1e-9:
         if high + 0.1 <= 1.3 + 1e-9:
