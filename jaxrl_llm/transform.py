@@ -205,7 +205,7 @@ def coefficient(scale: Scale) -> Coefficient:
         return scale
     if isinstance(scale, str):
         return Coefficient(lambda batch: control(batch, scale))
-    if callable(scale):
+    if callable(scale) and not isinstance(scale, Objective):
         require_function("the scale of an objective", scale)
         return Coefficient(scale)
     check_number("the scale of an objective", scale)

@@ -186,7 +186,9 @@ def test_what_makes_a_part_is_told_to_be_called() -> None:
         stateless(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("factor", [float("nan"), float("inf"), None, [0.1]])
+@pytest.mark.parametrize(
+    "factor", [float("nan"), float("inf"), None, [0.1], Objective(lambda outputs, batch: (jnp.float32(0), {}))]
+)
 def test_an_objective_is_scaled_by_a_finite_number(factor: Any) -> None:
     with pytest.raises(InputError, match="the scale of an objective is"):
         Objective(lambda outputs, batch: (jnp.float32(1), {})) * factor

@@ -77,7 +77,7 @@ METHODS: dict[str, str] = {
     "span_ratio('token', gradient='none')": "'none'",
     "constant(0)": "length is 0",
     "constant(inf)": "length is inf",
-    "constant(None)": "length is None",
+    "constant([8])": r"length is \[8\]",
     # Penalties.
     "kl('refrence')": "'refrence'.*'reference'",
     "kl(0.04)": "0.04",
