@@ -33,6 +33,11 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)  # the pro
 MAPS = Path("/proc/self/maps")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first: what is left at the end is short, so that no worker waits for another."""
+    items.sort(key=lambda item: "on_smollm2" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs() -> Iterator[None]:
     """Drop programs once there are many: each holds memory maps, of which a process may have some 65,000."""

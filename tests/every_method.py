@@ -9,4 +9,5 @@ from jaxrl_llm import algorithms
 
 # Groups; a critic; memory of past batches; a trust region; no advantages.
 FEW = ("grpo", "ppo", "epo", "clip_cov", "drpo_decoupled_reward")
-every_method = pytest.mark.parametrize("name", few(algorithms.names(), FEW))
+# Of this scope, so that the tests of a module that concern one method follow each other and share its programs.
+every_method = pytest.mark.parametrize("name", few(algorithms.names(), FEW), scope="module")

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.trajectory import map_rows
 
 ODD, EVEN = np.arange(1, N, 2), np.arange(0, N, 2)
@@ -29,11 +30,17 @@ def compiled(name: str, halves: bool = False) -> Callable[[list[Case]], Found]:
     return jax.jit(partial(learn, algorithms.get(name), parts=[ODD, EVEN] if halves else None))
 
 
+def two_cases(seed: int, algorithm: Algorithm, **changes: Any) -> list[Case]:
+    """Two batches in turn; with weights, which are 1, so that all are of one structure."""
+    changes = {"weights": np.ones((N, L)), **changes}
+    return [case(seed + one, algorithm, **changes) for one in (0, 1)]
+
+
 @lru_cache(maxsize=256)
 def plain(name: str, seed: int) -> Found:
     """The reference that the other results are compared with."""
     algorithm = algorithms.get(name)
-    return jax.device_get(compiled(name)([case(seed, algorithm), case(seed + 1, algorithm)]))
+    return jax.device_get(compiled(name)(two_cases(seed, algorithm)))
 
 
 def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slice(None)) -> None:
@@ -47,8 +54,7 @@ def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slic
 
 
 def check(name: str, seed: int, change: Callable[[Case], Case], **places: Any) -> None:
-    algorithm = algorithms.get(name)
-    cases = [case(seed, algorithm), case(seed + 1, algorithm)]
+    cases = two_cases(seed, algorithms.get(name))
     assert_same(plain(name, seed), compiled(name)([change(one) for one in cases]), **places)
 
 
@@ -106,15 +112,14 @@ def test_padding_and_rows_without_actions_do_not_matter(name: str, seed: int) ->
 def test_micro_batches_do_not_matter(name: str, seed: int) -> None:
     if name == "bnpo":
         pytest.skip("bnpo is defined by the mean over the slice at hand")
-    algorithm = algorithms.get(name)
-    cases = [case(seed, algorithm), case(seed + 1, algorithm)]
-    assert_same(plain(name, seed), compiled(name, halves=True)(cases))
+    assert_same(plain(name, seed), compiled(name, halves=True)(two_cases(seed, algorithms.get(name))))
 
 
 @every
 def test_compiled_or_not_does_not_matter(name: str) -> None:
+    """Nor whether weights of 1 are given."""
     algorithm = algorithms.get(name)
-    cases = [case(11, algorithm), case(12, algorithm)]
+    cases = two_cases(11, algorithm, weights=None)
     assert_same(plain(name, 11), learn(algorithm, cases))
 
 
@@ -141,7 +146,7 @@ def test_nothing_upsets_it(name: str) -> None:
     for what, changes in EVEN_HARDER.items():
         changes = dict(changes)
         group = changes.pop("group", None)
-        cases = [case(seed, algorithm, **changes) for seed in (5, 6)]
+        cases = two_cases(5, algorithm, **changes)
         if group is not None:
             cases = [c._replace(batch=c.batch.replace(group=jnp.asarray(group, jnp.int32))) for c in cases]
         if what == "impossible tokens":  # likely now, or never likely
