@@ -23,15 +23,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
-from jaxrl_llm.in_jax.train import (
-    LABORATORY,
-    PROVIDED,
-    QUICK_COMPILE,
-    LabSettings,
-    evaluate_task,
-    make_train,
-    warm_start,
-)
+from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, LabSettings, evaluate_task, make_train, warm_start
 from jaxrl_llm.models.policy import Params
 
 # Supervised steps after which the policy earns a part of the reward, but far from all.
@@ -55,7 +47,7 @@ def run(
 ) -> Result:
     """Train one method with each seed."""
     before = time.perf_counter()
-    without = [part for part in missing(name) if part not in PROVIDED]
+    without = tuple(missing(name))
     train = make_train(task, name, settings, without)
     given = {**LABORATORY.get(name, {}), **hyperparameters}
 

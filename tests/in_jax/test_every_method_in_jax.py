@@ -10,7 +10,7 @@ from heavy import few
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.in_jax.tasks import sequence_lock
-from jaxrl_llm.in_jax.train import LABORATORY, PROVIDED, LabSettings, fresh_params, make_train
+from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train
 from jaxrl_llm.models.policy import Params
 
 TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
@@ -27,7 +27,7 @@ def start() -> Params:
 @pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("name", few(algorithms.names(), ("ppo",)))
 def test_two_iterations_are_finite(name: str, start: Params) -> None:
-    train = make_train(TASK, name, TINY, [part for part in missing(name) if part not in PROVIDED])
+    train = make_train(TASK, name, TINY, without=missing(name))
     compiled = jax.jit(lambda key, start: train(key, LABORATORY.get(name), start), compiler_options=UNOPTIMISED)
     run = compiled(jax.random.key(0), start)
     for metric, values in run.metrics.items():
