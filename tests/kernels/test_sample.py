@@ -202,7 +202,7 @@ def test_a_token_depends_on_neither_order_nor_company(implementation: str) -> No
     assert (np.asarray(moved[0]) != np.asarray(wanted[0])).sum() > N // 2
 
 
-@pytest.mark.heavy
+@optimised  # or it takes twice as long
 def test_a_million_draws_follow_softmax() -> None:
     # Three blocks, the last one of 44 tokens. Blocks and the tokens in them differ in probability by factors of e^8,
     # and the last token would take half of the draws if it were not forbidden.

@@ -36,7 +36,7 @@ def talk():
 
 
 def run(folder: Path, rollout: str, **changes: Any) -> tuple[list[dict[str, Any]], list[runs.Taken]]:
-    """Two steps of four prompts, and what their batches were."""
+    """Two steps, of four prompts unless `changes` says otherwise, and what their batches were."""
     rows = [
         {
             "prompt": f"What is {a} + {b}? Answer with the number only.", "answer": str(a + b),
@@ -86,7 +86,7 @@ def test_hints_for_groups_that_all_fail(tmp_path: Path) -> None:
 
 @optimised  # or a step takes minutes
 def test_forks(tmp_path: Path) -> None:
-    lines, taken = run(tmp_path, "forked(2, 5)", temperature=1.0)
+    lines, taken = run(tmp_path, "forked(2, 5)", temperature=1.0, prompts_per_step=2)
     prefixes = 0
     for one in taken:
         batch = one.scored.batch
@@ -102,7 +102,7 @@ def test_forks(tmp_path: Path) -> None:
 
 @optimised  # or a step takes minutes
 def test_two_turns(tmp_path: Path) -> None:
-    lines, taken = run(tmp_path, f"{tmp_path / 'worlds.py'}:talk")
+    lines, taken = run(tmp_path, f"{tmp_path / 'worlds.py'}:talk", prompts_per_step=2)
     assert max(line["rollout/turns"] for line in lines) > 1
     for one in taken:
         batch = one.scored.batch
