@@ -95,7 +95,7 @@ def bytes_of(tree: Any) -> int:
 def measure(case: Case) -> dict[str, float]:
     """GiB on each chip: what is given to the update, its temporaries, the reference policy; and seconds to compile."""
     chips = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
-    mesh = make_mesh(case.data, case.tensor, list(chips))
+    mesh = make_mesh(1, case.tensor, list(chips), fsdp=case.data)
     policy = Policy(case.config, jnp.dtype(jnp.bfloat16), mesh=mesh)
     optimizer = make_optimizer(OptimizerConfig(moments="bfloat16"), 10)
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -1,11 +1,21 @@
 """Meshes and sharding rules."""
 
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
-from jaxrl_llm.distributed.mesh import Program, ahead_of_time, check_rows, data_mesh, make_mesh, replicate, to_mesh
+from jaxrl_llm.distributed.mesh import (
+    Program,
+    ahead_of_time,
+    check_rows,
+    data_mesh,
+    make_mesh,
+    mesh_of,
+    replicate,
+    to_mesh,
+)
 from jaxrl_llm.distributed.sharding import (
     Moved,
     bytes_per_device,
     bytes_to_move,
+    check_mesh,
     describe_sharding,
     named_shardings,
     parameter_specs,
@@ -19,11 +29,13 @@ __all__ = [
     "ahead_of_time",
     "bytes_per_device",
     "bytes_to_move",
+    "check_mesh",
     "check_rows",
     "data_mesh",
     "describe_sharding",
     "fully_sharded",
     "make_mesh",
+    "mesh_of",
     "named_shardings",
     "parameter_specs",
     "replicate",

@@ -27,7 +27,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.models.placement import DATA, FSDP, TENSOR, row_axes
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 HOST = "pinned_host"
@@ -40,29 +41,55 @@ def data_mesh(devices: list[Any] | None = None) -> Mesh:
     return jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
 
 
-def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None) -> Mesh:
-    """All devices (or those given) along two axes: "data" shards rows, "tensor" shards weights (`sharding`).
+def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None, fsdp: int = 1) -> Mesh:
+    """All devices (or those given) along the axes "data", "fsdp" and "tensor".
 
-    data, tensor: devices along each axis, at least 1; -1, for one of them, takes what the other leaves. "tensor",
-    which communicates in every layer, is the inner axis: its devices are neighbours in the order of jax.make_mesh.
-    Raises InputError where the two do not multiply to the number of devices.
+    Rows are sharded over the first two; over "fsdp", weights and their moments are too (`fully_sharded`); over "tensor"
+    heads, inner units and the vocabulary are (`sharding`). data, fsdp, tensor: devices along each axis, at least 1; -1,
+    for one of them, takes what the others leave. "tensor", which communicates in every layer, is the inner axis: its
+    devices are neighbours in the order of jax.make_mesh. A mesh with one device along "fsdp" does not have that axis.
+    Raises InputError where they do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    sizes = {"data": data, "tensor": tensor}
+    sizes = {DATA: data, FSDP: fsdp, TENSOR: tensor}
     for name, size in sizes.items():
         if size != -1 and size < 1:
             raise InputError(f"the mesh axis {name} is {size}: give a number of devices, or -1 for what is left")
-    given = [size for size in sizes.values() if size != -1]
-    if not given:
-        raise InputError("both mesh axes are -1: give a number of devices for data or for tensor")
-    product = math.prod(given)
-    if len(devices) % product or (len(given) == 2 and product != len(devices)):
+    open_axes = [name for name, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        raise InputError(f"the mesh axes {' and '.join(open_axes)} are -1: only one can take what the others leave")
+    product = math.prod(size for size in sizes.values() if size != -1)
+    if len(devices) % product or (not open_axes and product != len(devices)):
+        given = " x ".join(f"{name}={size}" for name, size in sizes.items() if name != FSDP or size != 1)
         raise InputError(
-            f"a mesh of data={data} x tensor={tensor} does not fit {len(devices)} devices: "
+            f"a mesh of {given} does not fit {len(devices)} devices: "
             "choose sizes whose product is their number, or -1 for one of them"
         )
-    shape = tuple(len(devices) // product if size == -1 else size for size in sizes.values())
-    return jax.make_mesh(shape, tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=devices)
+    sizes = {name: len(devices) // product if size == -1 else size for name, size in sizes.items()}
+    if sizes[FSDP] == 1:
+        del sizes[FSDP]
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+
+
+def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:
+    """The mesh that a text names, such as "data=2,fsdp=4,tensor=2"; without one, all devices along "data".
+
+    Where "data" is not named it takes what the other axes leave. Raises InputError for a malformed text, another axis,
+    and as `make_mesh`.
+    """
+    if not text:
+        return data_mesh(devices)
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if name not in (DATA, FSDP, TENSOR) or name in sizes or not size.removeprefix("-").isdecimal():
+            raise InputError(
+                f"mesh is {shown(text)}: give numbers of devices along axes, each once, such as data=2,fsdp=4,tensor=2"
+            )
+        sizes[name] = int(size)
+    data = sizes.get(DATA, 1 if -1 in sizes.values() else -1)
+    return make_mesh(data, sizes.get(TENSOR, 1), devices, sizes.get(FSDP, 1))
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
@@ -71,11 +98,11 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
 
 def to_mesh(batch: Any, mesh: Mesh) -> Any:
-    """Put a batch of host arrays on the devices: rows sharded over the axis "data", scalars replicated.
+    """Put a batch of host arrays on the devices: rows sharded over "data" and "fsdp", scalars replicated.
 
-    batch: a pytree of arrays whose leading axis (rows) the size of the axis "data" must divide, and of scalars.
+    batch: a pytree of arrays whose leading axis (rows) the sizes of these axes must divide, and of scalars.
     """
-    rows, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    rows, whole = NamedSharding(mesh, PartitionSpec(row_axes(mesh))), NamedSharding(mesh, PartitionSpec())
     return place(batch, jax.tree.map(lambda x: rows if np.ndim(x) else whole, batch))
 
 

@@ -25,9 +25,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import adapters_of
 from jaxrl_llm.models.parameters import parameter_shapes
-from jaxrl_llm.models.placement import split_axis, split_counts, split_spec
-
-AXIS = "tensor"
+from jaxrl_llm.models.placement import TENSOR, split_axis, split_counts, split_spec
 
 
 class Moved(NamedTuple):
@@ -46,7 +44,7 @@ def parameter_specs(
     adapted: parameters whose adapters (`models.lora`) get specs too, where they have some; stacked or not.
     Without an axis "tensor" in the mesh, or with one of size 1, everything is replicated.
     """
-    size = mesh.shape.get(AXIS, 1)
+    size = mesh.shape.get(TENSOR, 1)
     out: dict[str, Any] = {}
     layer: dict[str, PartitionSpec] = {}
     for path, shape in parameter_shapes(config).items():
@@ -62,14 +60,14 @@ def parameter_specs(
 
 def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[str]:
     """One line for each parameter kind: its stacked shape, what is split and the shape on a device, or why not."""
-    size = mesh.shape.get(AXIS, 1)
+    size = mesh.shape.get(TENSOR, 1)
     lines = []
     for path, shape in parameter_shapes(config).items():
         name = path[-1]
         spec = split_spec(name, len(shape), config, size)
         kind, _ = split_axis(name)
         if spec:
-            says = f"{kind} over {AXIS}={size}, {list(NamedSharding(mesh, spec).shard_shape(shape))} a device"
+            says = f"{kind} over {TENSOR}={size}, {list(NamedSharding(mesh, spec).shard_shape(shape))} a device"
         elif kind and size > 1:
             count, words = split_counts(config)[kind]
             says = f"replicated, because {size} does not divide {count} {words}"
@@ -77,6 +75,20 @@ def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[st
             says = "replicated"
         lines.append(f"{'/'.join(path)} {list(shape)}: {says}")
     return lines
+
+
+def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
+    """InputError where the axis "tensor" does not divide what a model splits over it, but for the vocabulary."""
+    size = mesh.shape.get(TENSOR, 1)
+    wrong = [
+        f"{count} {words}" for kind, (count, words) in split_counts(config).items()
+        if kind != "vocabulary" and count % size
+    ]  # fmt: skip
+    if wrong:
+        raise InputError(
+            f"the mesh has tensor={size}, which does not divide the model's {' and '.join(wrong)}: choose a number "
+            "that does"
+        )
 
 
 def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:

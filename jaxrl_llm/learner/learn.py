@@ -17,7 +17,17 @@ import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.distributed.mesh import Program, ahead_of_time, compiled, computed, replicate, to_device, to_mesh
+from jaxrl_llm.distributed.fully_sharded import fully_sharded
+from jaxrl_llm.distributed.mesh import (
+    Program,
+    ahead_of_time,
+    compiled,
+    computed,
+    place,
+    replicate,
+    to_device,
+    to_mesh,
+)  # fmt: skip
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
@@ -56,12 +66,23 @@ class LearnedBatch(NamedTuple):
 
 
 def start(
-    algorithm: Algorithm, optimizer: optax.GradientTransformation, params: Params, facts: RunFacts | None, mesh: Mesh
+    policy: Policy,
+    algorithm: Algorithm,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    facts: RunFacts | None,
+    mesh: Mesh,
 ) -> tuple[TrainState, Any]:
-    """The state before the first update, and the memory of the algorithm's transform; whole on every device."""
+    """The state before the first update, sharded by `fully_sharded`, and the memory of the algorithm's transform."""
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
-    make = lambda params: (init_state(params, optimizer), algorithm.transform.init(facts))  # noqa: E731
-    return replicate(computed(make, params), mesh)
+    make = lambda params: init_state(params, optimizer)  # noqa: E731
+    memory = computed(lambda: algorithm.transform.init(facts))
+    return shard(computed(make, params), policy, mesh), replicate(memory, mesh)
+
+
+def shard(tree: Any, policy: Policy, mesh: Mesh) -> Any:
+    """Parameters, or a state of training, on the devices of the mesh as `fully_sharded` says."""
+    return place(tree, fully_sharded(jax.eval_shape(lambda x: x, tree), policy.config, mesh))
 
 
 @compiled(static_argnames=("policy", "wanted"))
@@ -199,9 +220,9 @@ def compile_learning(
     host, as rollouts give them: how long its rows are decides the shapes.
     """
     with ahead_of_time() as programs:
-        params, reference, frozen = replicate((params, learner.reference, learner.frozen), learner.mesh)
+        params, reference, frozen = shard((params, learner.reference, learner.frozen), learner.policy, learner.mesh)
         learner = learner._replace(reference=reference, frozen=frozen)
-        state, memory = start(learner.algorithm, learner.optimizer, params, facts, learner.mesh)
+        state, memory = start(learner.policy, learner.algorithm, learner.optimizer, params, facts, learner.mesh)
         learn_batch(learner, state, memory, batch)
     return programs
 

@@ -21,6 +21,7 @@ from jaxrl_llm.learner.pack import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.check import check_key
 from jaxrl_llm.models.packing import Packing
+from jaxrl_llm.models.placement import row_axes, row_shards
 from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
 
 
@@ -63,7 +64,7 @@ def plan_steps(
     Each epoch deals the groups to `minibatches` in an order of its own (from `seed`; one minibatch needs none), and
     the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
-    compiled update. On a mesh packed rows are spread over its axis "data".
+    compiled update. On a mesh packed rows are spread over "data" and "fsdp".
 
     Raises InputError where the rows do not split evenly, and for counts below 1.
     """
@@ -86,7 +87,7 @@ def plan_steps(
     together = int(size[0]) if (size == size[0]).all() and len(size) % parts == 0 else 1
     units = order.reshape(-1, together)
     lengths = here.token_mask.sum(axis=1)[units].sum(axis=1)
-    random, devices = _generator(seed), 1 if mesh is None else mesh.shape.get("data", 1)
+    random, devices = _generator(seed), row_shards(mesh)
 
     def deal(chosen: np.ndarray) -> list[np.ndarray]:
         """Units of a minibatch to its micro-batches: the longest first, back and forth."""
@@ -111,7 +112,7 @@ def plan_steps(
     steps = Steps(arranged(rows), jax.tree.map(arranged, packing), mark)
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
-    whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, "data")))
+    whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, row_axes(mesh))))
     shardings: Any = (whole, spread, whole)
     return place(steps, Steps(*shardings))
 

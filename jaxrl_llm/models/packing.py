@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.placement import placement
+from jaxrl_llm.models.placement import placement, row_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.trajectory import Trajectories
 
@@ -114,8 +114,9 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
     # Shards are spread over devices, each with some prefixes and the suffixes that continue them.
-    data = 1 if policy.mesh is None else policy.mesh.shape.get("data", 1)
-    shards = data if packing.parent is None and all(level.source.shape[0] % data == 0 for level in levels) else 1
+    shards = row_shards(policy.mesh)
+    if packing.parent is not None or any(level.source.shape[0] % shards for level in levels):
+        shards = 1
     sizes = [level.source.size // shards for level in levels]
 
     def concatenated(xs: list[Array]) -> Array:

@@ -1,26 +1,39 @@
 """How weights and hidden states are sharded over a mesh while a policy is computed.
 
-The mesh has the axes "data", over which rows are sharded, and "tensor", over which heads, inner units and the
-vocabulary are. Weights may be stored in smaller shards than they are used in (`distributed.fully_sharded`): those of a
-layer are then all-gathered over "data" when the layer runs, and again in the backward pass.
+A mesh has some of the axes "data", "fsdp" and "tensor". Rows are sharded over the first two, heads, inner units and the
+vocabulary over the last. Over "fsdp", weights and their moments are stored in shards (`state_sharding`): those of a
+layer are all-gathered when the layer runs, and again in the backward pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import AXES
 
-AXIS = "tensor"
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+ROWS = (DATA, FSDP)
 
 # Logical axis of a weight -> what is split over "tensor", as which query heads go with their key-value head. A weight
 # has one such axis at most. What is added after an all-reduce (out_bias, down_bias), norms and the router have none.
 SPLIT = {"heads": "heads", "kv_heads": "heads", "inner": "inner", "vocabulary": "vocabulary"}
+
+
+def row_axes(mesh: Mesh | AbstractMesh) -> str | tuple[str, ...] | None:
+    """The axes of the mesh over which rows are sharded, for a PartitionSpec."""
+    names = tuple(name for name in ROWS if name in mesh.shape)
+    return names[0] if len(names) == 1 else names or None
+
+
+def row_shards(mesh: Mesh | AbstractMesh | None) -> int:
+    """How many shards rows are split into; 1 without a mesh."""
+    return 1 if mesh is None else math.prod(mesh.shape.get(name, 1) for name in ROWS)
 
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
@@ -43,7 +56,7 @@ def split_spec(name: str, ndim: int, config: ModelConfig, size: int) -> Partitio
     kind, axis = split_axis(name)
     if size == 1 or not kind or split_counts(config)[kind][0] % size:
         return PartitionSpec()
-    return PartitionSpec(*[None] * (ndim + axis), AXIS)
+    return PartitionSpec(*[None] * (ndim + axis), TENSOR)
 
 
 class Placement(NamedTuple):
@@ -57,7 +70,7 @@ ANYWHERE = Placement(lambda x, whole: x, lambda layer: layer)
 
 
 def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
-    """Rows over "data"; tokens over "tensor" between layers, so that the residuals of the backward pass are
+    """Rows over "data" and "fsdp"; tokens over "tensor" between layers, so that the residuals of the backward pass are
     sharded (sequence parallelism, 2205.05198); weights split over "tensor" only. What does not divide is replicated.
     """
     if mesh is None:
@@ -67,12 +80,12 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
-        names = ("data",) if whole or x.ndim == 2 else ("data", AXIS)
-        fits = [name in mesh.shape and x.shape[axis] % mesh.shape[name] == 0 for axis, name in enumerate(names)]
-        return put(x, PartitionSpec(*(name if fit else None for name, fit in zip(names, fits, strict=True))))
+        rows = row_axes(mesh) if x.shape[0] % row_shards(mesh) == 0 else None
+        split = TENSOR in mesh.shape and x.ndim > 2 and not whole and x.shape[1] % mesh.shape[TENSOR] == 0
+        return put(x, PartitionSpec(rows, TENSOR) if split else PartitionSpec(rows))
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
-        size = mesh.shape.get(AXIS, 1)
+        size = mesh.shape.get(TENSOR, 1)
         return {name: put(x, split_spec(name, x.ndim, config, size)) for name, x in layer.items()}
 
     return Placement(states, weights)

@@ -32,7 +32,7 @@ class Policy:
     dtype: Any = jnp.float32  # of the computation; parameters may be kept in another
     remat: decoder.Remat = True  # recompute layers in the backward pass instead of keeping their activations
     critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
-    mesh: Mesh | None = None  # of the training, with the axes "data" and, where weights are split, "tensor"
+    mesh: Mesh | None = None  # of the training, with the axes of models.placement
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
 
     def forward(

@@ -10,7 +10,7 @@ from jaxrl_llm.runs.config import TrainConfig, located, to_dict
 
 # Settings that may differ on resume: they do not affect parameters, or only those of later steps.
 MAY_DIFFER = {
-    "output", "steps", "slots", "micro_batches", "reference_memory", "eval_every", "checkpoint_every",
+    "output", "steps", "slots", "micro_batches", "mesh", "reference_memory", "eval_every", "checkpoint_every",
     "keep_checkpoints", "log_completions_every", "tensorboard", "wandb", "reward_time_limit",
 }  # fmt: skip
 # Settings that determine the parameters' structure and meaning: checked when a trained model is loaded.

@@ -93,6 +93,7 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
     """Lines printed when a run starts or resumes."""
     policy, prompts, strategy = parts.policy, parts.prompts, strategy_of(config, parts.algorithm)
     devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
+    devices += f" ({', '.join(f'{name}={size}' for name, size in parts.mesh.shape.items())})" if config.mesh else ""
     text = [
         f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts from "
         f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions per step, {devices}, "

@@ -14,10 +14,10 @@ import optax
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed import check_rows, data_mesh, replicate
+from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
-from jaxrl_llm.learner.learn import start
+from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
@@ -25,6 +25,7 @@ from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
 from jaxrl_llm.models.outputs import inner_policy
+from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import of_reference, value_of, values_of
 from jaxrl_llm.reporting import compare
@@ -219,7 +220,7 @@ def check_method(
 
     rows = config.prompts_per_step * config.group_size
     gather(
-        lambda: check_rows(rows, config.minibatches, config.micro_batches, mesh.size),
+        lambda: check_rows(rows, config.minibatches, config.micro_batches, row_shards(mesh)),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
         check_experience,
@@ -235,25 +236,26 @@ def set_up(
     inputs: prompts and rewards that are already read; otherwise the rewards' processes live as long as this one.
     algorithm, own_source: see `check_method`.
     """
-    mesh = data_mesh()
+    mesh = mesh_of(config.mesh)
     algorithm = check_method(config, mesh, algorithm, own_source)
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
     check_columns(config, inputs.prompts.training)
     policy, params, tokenizer = load_model(config, algorithm)
+    check_mesh(policy.config, mesh)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
     digests = {**inputs.digests, **model_digests(params, tokenizer)}
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
-    frozen, params = replicate(split_parameters(config, policy, params), mesh)
+    frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
     reference = reference_of(config, frozen, params) if of_reference(algorithm.needs) else None
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
-    state, memory = start(algorithm, optimizer, params, facts, mesh)
+    state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.distributed import replicate
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite_in
+from jaxrl_llm.learner.learn import shard
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.changes import ACCEPT, check_changes, settings_to_compare
@@ -93,8 +94,8 @@ def restore(
             raise InputError(
                 f"the checkpoint is of step {loop.step}, but steps is {config.steps}: raise steps to resume"
             )
-        rest, memory = replicate((restored.state["rest"], restored.state["memory"]), parts.mesh)
-        train, at = TrainState(replicate(restored.params, parts.mesh), *rest), state.source
+        train = shard(TrainState(restored.params, *restored.state["rest"]), parts.policy, parts.mesh)
+        memory, at = replicate(restored.state["memory"], parts.mesh), state.source
         try:
             at = source.load(meta["source"], restored.arrays)
         except InputError as error:  # the number of prompts has changed

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.check import check_policy
+from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.process import compiles, count_compiles, interruptible
 from jaxrl_llm.sampling.decode import DrawSettings
@@ -93,7 +94,7 @@ def _stream(
             for index, request in enumerate(requests):
                 yield Completion(index, request.begun, False, request.limit)
             return
-        devices = 1 if weights.mesh is None else weights.mesh.shape.get("data", 1)
+        devices = row_shards(weights.mesh)
         engine = Engine(
             policy, weights, settings, size_for(open_ones, slots, devices, shape),
             cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,

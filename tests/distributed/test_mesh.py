@@ -52,9 +52,11 @@ import dataclasses
 from jaxrl_llm.distributed import fully_sharded, make_mesh, shard_params
 from jaxrl_llm.learner.learn import outputs_of
 from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.models.placement import row_shards
 
 assert len(jax.devices()) == 4
 alone, rows_only, both = data_mesh(jax.devices()[:1]), data_mesh(), make_mesh(2, 2)
+pieces = make_mesh(1, 2, fsdp=2)
 assert dict(rows_only.shape) == {"data": 4} and dict(alone.shape) == {"data": 1}
 
 def run(mesh, in_pieces=False):
@@ -67,7 +69,7 @@ def run(mesh, in_pieces=False):
         shards = [x.addressable_shards[0].data.size / x.size for x in jax.tree.leaves(state) if x.ndim > 2]
         assert set(shards) == {1 / 4}, "matrices and their moments are cut by all devices"
     steps = plan_steps(batch, minibatches=2, seed=3, mesh=mesh)
-    devices = mesh.shape["data"]
+    devices = row_shards(mesh)
     assert steps.packing.suffixes.source.shape[3] % devices == 0
     rows = to_mesh(batch, mesh)
     assert len(rows.tokens.sharding.device_set) == mesh.size
@@ -82,7 +84,7 @@ def run(mesh, in_pieces=False):
 
 one = run(alone)
 assert one[1]["finite"] == 1 and one[1]["grad_norm"] > 1e-3
-for mesh, in_pieces in ((rows_only, False), (both, False), (both, True)):
+for mesh, in_pieces in ((rows_only, False), (both, False), (pieces, True)):
     many = run(mesh, in_pieces)
     np.testing.assert_allclose(many[2], one[2], atol=2e-5)
     for name, value in one[1].items():

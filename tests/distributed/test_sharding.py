@@ -21,9 +21,11 @@ from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed import (
     bytes_per_device,
+    check_mesh,
     data_mesh,
     describe_sharding,
     make_mesh,
+    mesh_of,
     parameter_specs,
     shard_params,
 )
@@ -415,12 +417,36 @@ def test_on_tpus_no_weight_travels() -> None:
         ((16, 1), "does not fit 8 devices"),
         ((0, 1), "axis data is 0"),
         ((-1, -2), "axis tensor is -2"),
-        ((-1, -1), "both mesh axes are -1"),
+        ((-1, -1), "axes data and tensor are -1"),
     ],
 )
 def test_meshes_that_do_not_fit_are_refused(sizes: tuple[int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_mesh(*sizes, devices=list(range(8)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data=2,expert=4", "mesh is 'data=2,expert=4': give numbers of devices along axes"),
+        ("fsdp=2,fsdp=4", "each once"),
+        ("fsdp", "mesh is 'fsdp'"),
+        ("fsdp=two", "mesh is 'fsdp=two'"),
+        ("fsdp=3", "data=-1 x fsdp=3 x tensor=1 does not fit 8 devices"),
+        ("fsdp=-1,tensor=-1", "axes fsdp and tensor are -1"),
+        ("data=2,fsdp=2,tensor=0", "axis tensor is 0"),
+    ],
+)
+def test_words_that_name_no_mesh_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        mesh_of(text, list(range(8)))
+
+
+def test_a_mesh_must_divide_the_heads(vectors: Any) -> None:
+    config = vectors("llama_tied").policy.config  # of 2 key-value heads and 112 inner units
+    check_mesh(config, AbstractMesh((2, 2), ("data", "tensor")))
+    with pytest.raises(InputError, match="tensor=4, which does not divide the model's 2 key-value heads: choose"):
+        check_mesh(config, AbstractMesh((2, 4), ("data", "tensor")))
 
 
 def test_one_device_is_a_mesh_of_two_axes_too(vectors: Any) -> None:

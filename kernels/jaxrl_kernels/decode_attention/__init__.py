@@ -22,7 +22,7 @@ from jaxrl_kernels.decode_attention.reference import (
     visible_own,
     visible_prompt,
 )
-from jaxrl_kernels.partition import AnyMesh, Axis, check_apart
+from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart
 
 __all__ = [
     "MASKED",
@@ -52,7 +52,7 @@ def decode_attention(
     implementation: str | None = None,
     tile: int | None = None,
     mesh: AnyMesh | None = None,
-    row_axis: Axis = "data",
+    row_axis: Axis = ROWS,
     head_axis: Axis = "tensor",
 ) -> PartialAttention:
     """Attention of one token of each row to its prompt, for P prompt slots with W rows each.
@@ -132,7 +132,7 @@ def own_attention(
     implementation: str | None = None,
     tile: int | None = None,
     mesh: AnyMesh | None = None,
-    row_axis: Axis = "data",
+    row_axis: Axis = ROWS,
     head_axis: Axis = "tensor",
 ) -> OwnAttention:
     """Attention of the newest token of each of B rows to its prompt and to its own tokens in a ring KV cache.

@@ -10,7 +10,7 @@ from jaxrl_kernels.implementations import check_implementation
 from jaxrl_kernels.logprob.dispatch import LogprobOptions, check, rows_of
 from jaxrl_kernels.logprob.reference import reference_logprob
 from jaxrl_kernels.logprob.sharded import by_slices, by_whole
-from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
+from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 
 __all__ = ["fused_logprob"]
 
@@ -27,7 +27,7 @@ def fused_logprob(
     row_block: int | None = None,
     implementation: str | None = None,
     mesh: AnyMesh | None = None,
-    row_axis: Axis = "data",
+    row_axis: Axis = ROWS,
     vocab_axis: Axis = "tensor",
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each target, and entropy of its distribution.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import by_platform, check_implementation
-from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
+from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, dividing, mesh_of, vary_together
 from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
 from jaxrl_kernels.ratio_clip.reference import reference_rows
 from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows
@@ -35,7 +35,7 @@ def ratio_clip(
     implementation: str | None = None,
     row_block: int | None = None,
     mesh: AnyMesh | None = None,
-    row_axis: Axis = "data",
+    row_axis: Axis = ROWS,
 ) -> Clipped:
     """Sum of the clipped surrogate over each row (PPO, 1707.06347), differentiable in `logp`, with statistics.
 

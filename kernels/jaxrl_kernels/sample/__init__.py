@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import check_implementation
-from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of
+from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of
 from jaxrl_kernels.sample.dispatch import SampleOptions, check
 from jaxrl_kernels.sample.from_logits import sample_logits
 from jaxrl_kernels.sample.noise import BLOCK, row_keys
@@ -31,7 +31,7 @@ def fused_sample(
     block_size: int | None = None,
     row_block: int | None = None,
     mesh: AnyMesh | None = None,
-    row_axis: Axis = "data",
+    row_axis: Axis = ROWS,
     vocab_axis: Axis = "tensor",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draw a token for each row in one pass over the vocabulary, without [N, V] arrays of logits or noise.
