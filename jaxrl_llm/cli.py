@@ -1,4 +1,4 @@
-"""The command line: jaxrl train | eval | sample | algorithms | report | export."""
+"""The command line: jaxrl train | eval | sample | algorithms | report | export | plan."""
 
 from __future__ import annotations
 
