@@ -15,6 +15,7 @@ from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
+from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.learner.learn import shard, start
@@ -24,6 +25,7 @@ from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
+from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
@@ -54,6 +56,7 @@ class RunParts(NamedTuple):
     reference: Params | None  # the initial weights, if the method needs them
     mesh: jax.sharding.Mesh
     frozen: Params | None = None  # the model's weights, if only adapters are trained
+    hosts: Hosts = ALONE
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
@@ -247,7 +250,8 @@ def set_up(
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
-    digests = {**inputs.digests, **model_digests(params, tokenizer)}
+    digests, hosts = {**inputs.digests, **model_digests(params, tokenizer)}, all_hosts()
+    hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
@@ -258,6 +262,6 @@ def set_up(
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
-        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
+        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen, hosts,
     )  # fmt: skip
     return parts, state, memory
