@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import optax
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
+from jaxrl_llm.distributed import check_mesh, check_rows, fully_sharded, mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
@@ -22,6 +23,7 @@ from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
@@ -146,15 +148,26 @@ def with_critic(config: TrainConfig, algorithm: Algorithm, policy: Policy, param
     return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
 
 
-def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Params, Any]:
-    """Policy, initial parameters (the critic's among them) and tokenizer of a run."""
+def load_model(
+    config: TrainConfig, algorithm: Algorithm, mesh: jax.sharding.Mesh | None = None
+) -> tuple[Policy, Params, Any]:
+    """Policy, initial parameters (the critic's among them) and tokenizer of a run.
+
+    mesh: of several devices, over which the parameters are sharded as they are read.
+    """
     remat: Remat = config.remat
     if remat and config.keep_projections:
         remat = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh)
     policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat, shardings=spread
     )
     return *with_critic(config, algorithm, policy, params), tokenizer
+
+
+def _sharded(mesh: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
+    check_mesh(model, mesh)
+    return fully_sharded(shapes, model, mesh)
 
 
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
@@ -245,8 +258,7 @@ def set_up(
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
     check_columns(config, inputs.prompts.training)
-    policy, params, tokenizer = load_model(config, algorithm)
-    check_mesh(policy.config, mesh)
+    policy, params, tokenizer = load_model(config, algorithm, mesh)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
