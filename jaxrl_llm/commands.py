@@ -47,9 +47,9 @@ def train_command(arguments: list[str]) -> int:
             raise InputError(f"{ACCEPT} applies to --resume RUN only: remove it")
         described = (
             f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} does so even if its "
-            "settings, prompts, rewards or model have changed. --coordinator HOST:PORT --processes N --process I starts "
-            "one of N processes of a run on several hosts; --distributed auto asks the cluster (TPU pods, SLURM, Open "
-            "MPI, GKE). --traceback shows where an error came from."
+            "settings, prompts, rewards or model have changed. --coordinator HOST:PORT --processes N --process I "
+            "starts one of N processes of a run on several hosts; --distributed auto asks the cluster (TPU pods, "
+            "SLURM, Open MPI, GKE). --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
     with nullcontext(True) if join is None else join() as first:

@@ -37,7 +37,7 @@ class Admitted(NamedTuple):
     """The complete groups that a step takes."""
 
     places: list[int]  # of the groups in flight
-    count: int  # of these groups, on all hosts
+    total: int  # of these groups, on all hosts
     over: bool  # whether no group is left that could still complete
 
 
@@ -193,7 +193,7 @@ class _Run:
         if wanted is not None and (over or (not self.rule.segment_tokens and self.judged < self.chunks)):
             found = self._admit(over)
             enough = 1 if self.rule.segment_tokens else wanted
-            done = found.over or found.count >= enough
+            done = found.over or found.total >= enough
             if done or over:
                 return done
         outside = any(group.outside for group in self.groups)
@@ -202,7 +202,7 @@ class _Run:
         elif self._decode():
             pass
         elif self.parked and not outside:
-            complete = len(self.complete) if wanted is None else self._admit(False).count
+            complete = len(self.complete) if wanted is None else self._admit(False).total
             if complete or self.rule.train_unfinished:
                 return True
             self.waiting, self.parked, self.engines = self.parked, [], {}
@@ -261,8 +261,9 @@ class _Run:
         assert self.rule.wanted is not None
         found, self.judged = self.driver.admit(self.ended, over, self.rule.wanted), self.chunks
         new, self.complete = [place for place in found.places if place not in self.complete], found.places
-        for place in new if self.driver.on_group is not None else ():
-            self.driver.on_group(place, self.groups[place].group())
+        if self.driver.on_group is not None:
+            for place in new:
+                self.driver.on_group(place, self.groups[place].group())
         return found
 
     def _ended(self, place: int) -> None:

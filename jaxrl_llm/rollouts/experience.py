@@ -230,14 +230,18 @@ def _round(
 def _engines(
     setup: Experience, groups: int, params: Params, key: jax.Array, step: int
 ) -> Callable[[Sequence[Request], bool, Stats], Engine]:
-    """The function with which the driver builds its engines, which share the weights. groups: in flight on this host."""
+    """The function with which the driver builds its engines, which share the weights.
+
+    groups: in flight on this host.
+    """
     policy, sampling, mesh, hosts = setup.policy, setup.sampling, setup.mesh, setup.hosts.count
     weights = take_weights(policy, params, mesh)
     devices, slots = row_shards(mesh), -(-sampling.slots // hosts)
     shape = None
     if setup.partial is not None:
         # The number of requests differs between steps, but the loop is compiled for one shape.
-        shape = lasting(slots or -(-setup.prompts_per_step * setup.group_size // hosts), groups, setup.group_size, devices)
+        all_rows = -(-setup.prompts_per_step * setup.group_size // hosts)
+        shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
 
     def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Engine:
         settings = settings_of(

@@ -53,12 +53,13 @@ def evaluate_policy(
 
     Temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
     ... up to `samples` by the unbiased estimator (arXiv 2107.03374), with bootstrap intervals over prompts. Intervals
-    are 95 %. mesh: the devices to sample on. hosts: each completes its share of the prompts, and has the results of all.
-    Raises InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    are 95 %. mesh: the devices to sample on. hosts: each completes its share of the prompts, and has all
+    results. Raises InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
         raise unknown("reward to judge by", judge, names)
+
     def complete(chosen: Sequence[int]) -> Scored:
         stats = Stats()
         batch = sample(

@@ -52,7 +52,7 @@ def read_inputs(config: TrainConfig, *, resume: bool = False, first: bool = True
 
     Raises InputError with all problems together, before a model is loaded or anything is written.
     resume: the run continues, and its folder is locked within the context. Otherwise the folder must be free.
-    first: whether this process writes the run's files, as the first of several hosts does; others leave the folder alone.
+    first: whether this process writes the run's files, as the first of several hosts does; others do not touch it.
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()

@@ -148,8 +148,8 @@ def _run(
     with ExitStack() as stack:
         writer = stack.enter_context(closing(metric_writers(config, folder, first, hosts)))
         stack.callback(checkpoints.close)
-        silent = {} if hosts.first else {"stream": stack.enter_context(open(os.devnull, "w"))}
-        progress = stack.enter_context(Progress(config.steps, first, **silent))
+        screen = None if hosts.first else stack.enter_context(open(os.devnull, "w"))
+        progress = stack.enter_context(Progress(config.steps, first, stream=screen))
         for text in [*opening_notes(config, parts, first, resumed), *loop.notes]:
             progress.say(text)
         if first and parts.held_out is not None and "eval_before" not in summary:
