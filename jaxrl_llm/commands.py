@@ -24,35 +24,42 @@ from jaxrl_llm.options import (
     positional,
     take,
 )
-from jaxrl_llm.process import FailsafeStream, interruptible, stop_if
+from jaxrl_llm.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
 from jaxrl_llm.runs.changes import ACCEPT
+from jaxrl_llm.runs.config import located
 
 
 def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
     from jaxrl_llm.runs.inputs import read_inputs
-    from jaxrl_llm.runs.run_folder import RunFolder
+    from jaxrl_llm.runs.run_folder import RunFolder, has_begun
 
     given, arguments = take(arguments, "--resume")
     accept, arguments = flag(arguments, ACCEPT)
-    if given is not None:
+    if given not in (None, "auto"):
+        mesh, arguments = take(arguments, "--mesh")
         if arguments:
-            raise InputError(f"--resume uses the run's own settings; remove {' '.join(arguments)}")
-        config = RunFolder(given).read_config()
+            raise InputError(f"--resume uses the run's own settings, but for --mesh; remove {' '.join(arguments)}")
+        config, resume = RunFolder(given).read_config(), True
+        config = config if mesh is None else dataclasses.replace(config, mesh=mesh)
     else:
-        if accept:
-            raise InputError(f"{ACCEPT} applies to --resume RUN only: remove it")
+        if accept and given is None:
+            raise InputError(f"{ACCEPT} applies to --resume only: remove it")
         described = (
-            f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} does so even if its "
-            "settings, prompts, rewards or model have changed. --traceback shows where an error came from."
+            f"{train_command.__doc__} --resume RUN resumes a run with its own settings (--mesh may be another); "
+            "--resume auto, with all settings, resumes the run in --output or begins it there. "
+            f"{ACCEPT} resumes even if settings, prompts, rewards or the model have changed. SIGTERM saves the steps "
+            f"taken and ends with status {PREEMPTED}. --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
-    with interruptible() as interrupted, read_inputs(config, resume=given is not None) as inputs:
+        resume = given is not None and has_begun(config, accept)
+        config = located(config, os.getcwd()) if resume else config
+    with preemptible(), interruptible() as interrupted, read_inputs(config, resume=resume) as inputs:
         from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
         stop_if(interrupted())
-        summary = train(config, resume=given is not None, inputs=inputs, accept_changed_inputs=accept)
-    _say(f"report: {Path(config.output) / 'report.html'}")
+        summary = train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept)
+    _say(f"report: {RunFolder(config.output).path / 'report.html'}")
     return 0 if summary["learned"] else 1
 
 
@@ -286,9 +293,9 @@ def _one_run(arguments: list[str], usage: str, description: str | None) -> Path 
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: {usage}\n\n{description}")
         return None
-    folder = Path(only(arguments))
-    RunFolder(folder).read_config()
-    return folder
+    folder = RunFolder(only(arguments))
+    folder.read_config()
+    return folder.path
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
