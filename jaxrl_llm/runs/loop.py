@@ -112,15 +112,19 @@ def train(
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
             folder.create(to_dict(config))
-        stack.callback(folder.close)
         stack.enter_context(preemptible(leave=all_hosts().count == 1))
-        summary = _run(
-            config, parts, state, batches, folder, clock, interrupted, terminated, resume, accept_changed_inputs
-        )
         try:
-            write_report(folder.path)
-        except (InputError, OSError) as error:  # e.g. matplotlib is missing; the run itself is complete and saved
-            logger.warning("no report was written: %s", error)
+            with closing(folder):
+                summary = _run(
+                    config, parts, state, batches, folder, clock, interrupted, terminated, resume, accept_changed_inputs
+                )
+                try:
+                    write_report(folder.path)
+                except (InputError, OSError) as error:  # e.g. no matplotlib; the run itself is complete and saved
+                    logger.warning("no report was written: %s", error)
+        except Preempted:
+            all_hosts().gather("saved")  # a process that left earlier would count as dead
+            raise
         return summary
 
 
