@@ -293,7 +293,7 @@ def _one_run(arguments: list[str], usage: str, description: str | None) -> Path 
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: {usage}\n\n{description}")
         return None
-    folder = RunFolder(only(arguments))
+    folder = RunFolder(only(arguments), reading=True)
     folder.read_config()
     return folder.path
 

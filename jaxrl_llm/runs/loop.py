@@ -141,8 +141,8 @@ def _run(
     accept_changed_inputs: bool,
 ) -> dict[str, Any]:
     """The body of `train`, after set-up."""
-    checkpoints, provenance = Checkpoints(folder.checkpoints, config.keep_checkpoints), provenance_of(config, parts)
-    loop, hosts = LoopState(), all_hosts()
+    loop, hosts, provenance = LoopState(), all_hosts(), provenance_of(config, parts)
+    checkpoints = Checkpoints(folder.checkpoints_for(hosts.count), config.keep_checkpoints)
     if resumed:
         state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
     first, summary = loop.step, loop.summary

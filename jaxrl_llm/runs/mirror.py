@@ -3,6 +3,10 @@
 What is at the URL counts: a run that is resumed, evaluated or exported begins with a copy of it, and the local folder
 is scratch in the user's cache. A checkpoint is copied when it is complete, after the logs that belong to it, and its
 file commit_success.txt last: a checkpoint without that file was cut off and is ignored.
+
+The hosts of a run on several share no local folder: there orbax itself writes the checkpoints to the URL, each host its
+shards, which it can for gs:// only (with the packages gcsfs and google-cloud-storage). One process can go on with them,
+and several with those of one.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.process import default_cache_folder
 from jaxrl_llm.runs.lock import NAME as LOCK
+from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.storage import filesystem, reaching
 
 CHECKPOINTS = "checkpoints"
@@ -25,13 +30,14 @@ _PROBE = "jaxrl-writes-here"
 
 
 class Mirror:
-    """The folder at a URL and its local copy, `path`."""
+    """The folder at a URL and its local copy, `path`. reading: a copy of its own, beside that of a run that goes on."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, reading: bool = False) -> None:
         self.url = url.rstrip("/")
         name = f"{PurePosixPath(self.url).name}-{hashlib.sha256(self.url.encode()).hexdigest()[:12]}"
-        self.path = default_cache_folder().parent / "runs" / name
+        self.path = default_cache_folder().parent / ("read" if reading else "runs") / name
         self._sent: dict[str, tuple[int, int]] = {}  # size and time of each log that was copied to the URL
+        self._direct = False  # whether orbax writes the checkpoints to the URL
         self._thread = ThreadPoolExecutor(1, "jaxrl-mirror")
         self._pending: Future[None] | None = None
 
@@ -44,10 +50,10 @@ class Mirror:
             fs.pipe_file(f"{root}/{_PROBE}", b"")
             fs.rm_file(f"{root}/{_PROBE}")
 
-    def clear(self) -> None:
-        """Empty the local folder, but for the lock."""
+    def clear(self, but: str = "") -> None:
+        """Empty the local folder, but for the lock and the entry with this name."""
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            if path.name != LOCK:
+            if path.name not in (LOCK, but):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def pull_file(self, name: str) -> None:
@@ -61,20 +67,41 @@ class Mirror:
             (self.path / name).unlink(missing_ok=True)
 
     def pull(self) -> None:
-        """Make the local folder a copy of the URL's contents; checkpoints that are the same are kept."""
-        fs, root = filesystem(self.url)
+        """Replace the local files, without the checkpoints, by those at the URL. InputError if a run is using them."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path):
+            self.clear(but=CHECKPOINTS)
+            self._pull({name for name in self._there()[0] if _checkpoint(name) is None})
+
+    def checkpoints(self, processes: int) -> Path | str:
+        """Where a run of so many processes reads and writes its checkpoints.
+
+        For one process, the local folder, into which the complete ones are copied first, those that it has excepted; for
+        several, the folder at the URL. InputError for several and a URL of another protocol than gs://.
+        """
+        if processes > 1:
+            if not self.url.startswith("gs://"):
+                raise InputError(
+                    f"{self.url} cannot hold the checkpoints of several hosts: give a folder on a file system that they "
+                    "share, which may be a mounted bucket, or gs://"
+                )
+            self._direct = True
+            return f"{self.url}/{CHECKPOINTS}"
         there, complete = self._there()
         kept = {folder for folder in complete if _within(there, folder) == self._here(folder)}
         for folder in self._checkpoints():
             if folder not in kept:
                 shutil.rmtree(self.path / folder)
-        for name in sorted(there):
-            folder = _checkpoint(name)
-            if folder is None or folder in complete - kept:
-                place = self.path / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with reaching(self.url, "read"):
-                    fs.get_file(f"{root}/{name}", str(place))
+        self._pull({name for name in there if _checkpoint(name) in complete - kept})
+        return self.path / CHECKPOINTS
+
+    def _pull(self, names: set[str]) -> None:
+        fs, root = filesystem(self.url)
+        for name in sorted(names):
+            place = self.path / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with reaching(self.url, "read"):
+                fs.get_file(f"{root}/{name}", str(place))
 
     def push(self) -> None:
         """Start copying to the URL what has changed, when the previous copy is done. InputError if that failed."""
@@ -93,6 +120,8 @@ class Mirror:
             name = path.relative_to(self.path).as_posix()
             if path.is_file() and name.split("/")[0] != CHECKPOINTS and name != LOCK and path.suffix not in _SCRATCH:
                 self._send(name)
+        if self._direct:
+            return
         fs, root = filesystem(self.url)
         there, complete = self._there()
         with reaching(self.url, "write to"):

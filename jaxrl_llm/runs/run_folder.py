@@ -29,11 +29,11 @@ class RunFolder:
     """Paths and small files of a run. JSON files are replaced atomically, so a kill leaves the old or the new one.
 
     folder: a path, or a URL such as s3://bucket/run: `path` is then a local folder, which is copied there at every
-    checkpoint and at the end (`mirror.Mirror`). A run of several processes needs a folder that all of them see.
+    checkpoint and at the end (`mirror.Mirror`). reading: the run is read and not gone on with.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.mirror = Mirror(str(folder)) if is_url(folder) else None
+    def __init__(self, folder: str | Path, reading: bool = False) -> None:
+        self.mirror = Mirror(str(folder), reading) if is_url(folder) else None
         self.path = self.mirror.path if self.mirror else Path(folder)
         self.config, self.summary = self.path / "config.json", self.path / "summary.json"
         self.metrics, self.completions = self.path / "metrics.jsonl", self.path / "completions.jsonl"
@@ -75,7 +75,7 @@ class RunFolder:
     def read_config(self) -> TrainConfig:
         """The configuration of the run, with this folder as its output and other relative paths made absolute.
 
-        Raises InputError if there is none, or it is damaged. Of a URL, the whole folder is copied.
+        Raises InputError if there is none, or it is damaged. Of a URL, all but the checkpoints is copied.
         """
         if self.mirror:
             self.mirror.pull()
@@ -166,16 +166,24 @@ class RunFolder:
             os.fsync(file.fileno())
         os.replace(new, path)
 
+    def checkpoints_for(self, processes: int) -> Path | str:
+        """Where a run of so many processes reads and writes its checkpoints. InputError as `Mirror.checkpoints`."""
+        return self.mirror.checkpoints(processes) if self.mirror else self.checkpoints
+
     def push(self) -> None:
         """Start copying the folder to its URL, if it has one. InputError if the previous copy failed."""
         if self.mirror:
             self.mirror.push()
 
+    def wait(self) -> None:
+        """Wait until what was pushed is there. InputError if that failed."""
+        if self.mirror:
+            self.mirror.wait()
+
     def close(self) -> None:
         """Copy the folder to its URL, if it has one, and wait until it is there. InputError if that fails."""
-        if self.mirror:
-            self.mirror.push()
-            self.mirror.wait()
+        self.push()
+        self.wait()
 
     def log_completions(
         self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
@@ -216,7 +224,7 @@ class RunFolder:
 
 def run_config(path_or_name: str) -> TrainConfig:
     """The configuration of a run, or the defaults with the given model. InputError as `RunFolder.read_config`."""
-    folder = RunFolder(path_or_name)
+    folder = RunFolder(path_or_name, reading=True)
     return folder.read_config() if folder.is_run() else TrainConfig(model=path_or_name)
 
 

@@ -52,7 +52,7 @@ def save(
     """Start writing a checkpoint. Raises NotFiniteError, and writes nothing, if the state is not finite.
 
     provenance: settings and digests of the inputs, which a resumed run must share. Of a folder at a URL, the checkpoint
-    is written to its end, and copied there while the run goes on.
+    is written to its end, after the logs, and copied there while the run goes on.
     """
     if name := not_finite_in({"parameters": state.train.params, "moments": state.train.optimizer}):
         raise NotFiniteError(
@@ -63,6 +63,8 @@ def save(
     meta = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
     meta |= {"logs": folder.logs(), "summary": loop.summary, **provenance}
     rest = {"rest": state.train[1:], "memory": state.memory}
+    folder.push()
+    folder.wait()
     checkpoints.save(loop.step, state.train.params, rest, meta, arrays)
     if folder.mirror:
         checkpoints.wait()

@@ -87,8 +87,9 @@ def test_what_is_complete_comes_back_elsewhere(machine: Any) -> None:
     machine()
     other = Mirror(URL)
     assert other.path != mirror.path
-    write(other, checkpoints__4__data="else", checkpoints__9__data="stale")
+    write(other, checkpoints__4__data="other", checkpoints__9__data="stale")
     other.pull()
+    assert other.checkpoints(1) == other.path / "checkpoints"
     assert set(local(other)) == kept
     assert local(other)["checkpoints/4/data"] == b"four"
     (other.path / "checkpoints/2/data").unlink()
@@ -156,7 +157,7 @@ def test_a_run_in_a_bucket_is_resumed_and_read_on_other_machines(
     _, _, params, _ = load_run(URL)
     runs.assert_equal_trees(params, runs.final_params(runs.finished_run()))
     reference = runs.reproducible(runs.finished_run() / "metrics.jsonl")
-    assert runs.reproducible(RunFolder(URL).metrics) == reference
+    assert runs.reproducible(RunFolder(URL, reading=True).metrics) == reference
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,13 @@ def test_a_bucket_that_cannot_be_written_is_said_in_one_line(
     assert line.startswith("error: ")
     with pytest.raises(InputError, match=said):
         RunFolder(url).check_free()
+
+
+def test_several_hosts_need_a_folder_that_all_see() -> None:
+    with pytest.raises(InputError, match=r"memory://bucket/run cannot hold the checkpoints of several hosts: give a "):
+        RunFolder(URL).checkpoints_for(2)
+    assert RunFolder("gs://bucket/run/").checkpoints_for(2) == "gs://bucket/run/checkpoints"
+    assert RunFolder("runs/a").checkpoints_for(2) == Path("runs/a/checkpoints")
 
 
 def test_prompts_at_a_url(tmp_path: Path) -> None:
