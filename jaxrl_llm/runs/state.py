@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite_in
 from jaxrl_llm.learner.update import TrainState
@@ -102,8 +104,11 @@ def restore(
     def changes(meta: dict[str, Any]) -> list[str]:
         return check_changes(meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
 
-    now = {"rest": state.train[1:], "memory": state.memory}
-    restored = checkpoints.latest(state.train.params, now, check=changes)
+    now = (state.train.params, {"rest": state.train[1:], "memory": state.memory})
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    if checkpoints.steps():  # the new state is not needed: make room for the one that is read
+        jax.tree.map(lambda x: x.delete(), now)
+    restored = checkpoints.latest(*target, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
     if restored:
