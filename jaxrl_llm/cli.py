@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm.commands import COMMANDS
 from jaxrl_llm.errors import InputError, InputErrors, unknown
-from jaxrl_llm.process import FailsafeStream, send_to_null
+from jaxrl_llm.process import PREEMPTED, FailsafeStream, Preempted, send_to_null
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,6 +48,9 @@ def _main(arguments: list[str] | None) -> int:
         return status
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
+    except Preempted:
+        _complain("stopped by SIGTERM, the steps taken are saved: resume with jaxrl train --resume RUN")
+        return PREEMPTED
     except KeyboardInterrupt:
         if as_command:  # a further Ctrl-C during exit would print a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -26,47 +26,54 @@ from jaxrl_llm.options import (
     positional,
     take,
 )
-from jaxrl_llm.process import FailsafeStream, interruptible, stop_if
+from jaxrl_llm.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
 from jaxrl_llm.runs.changes import ACCEPT
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config import TrainConfig, located
 
 
 def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
-    from jaxrl_llm.runs.run_folder import RunFolder
+    from jaxrl_llm.runs.run_folder import RunFolder, has_begun
 
     given, arguments = take(arguments, "--resume")
     join, arguments = host_options(arguments)
     accept, arguments = flag(arguments, ACCEPT)
-    if given is not None:
+    if given not in (None, "auto"):
+        mesh, arguments = take(arguments, "--mesh")
         if arguments:
-            raise InputError(f"--resume uses the run's own settings; remove {' '.join(arguments)}")
-        config = RunFolder(given).read_config()
+            raise InputError(f"--resume uses the run's own settings, but for --mesh; remove {' '.join(arguments)}")
+        config, resume = RunFolder(given).read_config(), True
+        config = config if mesh is None else dataclasses.replace(config, mesh=mesh)
     else:
-        if accept:
-            raise InputError(f"{ACCEPT} applies to --resume RUN only: remove it")
+        if accept and given is None:
+            raise InputError(f"{ACCEPT} applies to --resume only: remove it")
         described = (
-            f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} does so even if its "
-            "settings, prompts, rewards or model have changed. --coordinator HOST:PORT --processes N --process I "
-            "starts one of N processes of a run on several hosts; --distributed auto asks the cluster (TPU pods, "
-            "SLURM, Open MPI, GKE). --traceback shows where an error came from."
+            f"{train_command.__doc__} --resume RUN resumes a run with its own settings (--mesh may be another); "
+            "--resume auto, with all settings, resumes the run in --output or begins it there. "
+            f"{ACCEPT} resumes even if settings, prompts, rewards or the model have changed. SIGTERM saves the steps "
+            f"taken and ends with status {PREEMPTED}. --coordinator HOST:PORT --processes N --process I starts one of "
+            "N processes of a run on several hosts; --distributed auto asks the cluster (TPU pods, SLURM, Open MPI, "
+            "GKE). --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
+        resume = given is not None and has_begun(config, accept)
+        config = located(config, os.getcwd()) if resume else config
     with nullcontext(True) if join is None else join() as first:
-        return _train(config, given is not None, accept, first)
+        return _train(config, resume, accept, first)
 
 
 def _train(config: TrainConfig, resume: bool, accept: bool, first: bool) -> int:
     """The exit status of a run. first: whether this process is the first of the run's hosts."""
     from jaxrl_llm.runs.inputs import read_inputs
+    from jaxrl_llm.runs.run_folder import RunFolder
 
-    with interruptible() as interrupted, read_inputs(config, resume=resume, first=first) as inputs:
+    with preemptible(), interruptible() as interrupted, read_inputs(config, resume=resume, first=first) as inputs:
         from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
         stop_if(interrupted())
         summary = train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept)
     if first:
-        _say(f"report: {Path(config.output) / 'report.html'}")
+        _say(f"report: {RunFolder(config.output).path / 'report.html'}")
     return 0 if summary["learned"] else 1
 
 
@@ -300,9 +307,9 @@ def _one_run(arguments: list[str], usage: str, description: str | None) -> Path 
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: {usage}\n\n{description}")
         return None
-    folder = Path(only(arguments))
-    RunFolder(folder).read_config()
-    return folder
+    folder = RunFolder(only(arguments), reading=True)
+    folder.read_config()
+    return folder.path
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

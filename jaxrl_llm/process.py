@@ -1,4 +1,4 @@
-"""What the library sets in its process: the heap's limits, the compilation cache, Ctrl-C and output streams.
+"""What the library sets in its process: the heap's limits, the compilation cache, signals and output streams.
 
 It imports JAX where it is needed, so that the command line starts without it.
 """
@@ -19,6 +19,8 @@ _ARENAS = -8  # M_ARENA_MAX of mallopt
 _listeners: list[Callable[[float], None]] = []  # called with the seconds of each compilation
 _seconds: list[float] = []  # of each compilation that was counted
 _outer: list[Callable[[], bool]] = []  # of the active `interruptible`, if any; signal handlers are per process
+_preemption: list[_Preemption] = []  # of the active `preemptible`, if any
+PREEMPTED = 75  # exit status of a run that SIGTERM ended, once its state is saved: EX_TEMPFAIL of sysexits.h
 
 
 def limit_heap() -> None:
@@ -98,7 +100,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     An exception raised by a signal handler may occur inside a JAX callback and be lost there; see `stop_if`.
 
     A second Ctrl-C raises KeyboardInterrupt as usual. Nested contexts yield the outermost one's function, so that a
-    loop and the functions it calls share one flag. Outside the main thread the function always returns False.
+    loop and the functions it calls share one flag. Outside the main thread the function always returns False. Within
+    `preemptible`, the function reports SIGTERM too.
     """
     if _outer or threading.current_thread() is not threading.main_thread():
         yield _outer[0] if _outer else lambda: False
@@ -110,7 +113,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         heard.append(number)
         signal.signal(signal.SIGINT, before)
 
-    _outer.append(lambda: bool(heard))
+    _outer.append(lambda: bool(heard) or any(state.heard and state.leave for state in _preemption))
     signal.signal(signal.SIGINT, remember)
     try:
         yield _outer[0]
@@ -119,10 +122,52 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+class Preempted(KeyboardInterrupt):
+    """The deferred SIGTERM. A training run saves its state, and `jaxrl` ends with status 75."""
+
+
+class _Preemption:
+    """The flags of `preemptible`."""
+
+    heard = False
+    leave = True
+
+
+@contextmanager
+def preemptible(leave: bool = True) -> Iterator[Callable[[], bool]]:
+    """Context manager that defers SIGTERM, with which schedulers announce that they will take the machine away.
+
+    It yields a function that tells whether one has occurred. Further SIGTERMs are ignored: launchers and schedulers may
+    each send one. Nested contexts share one flag; they set the handler again, because `jax.distributed.initialize`
+    replaces it. Outside the main thread the function always returns False.
+
+    leave: whether `interruptible` reports it, so that the step at hand is left; otherwise the step is to be finished.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    state, outermost = (_preemption[0], False) if _preemption else (_Preemption(), True)
+
+    def remember(number: int, frame: Any) -> None:
+        state.heard = True
+
+    before, before_leave = signal.signal(signal.SIGTERM, remember), state.leave
+    state.leave = leave
+    if outermost:
+        _preemption.append(state)
+    try:
+        yield lambda: state.heard
+    finally:
+        state.leave = before_leave
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not a Python handler
+        if outermost:
+            _preemption.clear()
+
+
 def stop_if(interrupted: bool) -> None:
-    """Raise the deferred KeyboardInterrupt, at a point where it cannot be lost."""
+    """Raise the deferred KeyboardInterrupt (Preempted after SIGTERM), at a point where it cannot be lost."""
     if interrupted:
-        raise KeyboardInterrupt
+        raise Preempted if any(state.heard for state in _preemption) else KeyboardInterrupt
 
 
 class FailsafeStream:

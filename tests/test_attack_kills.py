@@ -130,6 +130,8 @@ def test_verdicts_of_damages(refuse: str, reply: Reply, gone: str, differs: str,
         ("INT", 0, "", "wrong"),
         ("INT", None, "", "hang"),
         ("TERM", -15, "", "clear"),
+        ("TERM", 75, "stopped by SIGTERM; go on with --resume\n", "clear"),
+        ("TERM", 75, "", "unclear"),
         ("TERM", 0, "", "wrong"),
     ],
 )

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from experiments.attacks import Outcome
 from experiments.attacks.tiny import CONFIGURATIONS, STEPS, differences, write_inputs, write_settings
 from experiments.attacks.worker import ROOT, Worker, environment
+from jaxrl_llm.process import PREEMPTED
 
 PATIENCE = 300.0  # seconds until a moment must have come, or a run have ended
 BOUND = 60.0  # seconds in which an interrupted run must have ended by itself, and its own processes after it
@@ -49,6 +50,7 @@ class Stopped(NamedTuple):
     late: bool  # it was done, but for the end of its process
     err: str
     left: tuple[int, ...] = ()  # processes that it had started and that did not end with it
+    done: bool = False  # it finished the run nevertheless
 
 
 def draw(rng: random.Random) -> Moment:
@@ -170,7 +172,8 @@ def stop(arguments: list[str], run: Path, moment: Moment) -> Stopped:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         err.seek(0)
-        return Stopped(status, ended or not came, late, err.read(), left)
+        done = lines.wait("^report:", time.monotonic()) is not None
+        return Stopped(status, ended or not came, late, err.read(), left, done)
 
 
 def judge_stop(stopped: Stopped, how: str) -> tuple[str, str]:
@@ -188,8 +191,11 @@ def judge_stop(stopped: Stopped, how: str) -> tuple[str, str]:
             "unclear" if stopped.status == 130 else "wrong",
             f"status {stopped.status}: {' | '.join(said) or 'silent'}",
         )
-    if how == "TERM" and stopped.status not in (-signal.SIGTERM, 128 + signal.SIGTERM, 130):
+    # Before the run listens to it, SIGTERM ends the process at once.
+    if how == "TERM" and stopped.status not in (-signal.SIGTERM, PREEMPTED, *([0] if stopped.done else [])):
         return "wrong", f"status {stopped.status} after SIGTERM"
+    if how == "TERM" and stopped.status == PREEMPTED and len(said) != 1:
+        return "unclear", f"status {PREEMPTED}: {' | '.join(said) or 'silent'}"
     return "clear", said[0] if said else ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, missing_package, shown
 from jaxrl_llm.json_text import NotJson, check_regular, json_type, not_text, parse_json, read_object
+from jaxrl_llm.storage import is_url, local_copy
 
 Row = dict[str, Any]
 
@@ -17,13 +18,14 @@ _LARGEST_ARRAY = 2**31  # bytes of a .json file, which is read into memory; .jso
 
 
 def read_rows(source: str, limit: int | None) -> Iterator[Row]:
-    """Yield the rows of a .jsonl, .json or .parquet file or of a data set folder, unchanged.
+    """Yield the rows of a .jsonl, .json or .parquet file or of a data set folder, unchanged; of a URL's local copy.
 
     limit: reads only this many rows of a data set folder; files are read to their end.
 
     Raises InputError, before or between rows, for a path that does not exist, is not a file, has the wrong format, or
     is damaged.
     """
+    source = str(local_copy(source)) if is_url(source) else source
     try:
         path = Path(source).expanduser()
         known = path.exists()

@@ -20,6 +20,7 @@ import math
 import os
 import pickle
 import select
+import signal
 import socket
 import struct
 import sys
@@ -53,6 +54,8 @@ def main(connection: int, life: int) -> None:
         os.set_inheritable(descriptor, False)
     _end_with_trainer(life)
     _be_first_to_go()
+    # Schedulers send SIGTERM to every process of a job; the trainer, which then saves its state, ends this one.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)  # keeps a reward's output even if its process is killed
     with contextlib.suppress(EOFError, ConnectionError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxrl_llm.errors import InputError, gather, require, shown, unknown
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
 from jaxrl_llm.settings import coerce_fields, raise_error
+from jaxrl_llm.storage import is_url
 
 if TYPE_CHECKING:
     from jaxrl_llm.sampling.requests import SamplingConfig
@@ -40,7 +41,7 @@ class TrainConfig:
     model: str = "smollm2-135m"
     """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
     output: str = "runs/train"
-    """Folder of the run; it must not hold a run already."""
+    """Folder of the run, or a URL such as s3://bucket/run; it must not hold a run already."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the computation."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -55,7 +56,8 @@ class TrainConfig:
     """Iterations: sample, score, update."""
 
     prompts: str = "reasoning-gym:chain_sum"
-    """Training prompts: a .jsonl or .parquet file, a folder of a saved Hugging Face data set, or reasoning-gym:TASK."""
+    """Training prompts: a .jsonl or .parquet file, a folder of a saved Hugging Face data set, a URL of one of these
+    (gs://, s3:// ...), or reasoning-gym:TASK."""
     num_prompts: int = 4096
     """At most this many training prompts; for reasoning-gym, how many are generated."""
     prompt_column: str = "prompt"
@@ -265,7 +267,7 @@ def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
     base = Path(folder)
 
     def path(text: str) -> str:
-        return str(base / Path(text).expanduser())
+        return text if is_url(text) else str(base / Path(text).expanduser())
 
     def reward(spec: str) -> str:
         file, mark, function = spec.rpartition(":")

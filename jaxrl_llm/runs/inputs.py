@@ -68,7 +68,7 @@ def read_inputs(config: TrainConfig, *, resume: bool = False, first: bool = True
 
 def _check_model(model: str) -> None:
     """InputError if the model is the folder of a run."""
-    if RunFolder(model).is_run():
+    if RunFolder(model, reading=True).is_run():
         raise InputError(f"model is {model!r}, which is a run: write its model with jaxrl export first, and give that")
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError
@@ -31,12 +32,13 @@ def load_run(
     Raises InputError if a run has no usable checkpoint or, unless changes are accepted, if its model, the settings
     that determine its parameters, or these inputs have changed since the checkpoint.
     """
-    folder = RunFolder(path_or_name)
+    folder = RunFolder(path_or_name, reading=True)
     if not folder.is_run():
         return run_config(path_or_name), *load_policy(path_or_name)
     config = folder.read_config()
     algorithm = make_algorithm(config)
-    if not folder.checkpoints.is_dir():
+    place = Path(folder.checkpoints_for(1))
+    if not place.is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
     policy, params, tokenizer = load_model(config, algorithm)
     found = {**(digests or {}), **model_digests(params, tokenizer)}
@@ -45,7 +47,7 @@ def load_run(
     def changes(meta: dict[str, Any]) -> list[str]:
         return check_changes(meta, config, os.getcwd(), found, accept_changed_inputs, only=PARAMETER_SETTINGS)
 
-    with closing(Checkpoints(folder.checkpoints)) as checkpoints:
+    with closing(Checkpoints(place)) as checkpoints:
         restored = checkpoints.latest(params, check=changes)
     if restored is None:
         raise InputError(f"{path_or_name} has no checkpoints yet")

@@ -20,7 +20,16 @@ from jaxrl_llm.learner.learn import Learner, fill_up, learn_batch
 from jaxrl_llm.learner.steps import filled
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.process import count_compiles, interruptible, limit_heap, stop_if, trim_heap, use_compile_cache
+from jaxrl_llm.process import (
+    Preempted,
+    count_compiles,
+    interruptible,
+    limit_heap,
+    preemptible,
+    stop_if,
+    trim_heap,
+    use_compile_cache,
+)
 from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -43,7 +52,7 @@ from jaxrl_llm.runs.metrics import (
 from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
 from jaxrl_llm.runs.setup import RunParts, check_provided, needs_values, set_up
 from jaxrl_llm.runs.source import MakeCurriculum, source_of
-from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save
+from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
 from jaxrl_llm.trajectory import Trajectories
 
 logger = logging.getLogger("jaxrl_llm.runs")
@@ -75,7 +84,8 @@ def train(
 
     Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
     no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is
-    not finite (the last good checkpoint is kept), and KeyboardInterrupt after Ctrl-C.
+    not finite (the last good checkpoint is kept), KeyboardInterrupt after Ctrl-C, and its subclass Preempted after
+    SIGTERM: the step at hand is left (with several processes it is finished), and what was done before it is saved.
     """
     if source is not None and curriculum is not None:
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
@@ -90,7 +100,7 @@ def train(
     count_compiles()
     clock = Clock()
     with ExitStack() as stack:
-        interrupted = stack.enter_context(interruptible())
+        interrupted, terminated = stack.enter_context(interruptible()), stack.enter_context(preemptible())
         with clock("load"):
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
             batches = source_of(config, parts, clock, curriculum) if source is None else source(parts)
@@ -103,13 +113,21 @@ def train(
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
             folder.create(to_dict(config))
-        summary = _run(config, parts, state, batches, folder, clock, interrupted, resume, accept_changed_inputs)
+        stack.enter_context(preemptible(leave=parts.hosts.count == 1))
         try:
-            if parts.hosts.first:
-                write_report(folder.path)
-        except (InputError, OSError) as error:  # e.g. matplotlib is missing; the run itself is complete and saved
-            logger.warning("no report was written: %s", error)
-        parts.hosts.gather("done")  # a host that left earlier would count as dead
+            with closing(folder):
+                summary = _run(
+                    config, parts, state, batches, folder, clock, interrupted, terminated, resume, accept_changed_inputs
+                )
+                try:
+                    if parts.hosts.first:
+                        write_report(folder.path)
+                except (InputError, OSError) as error:  # e.g. no matplotlib; the run itself is complete and saved
+                    logger.warning("no report was written: %s", error)
+            parts.hosts.gather("done")  # a host that left earlier would count as dead
+        except Preempted:
+            parts.hosts.gather("saved")
+            raise
         return summary
 
 
@@ -121,12 +139,13 @@ def _run(
     folder: RunFolder,
     clock: Clock,
     interrupted: Callable[[], bool],
+    terminated: Callable[[], bool],
     resumed: bool,
     accept_changed_inputs: bool,
 ) -> dict[str, Any]:
     """The body of `train`, after set-up."""
-    checkpoints, provenance = Checkpoints(folder.checkpoints, config.keep_checkpoints), provenance_of(config, parts)
-    loop, hosts = LoopState(), parts.hosts
+    loop, hosts, provenance = LoopState(), parts.hosts, provenance_of(config, parts)
+    checkpoints = Checkpoints(folder.checkpoints_for(hosts.count), config.keep_checkpoints)
     if resumed:
         state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
     first, summary = loop.step, loop.summary
@@ -145,11 +164,17 @@ def _run(
             stop_if(hosts.any(interrupted()))
         progress.say(f"{title}: {accuracy_line(summary[name])}")
 
+    def save_now() -> None:
+        with clock("checkpoint"):
+            writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
+            save(state, loop, source, checkpoints, folder, clock, provenance)
+
     with ExitStack() as stack:
         writer = stack.enter_context(closing(metric_writers(config, folder, first, hosts)))
         stack.callback(checkpoints.close)
         screen = None if hosts.first else stack.enter_context(open(os.devnull, "w"))
         progress = stack.enter_context(Progress(config.steps, first, stream=screen))
+        stack.enter_context(saved_when_preempted(loop, checkpoints, save_now))
         for text in [*opening_notes(config, parts, first, resumed), *loop.notes]:
             progress.say(text)
         if first and parts.held_out is not None and "eval_before" not in summary:
@@ -166,7 +191,7 @@ def _run(
                 state = state._replace(source=at)
                 state, learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
-            stop_if(hosts.any(interrupted()))
+            stop_if(hosts.any(interrupted()) and not terminated())  # after SIGTERM the step is finished from here on
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}
             loop.counts, notes = count_step(loop.counts, step, metrics, config)
             for text in notes:
@@ -180,10 +205,10 @@ def _run(
             if config.eval_every and loop.step % config.eval_every == 0 and loop.step < config.steps:
                 evaluate("eval_latest", step, f"after step {loop.step}")
             if loop.step == config.steps or (config.checkpoint_every and loop.step % config.checkpoint_every == 0):
-                with clock("checkpoint"):
-                    writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
-                    save(state, loop, source, checkpoints, folder, clock, provenance)
+                save_now()
                 stop_if(hosts.any(interrupted()))
+            if hosts.any(terminated()):
+                raise Preempted
         evaluate("eval_after", config.steps, "after training")
         with clock("checkpoint"):
             checkpoints.wait()

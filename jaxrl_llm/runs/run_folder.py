@@ -13,7 +13,10 @@ import numpy as np
 
 from jaxrl_llm.errors import InputError, InputErrors, shown
 from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.runs.changes import check_changes, settings_to_compare
 from jaxrl_llm.runs.config import TrainConfig, from_dict, located
+from jaxrl_llm.runs.mirror import Mirror
+from jaxrl_llm.storage import is_url
 
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.scoring import Scored
@@ -23,16 +26,23 @@ STARTED_IN = "started_in"  # entry of config.json: the folder that relative path
 
 
 class RunFolder:
-    """Paths and small files of a run. JSON files are replaced atomically, so a kill leaves the old or the new one."""
+    """Paths and small files of a run. JSON files are replaced atomically, so a kill leaves the old or the new one.
 
-    def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder)
+    folder: a path, or a URL such as s3://bucket/run: `path` is then a local folder, which is copied there at every
+    checkpoint and at the end (`mirror.Mirror`). reading: the run is read and not gone on with.
+    """
+
+    def __init__(self, folder: str | Path, reading: bool = False) -> None:
+        self.mirror = Mirror(str(folder), reading) if is_url(folder) else None
+        self.path = self.mirror.path if self.mirror else Path(folder)
         self.config, self.summary = self.path / "config.json", self.path / "summary.json"
         self.metrics, self.completions = self.path / "metrics.jsonl", self.path / "completions.jsonl"
         self.checkpoints = self.path / "checkpoints"
 
     def check_free(self) -> None:
         """InputError if a new run cannot start here: the folder holds a run already, or is not writable."""
+        if self.mirror:
+            return self.mirror.check_free()
         try:
             there = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         except OSError as error:  # e.g. a name that is too long
@@ -58,13 +68,17 @@ class RunFolder:
         """
         self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
+        if self.mirror:
+            self.mirror.clear()
         self.write(self.config, {**config, STARTED_IN: os.getcwd()})
 
     def read_config(self) -> TrainConfig:
         """The configuration of the run, with this folder as its output and other relative paths made absolute.
 
-        Raises InputError if there is none, or it is damaged.
+        Raises InputError if there is none, or it is damaged. Of a URL, all but the checkpoints is copied.
         """
+        if self.mirror:
+            self.mirror.pull()
         if not self.config.exists():
             raise InputError(f"{self.path} holds no run (no config.json): give the folder that jaxrl train wrote")
         if not self.config.is_file():
@@ -74,7 +88,7 @@ class RunFolder:
         raw, seen_from = read_json(self.config), self.started_in()
         raw.pop(STARTED_IN, None)
         try:
-            config = from_dict({**raw, "output": str(self.path)})
+            config = from_dict({**raw, "output": self.mirror.url if self.mirror else str(self.path)})
         except InputErrors as errors:
             raise InputErrors(f"{self.config}: {problem}" for problem in errors.problems) from None
         except InputError as error:
@@ -90,6 +104,8 @@ class RunFolder:
 
     def is_run(self) -> bool:
         """Whether the folder's config.json is a run's; model folders have a file of that name too."""
+        if self.mirror:
+            self.mirror.pull_file(self.config.name)
         try:
             return self.config.is_file() and "prompts_per_step" in read_json(self.config)
         except OSError:  # e.g. a name that is too long
@@ -150,6 +166,25 @@ class RunFolder:
             os.fsync(file.fileno())
         os.replace(new, path)
 
+    def checkpoints_for(self, processes: int) -> Path | str:
+        """Where a run of so many processes reads and writes its checkpoints. InputError as `Mirror.checkpoints`."""
+        return self.mirror.checkpoints(processes) if self.mirror else self.checkpoints
+
+    def push(self) -> None:
+        """Start copying the folder to its URL, if it has one. InputError if the previous copy failed."""
+        if self.mirror:
+            self.mirror.push()
+
+    def wait(self) -> None:
+        """Wait until what was pushed is there. InputError if that failed."""
+        if self.mirror:
+            self.mirror.wait()
+
+    def close(self) -> None:
+        """Copy the folder to its URL, if it has one, and wait until it is there. InputError if that fails."""
+        self.push()
+        self.wait()
+
     def log_completions(
         self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
     ) -> None:
@@ -199,11 +234,26 @@ class UnwrittenFolder(RunFolder):
     def log_completions(self, *args: Any, **kwargs: Any) -> None:
         """Nothing."""
 
+    def push(self) -> None:
+        """Nothing."""
+
 
 def run_config(path_or_name: str) -> TrainConfig:
     """The configuration of a run, or the defaults with the given model. InputError as `RunFolder.read_config`."""
-    folder = RunFolder(path_or_name)
+    folder = RunFolder(path_or_name, reading=True)
     return folder.read_config() if folder.is_run() else TrainConfig(model=path_or_name)
+
+
+def has_begun(config: TrainConfig, accept: bool) -> bool:
+    """Whether the output of a configuration holds a run that it can go on with.
+
+    Raises InputError as `changes.check_changes` does, if the run there has other settings.
+    """
+    folder, here = RunFolder(config.output), os.getcwd()
+    if not folder.is_run():
+        return False
+    check_changes({"settings": settings_to_compare(folder.read_config(), here)}, config, here, {}, accept)
+    return True
 
 
 def _size(path: Path) -> int:

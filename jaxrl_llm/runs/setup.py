@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +28,7 @@ from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
+from jaxrl_llm.models.digest import tokenizer_digest
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
@@ -34,6 +36,7 @@ from jaxrl_llm.needs import of_reference, value_of, values_of
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.runs.checksums import checksums, structure
 from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
@@ -171,9 +174,11 @@ def _sharded(mesh: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
 
 
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
-    """Digests of the model's weights (without a critic) and of its tokenizer."""
+    """Digests of the model's weights (without a critic), the same on any mesh, and of its tokenizer."""
     weights = {name: x for name, x in params.items() if name != "critic"}
-    return {"the model's weights": weights_digest(weights), "the tokenizer": tokenizer_digest(tokenizer)}
+    found = json.dumps([checksums(weights), structure(weights)], sort_keys=True)
+    digest = hashlib.sha256(found.encode()).hexdigest()
+    return {"the model's weights": digest, "the tokenizer": tokenizer_digest(tokenizer)}
 
 
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxrl_llm.distributed import replicate
+import jax
+
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite_in
-from jaxrl_llm.learner.learn import shard
 from jaxrl_llm.learner.update import TrainState
+from jaxrl_llm.process import Preempted
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.changes import ACCEPT, check_changes, settings_to_compare
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -50,7 +53,8 @@ def save(
 ) -> None:  # fmt: skip
     """Start writing a checkpoint. Raises NotFiniteError, and writes nothing, if the state is not finite.
 
-    provenance: settings and digests of the inputs, which a resumed run must share.
+    provenance: settings and digests of the inputs, which a resumed run must share. Of a folder at a URL, the checkpoint
+    is written to its end, after the logs, and copied there while the run goes on.
     """
     if name := not_finite_in({"parameters": state.train.params, "moments": state.train.optimizer}):
         raise NotFiniteError(
@@ -61,7 +65,25 @@ def save(
     meta = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
     meta |= {"logs": folder.logs(), "summary": loop.summary, **provenance}
     rest = {"rest": state.train[1:], "memory": state.memory}
+    folder.push()
+    folder.wait()
     checkpoints.save(loop.step, state.train.params, rest, meta, arrays)
+    if folder.mirror:
+        checkpoints.wait()
+        folder.push()
+
+
+@contextmanager
+def saved_when_preempted(loop: LoopState, checkpoints: Checkpoints, save_now: Callable[[], None]) -> Iterator[None]:
+    """Context manager that saves the steps taken, unless they are saved, when Preempted is raised in it."""
+    try:
+        yield
+    except Preempted:
+        checkpoints.wait()
+        if loop.step > max(checkpoints.steps(), default=0):
+            save_now()
+            checkpoints.wait()
+        raise
 
 
 def provenance_of(config: TrainConfig, parts: RunParts) -> dict[str, Any]:
@@ -82,8 +104,11 @@ def restore(
     def changes(meta: dict[str, Any]) -> list[str]:
         return check_changes(meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
 
-    now = {"rest": state.train[1:], "memory": state.memory}
-    restored = checkpoints.latest(state.train.params, now, check=changes)
+    now = (state.train.params, {"rest": state.train[1:], "memory": state.memory})
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    if checkpoints.steps():  # the new state is not needed: make room for the one that is read
+        jax.tree.map(lambda x: x.delete(), now)
+    restored = checkpoints.latest(*target, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
     if restored:
@@ -94,8 +119,8 @@ def restore(
             raise InputError(
                 f"the checkpoint is of step {loop.step}, but steps is {config.steps}: raise steps to resume"
             )
-        train = shard(TrainState(restored.params, *restored.state["rest"]), parts.policy, parts.mesh)
-        memory, at = replicate(restored.state["memory"], parts.mesh), state.source
+        train, memory = TrainState(restored.params, *restored.state["rest"]), restored.state["memory"]
+        at = state.source
         try:
             at = source.load(meta["source"], restored.arrays)
         except InputError as error:  # the number of prompts has changed

@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
 from jaxrl_llm.models.check import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.process import stop_if
 from jaxrl_llm.sampling.arguments import (
     allowed_tokens,
     check_ids,
@@ -119,8 +120,7 @@ def sample(
                 if on_completion is not None:
                     on_completion(completion)
     if stats.interrupted:
-        if not found:
-            raise KeyboardInterrupt
+        stop_if(not found)
         if not has_stats:  # else the caller reads it from `stats`
             logger.warning("interrupted: %d of %d completions are finished", len(found), len(requests))
     rows = [
