@@ -101,6 +101,16 @@ def joined(coordinator: str | None = None, count: int | None = None, index: int 
             time.sleep(2 * SILENT)  # it may be the death of another host, which `_watch` then names
         tell(str(error) or type(error).__name__)
         raise
+    _leave_together()
+
+
+def _leave_together() -> None:
+    """Disconnect from the coordinator, which goes last."""
+    import jax
+
+    _client().wait_at_barrier("jaxrl/end", int(1000 * STARTING))
+    if jax.process_index() == 0:
+        time.sleep(3 * BEAT)
     jax.distributed.shutdown()
 
 
