@@ -25,11 +25,12 @@ LOST = 75  # exit status of the hosts that go on when another has died: a schedu
 SAID, ALIVE = "jaxrl/said", "jaxrl/alive"
 
 
-def connect(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> None:
+def connect(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> Callable[[], None]:
     """Join the other processes of a run, before anything else uses JAX. See `jax.distributed.initialize`.
 
     coordinator: HOST:PORT of the process with index 0. Without these three, a TPU pod, SLURM, Open MPI or GKE tells
-    them. InputError where the coordinator cannot be reached, or there is no such cluster.
+    them. Returns a function that leaves, once all hosts call it. InputError where the coordinator cannot be reached,
+    or there is no such cluster.
     """
     import jax
 
@@ -56,7 +57,19 @@ def connect(coordinator: str | None = None, count: int | None = None, index: int
             f"process {index} cannot join {where} within {STARTING} s ({said[:200]}): start all processes, with the "
             "same --coordinator and --processes"
         ) from None
-    threading.Thread(target=_watch, daemon=True, name="alive").start()
+    done = threading.Event()
+    watch = threading.Thread(target=_watch, args=(done,), daemon=True, name="alive")
+    watch.start()
+
+    def leave() -> None:
+        _client().wait_at_barrier("jaxrl/end", 1000 * STARTING)
+        done.set()
+        watch.join()
+        if jax.process_index() == 0:  # the coordinator goes last
+            time.sleep(3 * BEAT)
+        jax.distributed.shutdown()
+
+    return leave
 
 
 def _check_reachable(coordinator: str, index: int) -> None:
@@ -93,7 +106,7 @@ def joined(coordinator: str | None = None, count: int | None = None, index: int 
     """
     import jax
 
-    connect(coordinator, count, index)
+    leave = connect(coordinator, count, index)
     try:
         yield jax.process_index() == 0
     except BaseException as error:
@@ -101,17 +114,7 @@ def joined(coordinator: str | None = None, count: int | None = None, index: int 
             time.sleep(2 * SILENT)  # it may be the death of another host, which `_watch` then names
         tell(str(error) or type(error).__name__)
         raise
-    _leave_together()
-
-
-def _leave_together() -> None:
-    """Disconnect from the coordinator, which goes last."""
-    import jax
-
-    _client().wait_at_barrier("jaxrl/end", int(1000 * STARTING))
-    if jax.process_index() == 0:
-        time.sleep(3 * BEAT)
-    jax.distributed.shutdown()
+    leave()
 
 
 def tell(text: str) -> None:
@@ -131,22 +134,19 @@ def end(status: int) -> None:
         os._exit(status)
 
 
-def _watch() -> None:
-    """Show that this host is alive, and end it when another host has failed or died."""
+def _watch(done: threading.Event) -> None:
+    """Show that this host is alive, and end it when another host has failed or died; until `done`."""
     import jax
 
     client, index, count = _client(), jax.process_index(), jax.process_count()
     judge, beats, failing = silent_since(SILENT), 0, 0.0
-    while True:
-        time.sleep(BEAT)
+    while not done.wait(BEAT):
         try:
             client.key_value_set(f"{ALIVE}/{index}", str(beats := beats + 1), allow_overwrite=True)
             said = _directory(client, SAID)
             seen = _directory(client, ALIVE)
             failing = 0.0
         except Exception:
-            if _client() is None:  # the run is over
-                return
             failing = failing or time.monotonic()
             if time.monotonic() - failing > SILENT / 2:
                 _leave("host 0, the coordinator, is gone", LOST)
