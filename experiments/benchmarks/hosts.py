@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ragged": {"prompts_per_step": 3, "mesh": "fsdp=4"},  # two prompts on one host, one on the other
     "dapo": {"algorithm": "dapo"},
-    "oversample": {"oversample": 1.5},
+    "oversample": {"oversample": 1.5, "slots": 24},  # with fewer, slots pass on to other groups on several hosts
     "ppo": {"algorithm": "ppo", "mesh": "data=2,fsdp=2"},
     "lora": {"lora_rank": 4},
 }
