@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jaxrl_llm.distributed.coordinator import service_apart
 from jaxrl_llm.errors import InputError, shown
 
 BEAT, SILENT = 1.0, 20.0  # seconds between two signs of life, and after which a host counts as dead
@@ -46,10 +47,11 @@ def connect(coordinator: str | None = None, count: int | None = None, index: int
     jax.config.update("jax_enable_recoverability", True)
     options: dict[str, Any] = {"cluster_detection_method": "deactivate"} if explicit else {}
     try:
-        jax.distributed.initialize(
-            coordinator, count, index, initialization_timeout=STARTING, heartbeat_timeout_seconds=int(3 * SILENT),
-            shutdown_timeout_seconds=int(SILENT), **options,
-        )  # fmt: skip
+        with service_apart():
+            jax.distributed.initialize(
+                coordinator, count, index, initialization_timeout=STARTING, heartbeat_timeout_seconds=int(3 * SILENT),
+                shutdown_timeout_seconds=int(SILENT), **options,
+            )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())
         where = f"the coordinator {coordinator}" if explicit else "this machine's cluster"
@@ -149,7 +151,7 @@ def _watch(done: threading.Event) -> None:
         except Exception:
             failing = failing or time.monotonic()
             if time.monotonic() - failing > SILENT / 2:
-                _leave("host 0, the coordinator, is gone", LOST)
+                _leave("the coordination service, on host 0, is gone", LOST)
             continue
         for other, text in said.items():
             if other != index:
