@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 _LONGEST_LINE = 2**26  # characters
 _LARGEST_ARRAY = 2**31  # bytes of a .json file, which is read into memory; .jsonl is read line by line
-_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files of datasets.save_to_disk
+_SAVED = ("dataset_dict.json", "state.json")  # files that only datasets.save_to_disk writes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

@@ -94,8 +94,9 @@ def open_prompts(
         name = os.fspath(source)
         records = None if limit <= LISTED or name.startswith(PREFIX) else open_records(name)
         if records is None or min(len(records), limit) <= LISTED:
-            columns = {"prompt_column": prompt_column, "prompt_template": prompt_template}
-            return load_prompts(name, limit=limit, **columns, **of_tasks)
+            return load_prompts(
+                name, limit=limit, prompt_column=prompt_column, prompt_template=prompt_template, **of_tasks
+            )
     elif isinstance(source, RandomAccess):
         records, name = source, type(source).__name__
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,12 +34,11 @@ def matching_files(pattern: str) -> list[Path]:
     paths = sorted(Path(path) for path in glob.glob(str(Path(pattern).expanduser()), recursive=True))
     if not paths:
         raise InputError(f"no data at {shown(pattern, 200)}: no file matches the pattern")
-    formats = {format_of(path) for path in paths}
-    if None in formats or len(formats) > 1:
-        odd = next(path for path in paths if format_of(path) in (None, *sorted(map(str, formats))[1:]))
-        raise InputError(
-            f"{shown(pattern, 200)} matches {odd}: all its files must be .jsonl, all .parquet or all .array_record"
-        )
+    for path in paths:
+        if format_of(path) is None or format_of(path) != format_of(paths[0]):
+            raise InputError(
+                f"{shown(pattern, 200)} matches {path}: all its files must be .jsonl, all .parquet or all .array_record"
+            )
     return paths
 
 
@@ -54,7 +54,7 @@ def files_of_folder(folder: Path) -> list[Path]:
         formats, splits = {format_of(path) for path in paths}, {_split(path) for path in paths}
         if len(formats) > 1 or len(splits) > 1:
             what = "formats" if len(formats) > 1 else "splits"
-            raise InputError(f"{folder} has files of several {what}: give one of {', '.join(_patterns(place, paths))}")
+            raise InputError(f"{folder} has files of several {what}: give one of {', '.join(_patterns(paths))}")
         return paths
     return []
 
@@ -63,13 +63,9 @@ def _split(path: Path) -> str:
     return next((word for word in re.split(r"[^a-z]+", path.name.lower()) if word in _SPLITS), "")
 
 
-def _patterns(folder: Path, paths: Sequence[Path]) -> list[str]:
-    """Patterns of the files of each split and format, or the file where it is alone."""
-    groups: dict[tuple[str, str], list[Path]] = {}
+def _patterns(paths: Sequence[Path]) -> list[str]:
+    """Patterns of the files of each split and format."""
+    groups: dict[tuple[str, str | None], list[str]] = {}
     for path in paths:
-        ending = _ENDING.search(path.name)
-        groups.setdefault((_split(path), f".{ending[1]}" if ending else ""), []).append(path)
-    return [
-        str(files[0]) if len(files) == 1 else str(folder / f"*{split}*{ending}*")
-        for (split, ending), files in groups.items()
-    ]
+        groups.setdefault((_split(path), format_of(path)), []).append(str(path))
+    return [files[0] if len(files) == 1 else f"{os.path.commonprefix(files)}*" for files in groups.values()]
