@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -25,7 +25,7 @@ class Ahead(Generic[T]):
         self._found: OrderedDict[int, tuple[Future[list[T]], int]] = OrderedDict()
         self._room = 0
 
-    def start(self, numbers: Sequence[int]) -> None:
+    def start(self, numbers: Iterable[int]) -> None:
         """Begin to compute the values of these numbers, unless they are known."""
         wanted = dict.fromkeys(int(number) for number in numbers)
         new = sorted((number for number in wanted if number not in self._found), key=self._place)

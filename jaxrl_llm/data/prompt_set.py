@@ -24,7 +24,7 @@ class PromptSet(NamedTuple):
     skipped: int = 0  # prompts left out because they are too long
     shortened: int | None = 0  # prompts truncated because they are too long; None: not known before they are drawn
     conflicting: int = 0  # rows left out that have the prompt of another row, but another answer
-    ahead: Callable[[Sequence[int]], None] | None = None  # of rows read as they are drawn: begin to read these
+    ahead: Callable[[Iterable[int]], None] | None = None  # of rows read as they are drawn: begin to read these
 
 
 class Drawn(NamedTuple):

@@ -21,7 +21,7 @@ def draw(curriculum: Curriculum, prompts: PromptSet, state: Any, count: int) -> 
     Raises InputError for a row that cannot be read, and if nearly all prompts are dropped.
     """
     ids, state = curriculum.select(state, count)
-    chosen = ids.tolist()
+    chosen = [int(i) for i in ids]
     if prompts.ahead is None:
         return chosen, state, 0
     prompts.ahead(chosen)
@@ -33,10 +33,10 @@ def draw(curriculum: Curriculum, prompts: PromptSet, state: Any, count: int) -> 
                 "set long_prompts to truncate"
             )
         ids, state = curriculum.select(state, count - len(taken))
-        prompts.ahead(ids.tolist())
-        taken += [i for i in ids.tolist() if prompts.ids[i]]
+        prompts.ahead(ids)
+        taken += [int(i) for i in ids if prompts.ids[i]]
         drawn += len(ids)
-    prompts.ahead(curriculum.select(state, drawn)[0].tolist())
+    prompts.ahead(curriculum.select(state, drawn)[0])
     return taken, state, drawn - len(taken)
 
 
