@@ -42,8 +42,8 @@ def located(source: str) -> Path | list[Path]:
         return path if saved else files_of_folder(path) or path
     if path.suffix != ".json" and format_of(path) is None:
         raise InputError(
-            f"cannot read {shown(source)}: it must end in .jsonl, .json, .parquet or .array_record, or be a data set "
-            "folder"
+            f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet (or .array_record), or be a data "
+            "set folder"
         )
     return [path]
 

@@ -65,9 +65,7 @@ def load_prompts(
     if not isinstance(task_options or {}, dict) or not all(isinstance(name, str) for name in task_options or {}):
         raise InputError(f"task_options is {shown(task_options)}, but must be a dict of options by name")
     raw: Iterable[Row] = (
-        generate(source.removeprefix(PREFIX), limit, seed, task_options or {})
-        if generated
-        else _rows_of(source, limit)
+        generate(source.removeprefix(PREFIX), limit, seed, task_options or {}) if generated else _rows_of(source, limit)
     )
     return _listed(itertools.islice(raw, limit), source, finish)
 

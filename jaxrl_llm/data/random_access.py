@@ -69,7 +69,7 @@ class RecordFiles:
     def read(self, indices: Sequence[int]) -> list[Record]:
         """The records of these indices, reading each file once."""
         at = np.asarray(indices, np.int64)
-        if at.size and not (0 <= at.min() and at.max() < len(self)):
+        if at.size and (at.min() < 0 or at.max() >= len(self)):
             raise IndexError(f"records have the indices 0 to {len(self) - 1}, found {at.min()} to {at.max()}")
         files, out = np.searchsorted(self._ends, at, side="right"), dict[int, Record]()
         for number in np.unique(files):
@@ -99,7 +99,7 @@ class RecordFiles:
 
 def _read(file: File, wanted: Sequence[int]) -> list[Record]:
     try:
-        if file.path.is_file() and file.path.stat().st_size != file.size:
+        if not file.path.is_dir() and file.path.stat().st_size != file.size:
             raise InputError(f"{file.path} has changed since the run began: restore it, or start another run")
         return file.read(wanted)
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-import os
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,4 +68,11 @@ def _patterns(paths: Sequence[Path]) -> list[str]:
     groups: dict[tuple[str, str | None], list[str]] = {}
     for path in paths:
         groups.setdefault((_split(path), format_of(path)), []).append(str(path))
-    return [files[0] if len(files) == 1 else f"{os.path.commonprefix(files)}*" for files in groups.values()]
+    return [files[0] if len(files) == 1 else f"{_common(files)}*" for files in groups.values()]
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The longest beginning that all texts have."""
+    first, last = min(texts), max(texts)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(letter for letter, _ in same)

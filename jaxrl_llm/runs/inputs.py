@@ -50,9 +50,7 @@ class Inputs(NamedTuple):
 
 
 @contextmanager
-def read_inputs(
-    config: TrainConfig, *, resume: bool = False, source: RandomAccess | None = None
-) -> Iterator[Inputs]:
+def read_inputs(config: TrainConfig, *, resume: bool = False, source: RandomAccess | None = None) -> Iterator[Inputs]:
     """Context manager: the prompts and rewards of a run. The rewards' processes end with the context.
 
     source: of the training prompts, instead of the configured path; see `open_prompts`.
