@@ -46,7 +46,7 @@ class File(NamedTuple):
     """A file of records."""
 
     path: Path
-    count: int
+    records: int
     read: Callable[[Sequence[int]], list[Record]]  # the records of these numbers, from 0
     place: Callable[[int], str]  # "line 3"
     columns: tuple[str, ...]  # where the file names them
@@ -58,7 +58,7 @@ class RecordFiles:
 
     def __init__(self, files: Sequence[File]) -> None:
         self.files = tuple(files)
-        self._ends = np.cumsum([file.count for file in files], dtype=np.int64)
+        self._ends = np.cumsum([file.records for file in files], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -74,7 +74,7 @@ class RecordFiles:
         files, out = np.searchsorted(self._ends, at, side="right"), dict[int, Record]()
         for number in np.unique(files):
             file, here = self.files[number], np.flatnonzero(files == number)
-            wanted = (at[here] - (self._ends[number] - file.count)).tolist()
+            wanted = (at[here] - (self._ends[number] - file.records)).tolist()
             out |= zip(here.tolist(), _read(file, wanted), strict=True)
         return [out[place] for place in range(len(at))]
 
@@ -84,7 +84,7 @@ class RecordFiles:
         """The file and the line or row of a record, for errors."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         file = self.files[number]
-        return f"{file.path}, {file.place(int(index - (self._ends[number] - file.count)))}"
+        return f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class RecordFiles:
     @property
     def facts(self) -> list[Any]:
         """What is known of the files without reading their records: number of records, bytes, columns."""
-        return [[file.count, file.size, list(file.columns)] for file in self.files]
+        return [[file.records, file.size, list(file.columns)] for file in self.files]
 
 
 def _read(file: File, wanted: Sequence[int]) -> list[Record]:

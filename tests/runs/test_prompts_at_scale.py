@@ -62,6 +62,7 @@ def test_every_format_gives_the_prompts_ids_and_order_of_a_list(
         assert [found.ids[i] for i in drawn] == [expected.ids[i] for i in ids]
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("few_listed")
 def test_a_run_and_its_resumption_are_those_of_a_list(tmp_path: Path) -> None:
     folder = FORMATS["of_parquet"](tmp_path / "folder", rows_of(tmp_path))
