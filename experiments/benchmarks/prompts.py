@@ -122,7 +122,7 @@ def main() -> None:
         print(json.dumps(start(path, options.rows, options.model, float(begin))))
         return
     paths = write(options.folder, options.rows, options.array_record)
-    print("| prompts | rows | inputs (s) | first step's prompts (s) | processor (s) | second step's (s) | memory (MB) |")
+    print("| prompts | rows | inputs (s) | first step (s) | processor (s) | second step (s) | memory (MB) |")
     print("|---|---|---|---|---|---|---|")
     for path, rows in [(paths[0], 4096), *((path, options.rows - 256) for path in paths)]:
         command = [sys.executable, __file__, "--rows", str(rows), "--model", options.model]
