@@ -1,12 +1,14 @@
-"""Read rows from files: JSON lines, JSON arrays, Parquet, and data set folders of the datasets package."""
+"""Read rows from files: JSON lines, JSON arrays, Parquet, and data set folders, of the Hub or the datasets package."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from jaxrl_llm.data.shards import files_of_folder, format_of, is_pattern, matching_files
 from jaxrl_llm.errors import InputError, missing_package, shown
 from jaxrl_llm.json_text import NotJson, check_regular, json_type, not_text, parse_json, read_object
 from jaxrl_llm.storage import is_url, local_copy
@@ -15,15 +17,14 @@ Row = dict[str, Any]
 
 _LONGEST_LINE = 2**26  # characters
 _LARGEST_ARRAY = 2**31  # bytes of a .json file, which is read into memory; .jsonl is read line by line
+_SAVED = ("dataset_dict.json", "state.json")  # files that only datasets.save_to_disk writes
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def read_rows(source: str, limit: int | None) -> Iterator[Row]:
-    """Yield the rows of a .jsonl, .json or .parquet file or of a data set folder, unchanged; of a URL's local copy.
+def located(source: str) -> Path | list[Path]:
+    """The files of a source: a file, the files of a pattern or of a folder; or a folder of `datasets.save_to_disk`.
 
-    limit: reads only this many rows of a data set folder; files are read to their end.
-
-    Raises InputError, before or between rows, for a path that does not exist, is not a file, has the wrong format, or
-    is damaged.
+    Raises InputError for a path that does not exist, and for files of another format.
     """
     source = str(local_copy(source)) if is_url(source) else source
     try:
@@ -31,37 +32,67 @@ def read_rows(source: str, limit: int | None) -> Iterator[Row]:
         known = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, no such home
         raise InputError(f"no data at {shown(source)}: {' '.join(str(error).split())[:200]}") from error
+    if not known and is_pattern(source):
+        return matching_files(source)
     if not known:
         raise InputError(
             f"no data at {shown(source, 200)}: give a .jsonl, .json or .parquet file, a data set folder or "
             "reasoning-gym:TASK"
         )
     if path.is_dir():
-        rows = _read_folder(path, limit)
-    elif path.suffix in (".jsonl", ".json"):
-        rows = _read_json(path)
-    elif path.suffix == ".parquet":
-        rows = _read_parquet(path)
-    else:
+        saved = any((path / name).exists() for name in _SAVED)
+        return path if saved else files_of_folder(path) or path
+    if path.suffix != ".json" and format_of(path) is None:
         raise InputError(
-            f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet, or be a data set folder"
+            f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet (or .array_record), or be a data "
+            "set folder"
         )
-    try:
-        if not path.is_dir():
+    return [path]
+
+
+def read_rows(found: Path | list[Path], limit: int | None) -> Iterator[Row]:
+    """Yield the rows of .jsonl, .json or .parquet files or of a data set folder (see `located`), unchanged.
+
+    limit: reads only this many rows of a data set folder; files are read to their end.
+
+    Raises InputError, before or between rows, for a path that is not a file, has the wrong format, or is damaged.
+    """
+    for path in [found] if isinstance(found, Path) else found:
+        try:
+            if isinstance(found, Path):
+                data = saved_data_set(path)
+                with _saved_errors(path):
+                    yield from (data if limit is None else data.select(range(min(limit, len(data)))))
+                continue
             check_regular(path)
-        yield from rows
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or ' '.join(str(error).split())}") from error
+            yield from _read_parquet(path) if format_of(path) == "parquet" else _read_json(path)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or ' '.join(str(error).split())}") from error
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def text_head(path: Path) -> bytes:
+    """The first bytes of a file. InputError if they are of another kind of file than text."""
     with path.open("rb") as file:
         head = file.read(4096)
     if (reason := not_text(head, "")) != "":
         raise InputError(f"{path} is not JSON: {reason}")
+    return head
+
+
+def read_line(file: IO[bytes], start: int, where: str) -> bytes:
+    """The line at a byte offset. InputError, beginning with `where`, if it is too long for a row."""
+    file.seek(start)
+    line = file.readline(_LONGEST_LINE + 1)
+    if len(line) > _LONGEST_LINE:
+        raise InputError(f"{where}: more than {_LONGEST_LINE:,} bytes; a row is one line")
+    return line
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    head = text_head(path)
     try:
         with path.open(encoding="utf-8-sig") as file:
-            if path.suffix == ".json" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+            if path.suffix == ".json" and head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"["):
                 if (size := os.fstat(file.fileno()).st_size) > _LARGEST_ARRAY:
                     raise InputError(f"{path} is an array of {size:,} bytes: write one object a line, as .jsonl")
                 yield from _objects(path, enumerate(_parse(path, 0, file.read()), start=1), "entry")
@@ -103,20 +134,29 @@ def _undecodable(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    try:
-        from pyarrow import ArrowException
+    with parquet_errors(path):
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise missing_package("pyarrow", "data", f"reading {path}") from error
-    try:
+
         with ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Context manager: InputError where pyarrow is missing or rejects the file."""
+    try:
+        from pyarrow import ArrowException
+    except ImportError as error:
+        raise missing_package("pyarrow", "data", f"reading {path}") from error
+    try:
+        yield
     except (ArrowException, OSError, ValueError) as error:  # ValueError: text is not UTF-8, or dates are out of range
         raise InputError(f"{path} is not a valid Parquet file: {_reason(error)}") from error
 
 
-def _read_folder(path: Path, limit: int | None) -> Iterator[Row]:
+def saved_data_set(path: Path) -> Any:
+    """The data set in a folder of `datasets.save_to_disk`, whose rows are memory-mapped."""
     # Checked first, so that any other folder is rejected at once and without the package.
     if (path / "dataset_dict.json").is_file():
         splits = read_object(path / "dataset_dict.json").get("splits")
@@ -124,15 +164,23 @@ def _read_folder(path: Path, limit: int | None) -> Iterator[Row]:
         raise InputError(f"{path} has several splits: give one of {', '.join(str(path / name) for name in names)}")
     for name in ("dataset_info.json", "state.json"):
         if not (path / name).is_file():
-            raise InputError(f"{path} is not a folder written by datasets.save_to_disk: it has no {name}")
+            raise InputError(
+                f"{path} is not a folder written by datasets.save_to_disk: it has no {name}, and no .jsonl, .parquet "
+                "or .array_record files"
+            )
         read_object(path / name)
     try:
         from datasets import load_from_disk
     except ImportError as error:
         raise missing_package("datasets", "data", f"reading the data set folder {path}") from error
+    with _saved_errors(path):
+        return load_from_disk(str(path))
+
+
+@contextmanager
+def _saved_errors(path: Path) -> Iterator[None]:
     try:
-        data: Any = load_from_disk(str(path))
-        yield from (data if limit is None else data.select(range(min(limit, len(data)))))
+        yield
     except Exception as error:
         raise InputError(f"{path} is not a valid folder of datasets.save_to_disk: {_reason(error)}") from error
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from jaxrl_llm.data.ahead import Ahead
 from jaxrl_llm.data.chat import encode_prompt
+from jaxrl_llm.data.prompt_rows import PromptRows
+from jaxrl_llm.data.prompts import content_of
 from jaxrl_llm.errors import InputError, shown
+
+T = TypeVar("T")
+WORKERS = 4  # threads that read and tokenise
 
 
 class PromptSet(NamedTuple):
     """Rows of a data set and the token ids of their prompts, in the same order."""
 
-    rows: list[dict[str, Any]]
-    ids: list[list[int]]
+    rows: Sequence[dict[str, Any]]
+    ids: Sequence[list[int]]  # of rows read as they are drawn, empty for a prompt that is dropped
     skipped: int = 0  # prompts left out because they are too long
-    shortened: int = 0  # prompts truncated because they are too long
+    shortened: int | None = 0  # prompts truncated because they are too long; None: not known before they are drawn
     conflicting: int = 0  # rows left out that have the prompt of another row, but another answer
+    ahead: Callable[[Iterable[int]], None] | None = None  # of rows read as they are drawn: begin to read these
+
+
+class Drawn(NamedTuple):
+    """A row that was read, and the token ids of its prompt; none if it is dropped."""
+
+    row: dict[str, Any]
+    ids: list[int]
 
 
 def encode_rows(
@@ -33,18 +48,87 @@ def encode_rows(
             tokens = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt)
         except InputError as error:
             raise InputError(f"prompt {number} of {len(rows)}, {shown(row['prompt'])}: {error}") from None
-        if len(tokens) > max_tokens:
-            if long_prompts == "error":
-                raise InputError(
-                    f"a prompt has {len(tokens)} tokens, more than max_prompt_tokens {max_tokens}: "
-                    "raise it, or set long_prompts to skip or truncate"
-                )
-            if long_prompts == "skip":
-                skipped += 1
-                continue
-            tokens, shortened = tokens[-max_tokens:], shortened + 1
+        fitting = _fit(tokens, max_tokens, long_prompts)
+        if not fitting:
+            skipped += 1
+            continue
+        shortened += len(fitting) < len(tokens)
         kept.append(row)
-        ids.append(tokens)
+        ids.append(fitting)
     if not kept:
         raise InputError(f"all {len(rows)} prompts have more than {max_tokens} tokens: raise max_prompt_tokens")
     return PromptSet(kept, ids, skipped, shortened)
+
+
+def encode_as_drawn(
+    tokenizer: Any,
+    rows: PromptRows,
+    *,
+    max_tokens: int,
+    long_prompts: str,
+    system_prompt: str | None,
+    held_out: Iterable[dict[str, Any]] = (),
+    workers: int = WORKERS,
+) -> PromptSet:
+    """Encode the prompts of rows as they are drawn, in worker threads, of which no result depends.
+
+    long_prompts: as in `encode_rows`; prompts to skip are dropped when they are drawn. So are rows with the prompt of
+    a `held_out` row. Repeated prompts stay. Raises InputError, and its rows when they are drawn, naming the file and
+    the row, for an invalid prompt; here too if all sampled prompts are skipped.
+    """
+    unwanted, one_at_a_time = {content_of(row["prompt"]) for row in held_out}, threading.Lock()
+
+    def encode(row: dict[str, Any], where: str) -> list[int]:
+        try:
+            with one_at_a_time:  # tokenizers may not be shared between threads
+                ids = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt)
+            return _fit(ids, max_tokens, long_prompts)
+        except InputError as error:
+            raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
+
+    def load(numbers: list[int]) -> list[Drawn]:
+        found = zip(numbers, rows.rows(numbers), strict=True)
+        return [
+            Drawn(row, [] if content_of(row["prompt"]) in unwanted else encode(row, rows.where(number)))
+            for number, row in found
+        ]
+
+    if not any([encode(row, where) for where, row in rows.sample]):
+        raise InputError(
+            f"all {len(rows.sample)} prompts that were sampled from {rows.name} have more than {max_tokens} tokens: "
+            "raise max_prompt_tokens"
+        )
+    drawn = Ahead(load, workers, lambda number: int(rows.order[number]))
+    return PromptSet(
+        _Lookup(len(rows), lambda number: drawn[number].row), _Lookup(len(rows), lambda number: drawn[number].ids),
+        shortened=None if long_prompts == "truncate" else 0, ahead=drawn.start,
+    )  # fmt: skip
+
+
+class _Lookup(Sequence[T], Generic[T]):
+    """A sequence of which each element is looked up when it is asked for."""
+
+    def __init__(self, count: int, look_up: Callable[[int], T]) -> None:
+        self._count, self._look_up = count, look_up
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._look_up(number) for number in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"there are {self._count} prompts, found the index {index}")
+        return self._look_up(int(index) % self._count)
+
+
+def _fit(ids: list[int], max_tokens: int, long_prompts: str) -> list[int]:
+    """The ids; shortened or none if they are too long. InputError if that is an error."""
+    if len(ids) <= max_tokens or long_prompts == "truncate":
+        return ids[-max_tokens:]
+    if long_prompts == "error":
+        raise InputError(
+            f"a prompt has {len(ids)} tokens, more than max_prompt_tokens {max_tokens}: "
+            "raise it, or set long_prompts to skip or truncate"
+        )
+    return []

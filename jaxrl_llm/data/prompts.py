@@ -1,4 +1,4 @@
-"""Load prompts from files, data set folders and generated tasks, as a list of rows.
+"""Load prompts from files, data set folders and generated tasks, as a list of rows or as they are drawn.
 
 A row is a dict with "prompt" (a string or a list of messages) and the other columns of the data, such as "answer",
 which are passed to reward functions by name.
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.data.chat import fault_of, is_conversation, preview
 from jaxrl_llm.data.digest import canonical
-from jaxrl_llm.data.files import Row, read_rows
+from jaxrl_llm.data.files import Row, located, read_rows
 from jaxrl_llm.data.generate import PREFIX, generate
 from jaxrl_llm.data.numbers import whole_number
+from jaxrl_llm.data.prompt_rows import PromptRows, rows_as_drawn
+from jaxrl_llm.data.random_access import RandomAccess, open_records, row_of
+from jaxrl_llm.data.shards import format_of
 from jaxrl_llm.data.template import Template, fill, read_template
 from jaxrl_llm.errors import InputError, shown, unknown
 
+LISTED = 2**16  # most rows that `open_prompts` reads into a list
 _PLAIN = "{prompt}"
+_TOGETHER = 1024  # records read at a time
 
 
 def load_prompts(
@@ -34,7 +39,8 @@ def load_prompts(
 ) -> list[Row]:
     """The rows of a source of prompts. All rows have the same columns; missing values are None.
 
-    source: a .jsonl or .json file (an object per line, or one array of objects); a .parquet file; a folder written by
+    source: a .jsonl or .json file (an object per line, or one array of objects); a .parquet file; an .array_record file
+        of JSON objects; a pattern of such files (data/train-*.parquet), or a folder of them; a folder written by
         `datasets.Dataset.save_to_disk`; or `reasoning-gym:TASK`, which generates items of that task.
     limit: most rows, from the start; for a task, the number of items (None: the task's default).
     seed: of a generated task, 0 to 2^32 - 1. Rows of files keep their order.
@@ -50,8 +56,7 @@ def load_prompts(
     argument has the wrong type; and if the package that reads the source is not installed.
     """
     source = _text("source", os.fspath(source) if isinstance(source, os.PathLike) else source)
-    prompt_column = _text("prompt_column", prompt_column)
-    template = None if prompt_template == _PLAIN else read_template(prompt_template)
+    finish = _finisher(prompt_column, prompt_template)
     limit = None if limit is None else whole_number("limit", limit, 1)
     seed = whole_number("seed", seed, 0, 2**32 - 1)
     generated = source.startswith(PREFIX)
@@ -60,16 +65,65 @@ def load_prompts(
     if not isinstance(task_options or {}, dict) or not all(isinstance(name, str) for name in task_options or {}):
         raise InputError(f"task_options is {shown(task_options)}, but must be a dict of options by name")
     raw: Iterable[Row] = (
-        generate(source.removeprefix(PREFIX), limit, seed, task_options or {})
-        if generated
-        else read_rows(source, limit)
+        generate(source.removeprefix(PREFIX), limit, seed, task_options or {}) if generated else _rows_of(source, limit)
     )
-    raw = list(itertools.islice(raw, limit))
+    return _listed(itertools.islice(raw, limit), source, finish)
+
+
+def open_prompts(
+    source: str | Path | RandomAccess,
+    *,
+    limit: int,
+    prompt_column: str = "prompt",
+    prompt_template: str = _PLAIN,
+    **of_tasks: Any,
+) -> list[Row] | PromptRows:
+    """The rows of `load_prompts`; if there are more than `LISTED` and the source has random access, as they are drawn.
+
+    source: as in `load_prompts`, where .json files and generated tasks have no random access; or any source of grain
+        (`__len__` and `__getitem__`), whose records are dicts or JSON objects as text.
+    of_tasks: seed and task_options of `load_prompts`.
+
+    Of rows that are read as they are drawn, `prompt_rows.SAMPLED` are checked here and the others when they are drawn.
+    """
+    limit, finish = whole_number("limit", limit, 1), _finisher(prompt_column, prompt_template)
+    records: RandomAccess | None
+    if isinstance(source, str | os.PathLike):
+        name = os.fspath(source)
+        records = None if limit <= LISTED or name.startswith(PREFIX) else open_records(name)
+        if records is None or min(len(records), limit) <= LISTED:
+            return load_prompts(
+                name, limit=limit, prompt_column=prompt_column, prompt_template=prompt_template, **of_tasks
+            )
+    elif isinstance(source, RandomAccess):
+        records, name = source, type(source).__name__
+    else:
+        raise InputError(f"prompts is {shown(source)}, but must be a path or have __len__ and __getitem__, as in grain")
+    count = min(len(records), limit)
+    if count <= LISTED:
+        return _listed((row_of(records[i], f"{name}, row {i + 1}") for i in range(count)), name, finish)
+    return rows_as_drawn(records, name, count, finish)
+
+
+def _rows_of(source: str, limit: int | None) -> Iterator[Row]:
+    found = located(source)
+    if isinstance(found, Path) or format_of(found[0]) != "array_record":
+        yield from read_rows(found, limit)
+        return
+    records = open_records(source)
+    assert records is not None
+    for start in range(0, len(records), _TOGETHER):
+        some = range(start, min(start + _TOGETHER, len(records)))
+        yield from (row_of(x, records.where(i)) for i, x in zip(some, records.read(some), strict=True))
+
+
+def _listed(raw: Iterable[Row], source: str, finish: Callable[[Row, str], Row]) -> list[Row]:
+    raw = list(raw)
     if not raw:
         raise InputError(f"{source!r} has no rows: there is nothing to train on")
     columns = list(dict.fromkeys(name for row in raw for name in row))
     return [
-        _finish({name: row.get(name) for name in columns}, prompt_column, template, f"{source}, row {number}")
+        finish({name: row.get(name) for name in columns}, f"{source}, row {number}")
         for number, row in enumerate(raw, start=1)
     ]
 
@@ -108,25 +162,34 @@ def conflicting(rows: Iterable[Row], columns: Iterable[str] | None = None) -> in
     return count
 
 
+def content_of(prompt: Any) -> str:
+    """A canonical text of a prompt, the same for prompts that `without` takes for equal."""
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if is_conversation(prompt):
+        # Struct columns fill in the fields that a message does not have with None.
+        prompt = [
+            {k: v.strip() if isinstance(v, str) else v for k, v in message.items() if v is not None}
+            for message in prompt
+        ]
+    return canonical(prompt)
+
+
 def _by_content(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
-    """Yield a canonical text of each row's prompt, equal for equal prompts, and the row."""
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or "prompt" not in row:
             raise InputError(f"row {number} is {preview(row)}, but must be a dict with a prompt")
-        prompt = row["prompt"]
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-        if is_conversation(prompt):
-            # Struct columns fill in the fields that a message does not have with None.
-            prompt = [
-                {k: v.strip() if isinstance(v, str) else v for k, v in message.items() if v is not None}
-                for message in prompt
-            ]
-        yield canonical(prompt), row
+        yield content_of(row["prompt"]), row
+
+
+def _finisher(prompt_column: Any, prompt_template: str) -> Callable[[Row, str], Row]:
+    """(row, where it is) -> the row with its "prompt" column set."""
+    column = _text("prompt_column", prompt_column)
+    template = None if prompt_template == _PLAIN else read_template(prompt_template)
+    return lambda row, where: _finish(row, column, template, where)
 
 
 def _finish(row: Row, prompt_column: str, template: Template | None, where: str) -> Row:
-    """The row with its "prompt" column set."""
     prompt = row.get(prompt_column)
     if prompt_column not in row:
         raise unknown("column", prompt_column, row)

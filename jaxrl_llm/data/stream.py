@@ -17,7 +17,7 @@ _LARGEST = 2**24  # rows in a batch
 class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
     """Infinite batches of rows. Every epoch is a new permutation of all rows, and batches can span two epochs.
 
-    rows: the prompts, as returned by `load_prompts`.
+    rows: the prompts, as returned by `load_prompts` or `open_prompts`.
     batch_size: rows in a batch, 1 to 2^24. Every batch is full; a batch that spans two epochs can repeat a row.
     seed: 0 to 2^32 - 1. The same rows, batch_size and seed give the same batches.
     shuffle: if false, every epoch keeps the order of the rows.
@@ -34,9 +34,9 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
     def __init__(self, rows: Sequence[dict[str, Any]], *, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
         if not isinstance(rows, Sequence) or isinstance(rows, str):
             raise InputError(f"rows is {preview(rows)}, but must be a list of dicts, as returned by load_prompts")
-        if not rows:
+        if not len(rows):
             raise InputError("no rows to draw prompts from: give at least one")
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows if isinstance(rows, list | tuple) else ()):  # others are read as drawn
             if not isinstance(row, dict):
                 raise InputError(f"rows[{number}] is {preview(row)}, but must be a dict, as returned by load_prompts")
         batch_size, seed = whole_number("batch_size", batch_size, 1, _LARGEST), whole_number("seed", seed, 0, 2**32 - 1)
@@ -56,8 +56,12 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
         self._batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
     def __next__(self) -> tuple[list[dict[str, Any]], np.ndarray]:
-        prompt_ids = np.asarray(next(self._batches), dtype=np.int32)
+        prompt_ids = self.next_ids()
         return [self._rows[index] for index in prompt_ids], prompt_ids
+
+    def next_ids(self) -> np.ndarray:
+        """The prompt ids of the next batch, int32[batch_size], without its rows."""
+        return np.asarray(next(self._batches), dtype=np.int32)
 
     def state(self) -> dict[str, Any]:
         """The position of the stream, as a JSON value."""

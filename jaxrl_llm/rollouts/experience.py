@@ -27,6 +27,7 @@ from jaxrl_llm.rewards.scoring import (
     with_defaults,
 )
 from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.drawing import draw, dropped_metric
 from jaxrl_llm.rollouts.driver import Collected, Driver, Rule, admit_first, first_samples_of
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
@@ -128,19 +129,19 @@ def _complete_step(
     kept: list[tuple[Scored, dict[str, Any]]] = []
     spare: list[tuple[Scored, dict[str, Any]]] = []
     runs: list[dict[str, float]] = []
-    stats, rounds = list[Stats](), 0
+    stats, rounds, dropped = list[Stats](), 0, 0
     while True:
         round_key = jax.random.fold_in(key, rounds) if rounds else key
-        ids, curriculum = setup.curriculum.select(state.curriculum, wanted)
-        state = state._replace(curriculum=curriculum)
-        flight = [_begin(setup, int(i), step) for i in ids]
+        ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
+        state, dropped = state._replace(curriculum=curriculum), dropped + lost
+        flight = [_begin(setup, i, step) for i in ids]
         found, scored = _round(setup, flight, Rule(), params, round_key, step)
         stats += found.stats
         rounds += 1
         runs.append(_program_metrics(setup, found))
         rows = [dict(one.task.row) for one in found.groups]
         if dynamic is None:
-            return Step(scored, rows, rollout_metrics(stats) | _mean(runs)), state
+            return Step(scored, rows, rollout_metrics(stats) | _mean(runs) | dropped_metric(dropped)), state
         good = np.asarray(dynamic.informative(scored.batch))[:: setup.group_size]
         groups = [(rows_of_group(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
@@ -148,7 +149,7 @@ def _complete_step(
         if len(kept) >= wanted or rounds >= dynamic.rounds:
             break
     chosen = (kept + spare)[:wanted]
-    metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": rounds}
+    metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": rounds} | dropped_metric(dropped)
     return Step(concatenate_groups([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
 
 
@@ -156,9 +157,9 @@ def _partial_step(
     setup: Experience, strategy: Partial, state: ExperienceState, params: Params, key: jax.Array, step: int
 ) -> tuple[Step, ExperienceState]:
     """A step that leaves unfinished groups to the next."""
-    wanted = setup.prompts_per_step
-    ids, curriculum = setup.curriculum.select(state.curriculum, strategy.in_flight(wanted) - len(state.pool))
-    flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, int(i), step) for i in ids]
+    wanted, new = setup.prompts_per_step, strategy.in_flight(setup.prompts_per_step) - len(state.pool)
+    ids, curriculum, dropped = draw(setup.curriculum, setup.prompts, state.curriculum, new)
+    flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, i, step) for i in ids]
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
     found, scored = _round(setup, flight, rule, params, key, step)
@@ -169,6 +170,7 @@ def _partial_step(
         **rollout_metrics(found.stats),
         **_program_metrics(setup, found),
         **(window_metrics(scored) if windows else {}),
+        **dropped_metric(dropped),
         "rollout/stale_tokens": float(np.mean(age > 0)),
         "rollout/staleness": float(np.mean(age)),
         "rollout/groups": float(len(flight) - len(found.left)),

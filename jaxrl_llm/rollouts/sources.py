@@ -68,15 +68,15 @@ class Replay(NamedTuple):
     mix: Callable[[dict[str, np.ndarray], Scored], tuple[Scored, dict[str, np.ndarray]]]
 
 
-def shuffled_epochs(rows: list[dict[str, Any]], seed: int) -> Curriculum:
-    """Epochs over all prompts, each in a new random order."""
+def shuffled_epochs(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
+    """Epochs over all prompts, each in a new random order. It reads no row."""
     stream = PromptStream(rows, batch_size=1, seed=seed)
     start = stream.state()
 
     def select(state: State, count: int) -> tuple[np.ndarray, State]:
         if stream.state() != state:
             stream.restore(state)
-        ids = [next(stream)[1] for _ in range(count)]
+        ids = [stream.next_ids() for _ in range(count)]
         return np.concatenate([np.zeros(0, np.int32), *ids]), stream.state()
 
     return Curriculum(lambda: start, select, lambda state, step: state)

@@ -56,8 +56,10 @@ class TrainConfig:
     """Iterations: sample, score, update."""
 
     prompts: str = "reasoning-gym:chain_sum"
-    """Training prompts: a .jsonl or .parquet file, a folder of a saved Hugging Face data set, a URL of one of these
-    (gs://, s3:// ...), or reasoning-gym:TASK."""
+    """Training prompts: a .jsonl, .parquet or .array_record file (of JSON objects), a folder of such files or a pattern
+    such as 'data/train-*.parquet', a folder of a saved Hugging Face data set, a URL of a file (gs://, s3:// ...), or
+    reasoning-gym:TASK. More than 65,536 rows are read, checked and tokenised as they are drawn; repeated prompts are
+    then not removed."""
     num_prompts: int = 4096
     """At most this many training prompts; for reasoning-gym, how many are generated."""
     prompt_column: str = "prompt"

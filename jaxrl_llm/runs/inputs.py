@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.data.digest import rows_digest
-from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
-from jaxrl_llm.data.prompts import conflicting, load_prompts, without
+from jaxrl_llm.data.prompt_rows import PromptRows
+from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
+from jaxrl_llm.data.prompts import conflicting, load_prompts, open_prompts, without
+from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, InputErrors, gather, shown, unknown
 from jaxrl_llm.reporting.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns, reward_digest
@@ -20,15 +22,15 @@ from jaxrl_llm.runs.config import GENERATED, TrainConfig
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
 
-PromptRows = list[dict[str, Any]]
+Rows = list[dict[str, Any]]
 HELD_OUT_SEED = 2**31 - 1  # generates held-out prompts; differs from the seed of the training prompts
 
 
 class Prompts(NamedTuple):
-    """Rows of the data set, deduplicated by prompt."""
+    """Rows of the data set, deduplicated by prompt, unless they are read as they are drawn."""
 
-    training: PromptRows
-    held_out: PromptRows
+    training: Rows | PromptRows
+    held_out: Rows
     conflicting: int  # dropped duplicates of a prompt whose other columns, such as the answer, differ
 
 
@@ -42,13 +44,18 @@ class Inputs(NamedTuple):
     def digests(self) -> dict[str, str]:
         """A digest of the contents of each input (both prompt sets, and each reward), by name."""
         rewards = {f"the reward {reward.name}": reward_digest(reward) for reward in self.rewards}
-        prompts = {"the prompts": self.prompts.training, "the held-out prompts": self.prompts.held_out}
-        return {**{name: rows_digest(rows) for name, rows in prompts.items()}, **rewards}
+        training, held_out = self.prompts.training, rows_digest(self.prompts.held_out)
+        drawn = training.fingerprint if isinstance(training, PromptRows) else rows_digest(training)
+        return {"the prompts": drawn, "the held-out prompts": held_out, **rewards}
 
 
 @contextmanager
-def read_inputs(config: TrainConfig, *, resume: bool = False, first: bool = True) -> Iterator[Inputs]:
+def read_inputs(
+    config: TrainConfig, *, resume: bool = False, first: bool = True, source: RandomAccess | None = None
+) -> Iterator[Inputs]:
     """Context manager: the prompts and rewards of a run. The rewards' processes end with the context.
+
+    source: of the training prompts, instead of the configured path; see `open_prompts`.
 
     Raises InputError with all problems together, before a model is loaded or anything is written.
     resume: the run continues, and its folder is locked within the context. Otherwise the folder must be free.
@@ -56,7 +63,7 @@ def read_inputs(config: TrainConfig, *, resume: bool = False, first: bool = True
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
-    checks: list[Any] = [lambda: split_prompts(config), lambda: make_rewards(config, seen_from)]
+    checks: list[Any] = [lambda: split_prompts(config, source), lambda: make_rewards(config, seen_from)]
     checks += [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
@@ -88,7 +95,7 @@ def _with_folder_hint(folder: str) -> Iterator[None]:
 @contextmanager
 def evaluation_inputs(
     config: TrainConfig, source: str | None, size: int | None, *checks: Callable[[], Any]
-) -> Iterator[tuple[PromptRows, list[Reward]]]:
+) -> Iterator[tuple[Rows, list[Reward]]]:
     """Context manager: the rows (`evaluation_rows`) and rewards of an evaluation, like `read_inputs`.
 
     checks: further checks, whose errors are reported together with those of the inputs.
@@ -133,31 +140,41 @@ def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
     return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
 
 
-def split_prompts(config: TrainConfig) -> Prompts:
-    """Training and held-out rows; no prompt is in both."""
-    apart = _has_own_source(config)
+def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Prompts:
+    """Training and held-out rows; no prompt is in both (of rows that are read as they are drawn, none that is drawn).
+
+    source: of the training prompts, instead of the configured path.
+    """
+    apart = config.eval_prompts is not None or (source is None and _has_own_source(config))
+    path = config.prompts if source is None else source
     number = config.num_prompts + (0 if apart else config.eval_size)
-    reads = [lambda: _load(config, config.prompts, number, config.seed)]
+    reads: list[Any] = [lambda: open_prompts(path, limit=number, **_options(config, config.prompts))]
     if config.eval_size and apart:
         reads.append(lambda: _held_out(config, config.eval_prompts or config.prompts, config.eval_size))
     loaded, *other = gather(*reads)
     rows, held_out = loaded, other[0] if other else []
     if config.eval_size and not apart:
-        rows = without(rows, [])
+        rows = rows if isinstance(rows, PromptRows) else without(rows, [])
         if len(rows) <= config.eval_size:
             raise InputError(
                 f"{config.prompts} has {len(rows)} different prompts, too few to hold {config.eval_size} out for "
                 "evaluation: lower eval_size or give eval_prompts"
             )
         order = np.random.default_rng(config.seed).permutation(len(rows))
-        held_out, rows = [rows[i] for i in order[: config.eval_size]], [rows[i] for i in order[config.eval_size :]]
+        held_out, rows = _take(rows, order[: config.eval_size])[:], _take(rows, order[config.eval_size :])
+    if isinstance(rows, PromptRows):
+        return Prompts(rows, without(held_out, []), 0)
     rows = without(rows, held_out)
     if not rows:
         raise InputError(f"every prompt of {config.prompts} is a held-out prompt too: lower eval_size")
     return Prompts(rows, held_out, conflicting(loaded))
 
 
-def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | None = None) -> PromptRows:
+def _take(rows: Rows | PromptRows, numbers: np.ndarray) -> Any:
+    return rows.take(numbers) if isinstance(rows, PromptRows) else [rows[i] for i in numbers]
+
+
+def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | None = None) -> Rows:
     """Rows to evaluate a trained run on: its own held-out rows, or those of another `source`.
 
     size: number of rows (default: all held-out rows of the run; for another source the run's eval_size, or 256). If it
@@ -176,6 +193,11 @@ def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | 
                 f"the run held {len(rows)} prompts of {config.prompts} out and was trained on the others: give a "
                 f"size of at most {len(rows)}, or other prompts (asked for: {size})"
             )
+        if isinstance(trained, PromptRows):
+            raise InputError(
+                f"the run has {len(trained)} training prompts, too many to compare with more held-out prompts than its "
+                f"{len(rows)}: give a size of at most that, or other prompts (asked for: {size})"
+            )
         rows = _held_out(config, config.eval_prompts or config.prompts, size, seen=trained)
     return rows[:size]
 
@@ -185,18 +207,20 @@ def _has_own_source(config: TrainConfig) -> bool:
     return config.eval_prompts is not None or config.prompts.startswith(GENERATED)
 
 
-def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> PromptRows:
+def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> Rows:
     # Generated tasks repeat, so draw more than needed.
-    return without(_load(config, source, 2 * size, HELD_OUT_SEED), seen)[:size]
+    loaded = load_prompts(source, limit=2 * size, **{**_options(config, source), "seed": HELD_OUT_SEED})
+    return without(loaded, seen)[:size]
 
 
-def _load(config: TrainConfig, source: str, limit: int, seed: int) -> PromptRows:
+def _options(config: TrainConfig, source: str) -> dict[str, Any]:
+    """How the prompts of a source are read, as arguments of `load_prompts`."""
     options = {name: read_value(text, f"task_options.{name}") for name, text in config.task_options.items()}
-    return load_prompts(
-        source, limit=limit, seed=seed, prompt_column=config.prompt_column, prompt_template=config.prompt_template,
+    return {
+        "seed": config.seed, "prompt_column": config.prompt_column, "prompt_template": config.prompt_template,
         # The options belong to the generated task; held-out prompts may come from a file.
-        task_options=options if source == config.prompts or source.startswith(GENERATED) else None,
-    )  # fmt: skip
+        "task_options": options if source == config.prompts or source.startswith(GENERATED) else None,
+    }  # fmt: skip
 
 
 def read_value(text: Any, name: str = "a value") -> Any:
@@ -218,17 +242,29 @@ def prompt_sets(
     prompts: the configuration's prompts, if they have been read already.
     """
     training, held_out, conflicting = split_prompts(config) if prompts is None else prompts
-    encoded = encode_for(config, tokenizer, context, training)._replace(conflicting=conflicting)
+    encoded = encode_for(config, tokenizer, context, training, held_out)._replace(conflicting=conflicting)
     return encoded, encode_for(config, tokenizer, context, held_out) if held_out else None
 
 
-def encode_for(config: TrainConfig, tokenizer: Any, context: int, rows: Sequence[dict[str, Any]]) -> PromptSet:
-    """Tokenise prompts as the configuration says; see `prompt_sets`."""
+def encode_for(
+    config: TrainConfig,
+    tokenizer: Any,
+    context: int,
+    rows: Sequence[dict[str, Any]],
+    held_out: Sequence[dict[str, Any]] = (),
+) -> PromptSet:
+    """Tokenise prompts as the configuration says; see `prompt_sets`.
+
+    held_out: their prompts are dropped where rows are read as they are drawn.
+    """
     limit = min(config.max_prompt_tokens, context - config.max_new_tokens) if context else config.max_prompt_tokens
     if limit < 1:
         raise InputError(
             f"max_new_tokens is {config.max_new_tokens}, but the model's context length is {context} tokens"
         )
-    return encode_rows(
-        tokenizer, rows, max_tokens=limit, long_prompts=config.long_prompts, system_prompt=config.system_prompt
-    )
+    how: dict[str, Any] = {
+        "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt
+    }  # fmt: skip
+    if isinstance(rows, PromptRows):
+        return encode_as_drawn(tokenizer, rows, held_out=held_out, **how)
+    return encode_rows(tokenizer, rows, **how)

@@ -106,6 +106,11 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
         f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions per step, {devices}, "
         f"output in {config.output}"
     ]
+    if prompts.ahead is not None:
+        text.append(
+            "too many prompts to read them all at the start: each is read and checked when it is drawn, and repeated "
+            "prompts are not removed"
+        )
     if prompts.skipped or prompts.shortened:
         text.append(f"prompts longer than allowed: {prompts.skipped} skipped, {prompts.shortened} cut on the left")
     if prompts.conflicting:
@@ -128,8 +133,8 @@ def count_step(
 ) -> tuple[dict[str, int], list[str]]:
     """Add a step to the run's counts; returns them with the notes to print (the first time, then every tenth).
 
-    counts: "tokens" sampled, "silent" steps (no token has a learning signal), and "single" steps (every completion has
-    one token).
+    counts: "tokens" sampled, "silent" steps (no token has a learning signal), "single" steps (every completion has
+    one token), and prompts "dropped" when they were drawn, if any were.
     """
     notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
@@ -139,6 +144,8 @@ def count_step(
         ),
     }
     new, texts = {"tokens": counts.get("tokens", 0) + int(metrics["completion/tokens"])}, []
+    if dropped := counts.get("dropped", 0) + int(metrics.get("prompts/dropped", 0)):
+        new["dropped"] = dropped
     for name, (is_so, text) in notes.items():
         new[name] = counts.get(name, 0) + is_so
         if is_so and (new[name] == 1 or new[name] % 10 == 0):
@@ -178,7 +185,7 @@ def closing_summary(
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "prompts": {
             "training": len(prompts.rows),
-            "skipped": prompts.skipped,
+            "skipped": prompts.skipped + counts.get("dropped", 0),
             "truncated": prompts.shortened,
             "conflicting": prompts.conflicting,
         },

@@ -23,10 +23,10 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def check_columns(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> None:
-    """InputError if the rollout reads a column that no row of the prompts has."""
+    """InputError if the rollout reads a column that the prompts do not have. All rows have the same columns."""
     rollout = rollout_by_name(config.rollout)
     for column in rollout.columns:
-        if not any(column in row for row in rows):
+        if not any(column in row for row in rows[:1]):
             raise InputError(f"the rollout {config.rollout} reads the column {column!r}, which no prompt has")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_llm.distributed.on_hosts import of_this_host
@@ -12,7 +12,7 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
 
-MakeCurriculum = Callable[[list[dict[str, Any]]], Curriculum]  # from the training rows
+MakeCurriculum = Callable[[Sequence[dict[str, Any]]], Curriculum]  # from the training rows
 
 
 def source_of(config: TrainConfig, parts: RunParts, clock: Clock, curriculum: MakeCurriculum | None = None) -> Source:
