@@ -38,7 +38,14 @@ def test_slurm() -> None:
     first, *job, last = dry_run("slurm.sh", "--nodes", "2", "--gpus", "4", "--partition", "p")
     options = shlex.split(first.removesuffix(" <<'JOB'"))
     assert options[0] == "sbatch"
-    wanted = {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4", "--partition=p", "--requeue", "--signal=TERM@120"}
+    wanted = {
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=4",
+        "--partition=p",
+        "--requeue",
+        "--signal=TERM@120",
+    }
     assert wanted <= set(options)
     assert last == "JOB"
     assert job[:2] == ["#!/usr/bin/env bash", "export JAX_LOCAL_DEVICE_IDS=0,1,2,3"]

@@ -46,7 +46,7 @@ class Hosts(NamedTuple):
             for name in sorted(found[0].keys() | other.keys()):
                 if found[0].get(name) != other.get(name):
                     raise InputError(
-                        f"{name} of host {index} differ from those of host 0: all hosts need the same files, code and "
+                        f"hosts 0 and {index} differ in {name}: all hosts need the same settings, files, code and "
                         "packages"
                     )
 

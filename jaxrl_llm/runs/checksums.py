@@ -39,7 +39,9 @@ def checksums(tree: Any) -> dict[str, int]:
         shardings = [x.sharding for x in arrays.values()]
         mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
         sums = np.asarray(_sums(mesh, list(arrays.values()))).astype(np.uint64)
-        found |= {name: int(first | second << np.uint64(32)) for name, (first, second) in zip(arrays, sums, strict=True)}
+        found |= {
+            name: int(first | second << np.uint64(32)) for name, (first, second) in zip(arrays, sums, strict=True)
+        }
     return {name: found[name] for name in leaves}
 
 

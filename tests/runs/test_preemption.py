@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tiny_runs as runs
+from heavy import few
 
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError
@@ -67,15 +68,15 @@ def saved(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("preempt", "at", "steps"),
-    [
-        (preempt_in_rollout, 3, 3),  # left: the three steps before it are saved
-        (preempt_in_update, 2, 3),  # finished
-        (preempt_in_update, 1, 2),  # finished, and saved anyway
-        (preempt_in_rollout, 0, 0),  # nothing to save
-    ],
-)
+CASES = [
+    (preempt_in_rollout, 3, 3),  # left: the three steps before it are saved
+    (preempt_in_update, 2, 3),  # finished
+    (preempt_in_update, 1, 2),  # finished, and saved anyway
+    (preempt_in_rollout, 0, 0),  # nothing to save
+]
+
+
+@pytest.mark.parametrize(("preempt", "at", "steps"), few(CASES, [CASES[1]], unpack=True))
 def test_the_steps_taken_are_saved_and_the_run_goes_on(
     tmp_path: Path, preempt: Callable[..., None], at: int, steps: int
 ) -> None:
@@ -165,7 +166,9 @@ def test_a_process_saves_and_ends_and_the_same_command_goes_on(tmp_path: Path) -
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == PREEMPTED, errors
-    assert errors.splitlines() == ["stopped by SIGTERM, the steps taken are saved: resume with jaxrl train --resume RUN"]
+    assert errors.splitlines() == [
+        "stopped by SIGTERM, the steps taken are saved: resume with jaxrl train --resume RUN"
+    ]
     steps = len(runs.lines_of(run / "metrics.jsonl"))
     assert saved(run) == [str(steps)]
     again = runs.start(*command)
