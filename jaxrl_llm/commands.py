@@ -8,11 +8,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, gather, require
+from jaxrl_llm.host_options import host_options
 from jaxrl_llm.options import (
     before,
     check_output_file,
@@ -26,15 +28,15 @@ from jaxrl_llm.options import (
 )
 from jaxrl_llm.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
 from jaxrl_llm.runs.changes import ACCEPT
-from jaxrl_llm.runs.config import located
+from jaxrl_llm.runs.config import TrainConfig, located
 
 
 def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
-    from jaxrl_llm.runs.inputs import read_inputs
     from jaxrl_llm.runs.run_folder import RunFolder, has_begun
 
     given, arguments = take(arguments, "--resume")
+    join, arguments = host_options(arguments)
     accept, arguments = flag(arguments, ACCEPT)
     if given not in (None, "auto"):
         mesh, arguments = take(arguments, "--mesh")
@@ -49,17 +51,29 @@ def train_command(arguments: list[str]) -> int:
             f"{train_command.__doc__} --resume RUN resumes a run with its own settings (--mesh may be another); "
             "--resume auto, with all settings, resumes the run in --output or begins it there. "
             f"{ACCEPT} resumes even if settings, prompts, rewards or the model have changed. SIGTERM saves the steps "
-            f"taken and ends with status {PREEMPTED}. --traceback shows where an error came from."
+            f"taken and ends with status {PREEMPTED}. --coordinator HOST:PORT --processes N --process I starts one of "
+            "N processes of a run on several hosts; --distributed auto asks the cluster (TPU pods, SLURM, Open MPI, "
+            "GKE). --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
         resume = given is not None and has_begun(config, accept)
         config = located(config, os.getcwd()) if resume else config
-    with preemptible(), interruptible() as interrupted, read_inputs(config, resume=resume) as inputs:
+    with nullcontext(True) if join is None else join() as first:
+        return _train(config, resume, accept, first)
+
+
+def _train(config: TrainConfig, resume: bool, accept: bool, first: bool) -> int:
+    """The exit status of a run. first: whether this process is the first of the run's hosts."""
+    from jaxrl_llm.runs.inputs import read_inputs
+    from jaxrl_llm.runs.run_folder import RunFolder
+
+    with preemptible(), interruptible() as interrupted, read_inputs(config, resume=resume, first=first) as inputs:
         from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
         stop_if(interrupted())
         summary = train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept)
-    _say(f"report: {RunFolder(config.output).path / 'report.html'}")
+    if first:
+        _say(f"report: {RunFolder(config.output).path / 'report.html'}")
     return 0 if summary["learned"] else 1
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,7 +20,8 @@ from jaxrl_llm.errors import InputError
 T = TypeVar("T")
 
 
-class Hosts(NamedTuple):
+@dataclass(frozen=True)
+class Hosts:
     """This host among all. The methods that exchange must be called by all hosts, in the same order."""
 
     index: int = 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,16 +17,18 @@ import optax
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
+from jaxrl_llm.distributed import check_mesh, check_rows, fully_sharded, mesh_of
+from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
+from jaxrl_llm.models.digest import tokenizer_digest
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
@@ -31,6 +36,8 @@ from jaxrl_llm.needs import of_reference, value_of, values_of
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.runs.checksums import checksums, structure
+from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.runs.rollout import check_columns, check_rollout, rollout_of
@@ -54,6 +61,7 @@ class RunParts(NamedTuple):
     reference: Params | None  # the initial weights, if the method needs them
     mesh: jax.sharding.Mesh
     frozen: Params | None = None  # the model's weights, if only adapters are trained
+    hosts: Hosts = ALONE
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
@@ -143,21 +151,34 @@ def with_critic(config: TrainConfig, algorithm: Algorithm, policy: Policy, param
     return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
 
 
-def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Params, Any]:
-    """Policy, initial parameters (the critic's among them) and tokenizer of a run."""
+def load_model(
+    config: TrainConfig, algorithm: Algorithm, mesh: jax.sharding.Mesh | None = None
+) -> tuple[Policy, Params, Any]:
+    """Policy, initial parameters (the critic's among them) and tokenizer of a run.
+
+    mesh: of several devices, over which the parameters are sharded as they are read.
+    """
     remat: Remat = config.remat
     if remat and config.keep_projections:
         remat = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh)
     policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat, shardings=spread
     )
     return *with_critic(config, algorithm, policy, params), tokenizer
 
 
+def _sharded(mesh: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
+    check_mesh(model, mesh)
+    return fully_sharded(shapes, model, mesh)
+
+
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
-    """Digests of the model's weights (without a critic) and of its tokenizer."""
+    """Digests of the model's weights (without a critic), the same on any mesh, and of its tokenizer."""
     weights = {name: x for name, x in params.items() if name != "critic"}
-    return {"the model's weights": weights_digest(weights), "the tokenizer": tokenizer_digest(tokenizer)}
+    found = json.dumps([checksums(weights), structure(weights)], sort_keys=True)
+    digest = hashlib.sha256(found.encode()).hexdigest()
+    return {"the model's weights": digest, "the tokenizer": tokenizer_digest(tokenizer)}
 
 
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
@@ -242,12 +263,12 @@ def set_up(
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
     check_columns(config, inputs.prompts.training)
-    policy, params, tokenizer = load_model(config, algorithm)
-    check_mesh(policy.config, mesh)
+    policy, params, tokenizer = load_model(config, algorithm, mesh)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
-    digests = {**inputs.digests, **model_digests(params, tokenizer)}
+    digests, hosts = {**inputs.digests, **model_digests(params, tokenizer)}, all_hosts()
+    hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
@@ -258,6 +279,6 @@ def set_up(
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
-        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
+        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen, hosts,
     )  # fmt: skip
     return parts, state, memory
