@@ -34,7 +34,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
     protocol = url.partition("://")[0]
     try:
-        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+        return fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise InputError(f"{url}: {protocol}:// needs another package: {_line(error)}") from error
     except ValueError as error:

@@ -74,8 +74,8 @@ def run(commands: list[list[str]], environments: list[dict[str, str]], grace: fl
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     status, deadline = 0, None
     try:
-        while any(process.poll() is None for process in started):
-            failed = next((process.returncode for process in started if process.returncode), 0)
+        while None in (statuses := [process.poll() for process in started]):
+            failed = next((one for one in statuses if one), 0)
             if failed and not status:
                 status, deadline = failed, time.monotonic() + grace
                 pass_on(signal.SIGTERM, None)

@@ -19,6 +19,7 @@ from typing import Any
 
 from jaxrl_llm.distributed.coordinator import service_apart
 from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.process import Preempted
 
 BEAT, SILENT = 1.0, 20.0  # seconds between two signs of life, and after which a host counts as dead
 STARTING = 120  # seconds for all hosts to arrive
@@ -111,6 +112,9 @@ def joined(coordinator: str | None = None, count: int | None = None, index: int 
     leave = connect(coordinator, count, index)
     try:
         yield jax.process_index() == 0
+    except Preempted:  # as all hosts, which have saved together
+        leave()
+        raise
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError):
             time.sleep(2 * SILENT)  # it may be the death of another host, which `_watch` then names

@@ -76,14 +76,14 @@ class Mirror:
     def checkpoints(self, processes: int) -> Path | str:
         """Where a run of so many processes reads and writes its checkpoints.
 
-        For one process, the local folder, into which the complete ones are copied first, those that it has excepted; for
-        several, the folder at the URL. InputError for several and a URL of another protocol than gs://.
+        For one process, the local folder, into which the complete ones that it lacks are copied first; for several, the
+        folder at the URL. InputError for several and a URL of another protocol than gs://.
         """
         if processes > 1:
             if not self.url.startswith("gs://"):
                 raise InputError(
-                    f"{self.url} cannot hold the checkpoints of several hosts: give a folder on a file system that they "
-                    "share, which may be a mounted bucket, or gs://"
+                    f"{self.url} cannot hold the checkpoints of several hosts: give a folder on a file system that "
+                    "they share, which may be a mounted bucket, or gs://"
                 )
             self._direct = True
             return f"{self.url}/{CHECKPOINTS}"
@@ -132,8 +132,8 @@ class Mirror:
                     for name in self._here(folder):
                         fs.put_file(str(self.path / name), f"{root}/{name}")
                     fs.pipe_file(f"{root}/{folder}/{COMPLETE}", b"")
-            for folder in {folder for name in there if (folder := _checkpoint(name))} - set(checkpoints):
-                fs.rm(f"{root}/{folder}", recursive=True)
+            for old in {_checkpoint(name) for name in there} - {None, *checkpoints}:
+                fs.rm(f"{root}/{old}", recursive=True)
 
     def _send(self, name: str) -> None:
         """Copy a file to the URL, unless it is what was copied last."""
@@ -153,7 +153,7 @@ class Mirror:
         return [f"{CHECKPOINTS}/{name}" for name in sorted(names) if name.isdigit()]
 
     def _here(self, folder: str) -> dict[str, int]:
-        """Sizes of the files of a local checkpoint. Orbax gives data files random names, so that equals are the same."""
+        """Sizes of the files of a local checkpoint. As data files have random names, equals are the same."""
         paths = [path for path in (self.path / folder).rglob("*") if path.is_file()]
         return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in paths}
 

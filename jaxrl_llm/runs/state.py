@@ -105,10 +105,10 @@ def restore(
         return check_changes(meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
 
     now = (state.train.params, {"rest": state.train[1:], "memory": state.memory})
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    params, rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
         jax.tree.map(lambda x: x.delete(), now)
-    restored = checkpoints.latest(*target, check=changes)
+    restored = checkpoints.latest(params, rest, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
     if restored:

@@ -198,7 +198,7 @@ def test_prompts_at_a_url(tmp_path: Path) -> None:
     assert storage.local_copy("memory://data/a.jsonl") == first
     fs.pipe_file("/data/a.jsonl", b'{"prompt": "two"}\n')
     assert [row["prompt"] for row in load_prompts("memory://data/a.jsonl")] == ["two"]
-    with pytest.raises(InputError, match="there is nothing at memory://data/b.jsonl"):
+    with pytest.raises(InputError, match=r"there is nothing at memory://data/b\.jsonl"):
         load_prompts("memory://data/b.jsonl")
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import tiny_runs as runs
+from heavy import few
 
+from experiments.benchmarks import hosts
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner import learn as learner
@@ -67,15 +69,15 @@ def saved(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("preempt", "at", "steps"),
-    [
-        (preempt_in_rollout, 3, 3),  # left: the three steps before it are saved
-        (preempt_in_update, 2, 3),  # finished
-        (preempt_in_update, 1, 2),  # finished, and saved anyway
-        (preempt_in_rollout, 0, 0),  # nothing to save
-    ],
-)
+CASES = [
+    (preempt_in_rollout, 3, 3),  # left: the three steps before it are saved
+    (preempt_in_update, 2, 3),  # finished
+    (preempt_in_update, 1, 2),  # finished, and saved anyway
+    (preempt_in_rollout, 0, 0),  # nothing to save
+]
+
+
+@pytest.mark.parametrize(("preempt", "at", "steps"), few(CASES, [CASES[1]], unpack=True))
 def test_the_steps_taken_are_saved_and_the_run_goes_on(
     tmp_path: Path, preempt: Callable[..., None], at: int, steps: int
 ) -> None:
@@ -175,3 +177,27 @@ def test_a_process_saves_and_ends_and_the_same_command_goes_on(tmp_path: Path) -
     assert again.returncode in (0, 1), errors
     assert f"resuming from step {steps}" in out
     assert_like_finished(run)
+
+
+@pytest.mark.heavy
+def test_one_of_two_hosts_is_told_and_one_process_goes_on(tmp_path: Path) -> None:
+    """Both hosts finish the step, save together and end with status 75; one process with their devices goes on."""
+    hosts.make_inputs(tmp_path)
+    options = {"steps": 4, "checkpoint_every": 0, "eval_size": 0, "mesh": "data=2,fsdp=2"}
+    one = hosts.run(tmp_path, "one", 1, options)
+    run = tmp_path / "two"
+    processes = hosts.start(["--config", str(hosts.config_file(tmp_path, "two", options))], 2, tmp_path)
+    deadline = time.monotonic() + PATIENCE
+    while not runs.lines_of(run / "metrics.jsonl"):
+        assert processes[0].poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    processes[1].send_signal(signal.SIGTERM)
+    assert [process.wait(PATIENCE) for process in processes] == [PREEMPTED, PREEMPTED]
+    steps = len(runs.lines_of(run / "metrics.jsonl"))
+    assert saved(run) == [str(steps)]
+    hosts.wait(hosts.start(["--resume", str(run)], 1, tmp_path), tmp_path)
+    found = hosts.result(tmp_path, "two")
+    same, apart = hosts.compare(found, one)
+    assert same
+    assert apart < 1e-5
