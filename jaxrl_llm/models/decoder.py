@@ -99,11 +99,10 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, con
     return out.reshape(N, K, H // K, L, h).transpose(0, 3, 1, 2, 4).reshape(N, L, H, h)
 
 
-def mlp(x: jax.Array, layer: Params, config: ModelConfig) -> jax.Array:
+def mlp(x: jax.Array, layer: Params, config: ModelConfig, placement: Placement = ANYWHERE) -> jax.Array:
     """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts."""
     if config.num_experts:
-        flat = x.reshape(-1, x.shape[-1])
-        return expert_mlp(flat, layer, config, _activation(config)).reshape(x.shape)
+        return expert_mlp(x, layer, config, _activation(config), placement.routed)
     gate, up = (adapt(linear(x, layer[name]), x, layer, name) for name in ("gate", "up"))
     if config.mlp_bias:
         gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
@@ -171,7 +170,8 @@ def run(
         if config.qk_norm:
             q, k = norm(q, layer["query_norm"], config), norm(k, layer["key_norm"], config)
         q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
-        y, remembered = attend(q, k, v, remembered, window)
+        y, remembered = attend(*map(placement.heads, (q, k, v)), remembered, window)
+        y = placement.tokens(y)
         y = y.reshape(*y.shape[:2], -1)
         y = adapt(linear(y, layer["out"].reshape(-1, layer["out"].shape[-1])), y, layer, "out")
         if config.output_bias:
@@ -179,7 +179,7 @@ def run(
         if config.post_norms:
             y = norm(y, layer["attention_post_norm"], config)
         x = place(x + y, False)
-        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config)
+        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config, placement)
         if config.post_norms:
             y = norm(y, layer["mlp_post_norm"], config)
         return place(x + y, False), remembered

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
 from jaxrl_llm.rewards.scoring import (
@@ -218,7 +218,7 @@ def _engines(
     """The function with which the driver builds its engines, which share the weights."""
     policy, sampling, mesh = setup.policy, setup.sampling, setup.mesh
     weights = take_weights(policy, params, mesh)
-    devices = row_shards(mesh)
+    devices = row_shards(mesh, SAMPLED_ROWS)
     shape = None
     if setup.partial is not None:
         # The number of requests differs between steps, but the loop is compiled for one shape.
