@@ -24,6 +24,7 @@ from jaxrl_llm.models.placement import ANYWHERE, Placement
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
 Remat = bool | Callable[..., bool]
+OfBlock = tuple[Any, Callable[[Any], jax.Array]]  # see `attention`
 MASKED = -1e30  # finite, so that a row in which everything is masked stays finite
 MAX_LOGITS = 2**28  # of attention at a time: a gibibyte of float32
 
@@ -65,10 +66,13 @@ def norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
     return rms_norm(x, weight, config.norm_epsilon, config.norm_offset)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig, of_block: OfBlock | None = None
+) -> jax.Array:
     """Grouped-query attention: q [N, L, H, h], k and v [N, K, S, h], visible bool[N, L, S] -> [N, L, H, h].
 
-    Many queries are taken in blocks, whose logits are recomputed in the backward pass.
+    Many queries are taken in blocks, whose logits are recomputed in the backward pass. of_block: arrays [N, L, ...] of
+    queries, and the function that makes `visible` from them: for blocks of queries the whole is not made.
     """
     N, L, H, h = q.shape
     blocks = -(-N * H * L * k.shape[2] // MAX_LOGITS)
@@ -81,8 +85,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, conf
         x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(N, count, size, *x.shape[2:]).swapaxes(0, 1)
 
-    block = jax.checkpoint(lambda each: _attention(each[0], k, v, each[1], config), prevent_cse=False)
-    found = jax.lax.map(block, (cut(q), cut(visible)))
+    of, sees = of_block or (visible, lambda each: each)
+    block = jax.checkpoint(lambda each: _attention(each[0], k, v, sees(each[1]), config), prevent_cse=False)
+    found = jax.lax.map(block, (cut(q), jax.tree.map(cut, of)))
     return found.swapaxes(0, 1).reshape(N, count * size, H, h)[:, :L]
 
 

@@ -11,6 +11,7 @@ and suffixes, packed rows of tokens that each continue something of one packed r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -141,6 +142,7 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
     seen = levels[:1]
     if len(levels) > 1:
         seen = [*seen, jax.tree.map(lambda a, b: jnp.concatenate([of_parents(a), b], axis=1), *levels)]
+    windows = any(config.window_of_layer)
     visible = [_visible(level, keys) for level, keys in zip(levels, seen, strict=True)]
 
     def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
@@ -149,10 +151,9 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
             keys, values = ([x[0], jnp.concatenate([of_parents(x[0]), x[1]], axis=2)] for x in (keys, values))
         out = []
         for query, key, value, level, all_seen, sees in zip(split(q), keys, values, levels, seen, visible, strict=True):
-            if any(config.window_of_layer):
-                distance = level.position[:, :, None] - all_seen.position[:, None]
-                sees = sees & ((distance < window) | (window == 0))
-            out.append(decoder.attention(query, key, value, sees, config))
+            near = partial(_visible, seen=all_seen, window=window if windows else 0)
+            sees = near(level) if windows else sees
+            out.append(decoder.attention(query, key, value, sees, config, (level, near)))
         return concatenated(out), None
 
     # Where there is no token, any serves.
@@ -194,7 +195,11 @@ def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
     return jnp.where(first, shard, after[0]), jnp.where(first, place, size + after[1])
 
 
-def _visible(level: PackedRows, seen: PackedRows) -> Array:
-    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees."""
+def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
+    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees. window: see `decoder.Attend`."""
     number = level.enter[:, :, None]
-    return (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
+    visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
+    if isinstance(window, int) and window == 0:
+        return visible
+    distance = level.position[:, :, None] - seen.position[:, None]
+    return visible & ((distance < window) | (window == 0))
