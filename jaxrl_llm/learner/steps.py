@@ -21,7 +21,7 @@ from jaxrl_llm.learner.pack import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.check import check_key
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.models.placement import ROWS, SAMPLED_ROWS, SEQUENCE, axes_of, row_shards, token_shards
+from jaxrl_llm.models.placement import ROWS, SAMPLED_ROWS, row_axes, row_shards, token_shards
 from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
 
 
@@ -114,12 +114,13 @@ def plan_steps(
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
     whole = NamedSharding(mesh, PartitionSpec())
-    columns = [SEQUENCE] if SEQUENCE in mesh.shape else []
+    # Numbers of all tokens are on all devices along "sequence", whose heads attend to all.
     of_rows, of_actions = (
-        NamedSharding(mesh, PartitionSpec(None, None, None, *axes))
-        for axes in ((axes_of(mesh, ROWS), *columns), (axes_of(mesh, SAMPLED_ROWS),))
+        NamedSharding(mesh, PartitionSpec(None, None, None, row_axes(mesh, names))) for names in (ROWS, SAMPLED_ROWS)
     )
     spread = jax.tree.map(lambda x: of_rows if x.ndim == 5 else of_actions, steps.packing)
+    if spread.parent is not None:
+        spread = spread.replace(parent=whole)
     shardings: Any = (whole, spread, whole)
     return place(steps, Steps(*shardings))
 

@@ -66,23 +66,21 @@ def _on_device(
     """
     shape = x.shape
     x = x.reshape(-1, shape[-1])
-    weights, experts = _choices(x, layer["router"], config)
-    if split:
-        experts = experts - jax.lax.axis_index(EXPERT) * layer["gate"].shape[0]
-    through = partial(_through, layer=layer, activation=activation, some=split)
+    tokens = (x, *_choices(x, layer["router"], config))
+    first = jax.lax.axis_index(EXPERT) * layer["gate"].shape[0] if split else 0
+    through = partial(_through, layer=layer, activation=activation, first=first, some=split)
     if split and exchanged:
-        share = x.shape[0]
-        gathered = tuple(jax.lax.all_gather(y, EXPERT, tiled=True) for y in (x, weights, experts))
+        gathered = tuple(jax.lax.all_gather(y, EXPERT, tiled=True) for y in tokens)
         if gathered[2].size > MAX_ROUTED:
-            parts = jax.tree.map(lambda y: y.reshape(-1, share, y.shape[-1]), gathered)
-            x = jax.lax.map(lambda part: jax.checkpoint(through)(*part), parts).reshape(-1, shape[-1])
+            parts = jax.tree.map(lambda y: y.reshape(-1, x.shape[0], y.shape[-1]), gathered)
+            out = jax.lax.map(lambda part: jax.checkpoint(through)(*part), parts).reshape(-1, shape[-1])
         else:
-            x = through(*gathered)
-        x = jax.lax.psum_scatter(x, EXPERT, tiled=True)
+            out = through(*gathered)
+        out = jax.lax.psum_scatter(out, EXPERT, tiled=True)
     else:
-        x = through(x, weights, experts)
-        x = jax.lax.psum(x, EXPERT) if split else x
-    return (jax.lax.psum(x, TENSOR) if summed else x).reshape(shape)
+        out = through(*tokens)
+        out = jax.lax.psum(out, EXPERT) if split else out
+    return (jax.lax.psum(out, TENSOR) if summed else out).reshape(shape)
 
 
 def _choices(x: jax.Array, router: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
@@ -95,13 +93,14 @@ def _choices(x: jax.Array, router: jax.Array, config: ModelConfig) -> tuple[jax.
 
 
 def _through(
-    x: jax.Array, weights: jax.Array, experts: jax.Array, layer: dict[str, Any], activation: Activation, some: bool
-) -> jax.Array:
-    """The weighted sum [T, D] of the outputs of each token's experts. some: `layer` has some, the others give nothing.
+    x: jax.Array, weights: jax.Array, experts: jax.Array, layer: dict[str, Any], activation: Activation,
+    first: jax.Array | int, some: bool,
+) -> jax.Array:  # fmt: skip
+    """The weighted sum [T, D] of the outputs of each token's experts, of which `layer` has those from `first` on.
 
-    experts: int32[T, k], their places in the layer, outside of it for those that it has not.
+    experts: int32[T, k]. some: some of them are not in the layer; they give nothing.
     """
-    count, chosen, numbers = layer["gate"].shape[0], experts.shape[1], experts.reshape(-1)
+    count, chosen, numbers = layer["gate"].shape[0], experts.shape[1], experts.reshape(-1) - first
     if some:
         numbers = jnp.where((numbers >= 0) & (numbers < count), numbers, count)  # after all groups
     order = jnp.argsort(numbers, stable=True)
