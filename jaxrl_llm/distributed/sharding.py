@@ -6,8 +6,8 @@ units), the second by its inputs, so that a layer communicates twice, each time 
 never. Experts are split by inner size too, each device holding a slice of every expert: whatever the router chooses,
 devices have the same load.
 
-Over "expert" experts are split whole, and tokens are exchanged (`models.experts`). It serves where slices of inner units
-would be too narrow for a matrix unit, and it is an axis of rows for all else.
+Over "expert" experts are split whole, and tokens are exchanged (`models.experts`). It serves where slices of inner
+units would be too narrow for a matrix unit, and it is an axis of rows for all else.
 
 What does not divide is replicated; `describe_sharding` says so.
 """

@@ -60,7 +60,8 @@ def fewest_places(
     """Length and number of packed rows for which all slices need the fewest places, preferring short rows.
 
     pieces: those of each slice, given the length of packed rows. widths: to choose from, as multiples of `longest`.
-    rows: of a slice. multiple: of which the length must be one. Sizes of small batches are coarser, so that batches whose completions get shorter share a program.
+    rows: of a slice. multiple: of which the length must be one. Sizes of small batches are coarser, so that batches
+    whose completions get shorter share a program.
     """
     found = []
     for times in widths:

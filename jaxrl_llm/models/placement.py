@@ -33,8 +33,8 @@ MESH_AXES = (DATA, FSDP, EXPERT, SEQUENCE, TENSOR)  # outer to inner: the last c
 ROWS = (DATA, FSDP, EXPERT)
 SAMPLED_ROWS = (*ROWS, SEQUENCE)
 
-# Logical axis of a weight -> what is split, as which query heads go with their key-value head, and the axis of the mesh.
-# What is added after an all-reduce (out_bias, down_bias), norms and the router are not split.
+# Logical axis of a weight -> what is split (query heads go with their key-value heads), and the axis of the mesh. What
+# is added after an all-reduce (out_bias, down_bias), norms and the router are not split.
 SPLIT = {
     "heads": ("heads", TENSOR),
     "kv_heads": ("heads", TENSOR),

@@ -47,8 +47,8 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     """Weights for the engine, in the dtype that the policy computes in.
 
     mesh: the devices to decode on, with axes of `models.placement`: rows over all but "tensor", which splits heads,
-    hidden units of the MLP and vocabulary; experts over "expert". Without a mesh the parameters are used where they are. Transfers are counted and timed. Raises
-    InputError for a policy in float64.
+    hidden units of the MLP and vocabulary; experts over "expert". Without a mesh the parameters are used where they
+    are. Transfers are counted and timed. Raises InputError for a policy in float64.
     """
     if policy.dtype == jnp.float64:
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
