@@ -175,7 +175,8 @@ def run(
         if config.qk_norm:
             q, k = norm(q, layer["query_norm"], config), norm(k, layer["key_norm"], config)
         q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
-        y, remembered = attend(*map(placement.heads, (q, k, v)), remembered, window)
+        q, k, v = map(placement.heads, (q, k, v))
+        y, remembered = attend(q, k, v, remembered, window)
         y = placement.tokens(y)
         y = y.reshape(*y.shape[:2], -1)
         y = adapt(linear(y, layer["out"].reshape(-1, layer["out"].shape[-1])), y, layer, "out")

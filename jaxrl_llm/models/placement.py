@@ -135,7 +135,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         if x.ndim == 2:
             both = x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0
             return put(x, row_axes(mesh, SAMPLED_ROWS) if both else rows(x))
-        names = (SEQUENCE,) if whole else (SEQUENCE, TENSOR)
+        names: tuple[str, ...] = (SEQUENCE,) if whole else (SEQUENCE, TENSOR)
         while names and x.shape[1] % row_shards(mesh, names):
             names = names[:-1]
         split = axes_of(mesh, names)
