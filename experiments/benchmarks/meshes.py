@@ -1,6 +1,7 @@
 """Train one configuration on several meshes and compare: sampled tokens, parameters, and bytes on each device.
 
-    python experiments/benchmarks/meshes.py [--devices 8] [--meshes data=8 fsdp=8 fsdp=2,tensor=4 ...]
+    python experiments/benchmarks/meshes.py [--devices 8] [--model MODEL]
+        [--meshes data=8 fsdp=8 fsdp=2,tensor=4 ...]
 
 Each mesh is a process of its own on simulated CPU devices, and the first is one device. Tokens must be the same, and
 parameters equal to 1e-5; status 1 if they are not. Bytes are those of the largest shard of the state of training
@@ -24,23 +25,22 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 
-MESHES = ["data=8", "fsdp=8", "fsdp=2,tensor=4", "data=2,fsdp=2,tensor=2"]
-MODEL = ROOT / "tests" / "vectors" / "llama_tied"  # its configuration and tokenizer
+MESHES = ["data=8", "fsdp=8", "fsdp=2,tensor=4", "data=2,fsdp=2,tensor=2", "data=2,sequence=4"]
+MODELS = ROOT / "tests" / "vectors"  # their configurations and tokenizers
 REWARD = """
 def even(completions, completion_ids):
     return [sum(token % 2 == 0 for token in ids) / max(len(ids), 1) for ids in completion_ids]
 """
 
 
-def make_inputs(folder: Path) -> None:
-    """A tiny model with random weights and four key-value heads, prompts, and a reward."""
+def make_inputs(folder: Path, model: str = "llama_tied") -> None:
+    """A tiny model, as one of MODELS, with random weights and four key-value heads; prompts, and a reward."""
     import jax
 
     from jaxrl_llm import load_policy, save_policy
     from jaxrl_llm.models import Policy, init_params
 
-    policy, _, tokenizer = load_policy(str(MODEL))
-
+    policy, _, tokenizer = load_policy(str(MODELS / model))
     config = dataclasses.replace(policy.config, num_kv_heads=4)
     save_policy(folder / "model", Policy(config), init_params(jax.random.key(0), config, scale=0.08), tokenizer)
     (folder / "rewards.py").write_text(REWARD)
@@ -65,11 +65,12 @@ def train(folder: Path, mesh: str, steps: int, options: dict[str, Any]) -> None:
 
     loop.__dict__["learn"] = learn_and_keep
     name = mesh or "one"
-    loop.train(TrainConfig(
-        model=str(folder / "model"), prompts=str(folder / "prompts.jsonl"), output=str(folder / name), mesh=mesh,
-        rewards=(f"{folder / 'rewards.py'}:even",), steps=steps, prompts_per_step=4, group_size=4, max_new_tokens=8,
-        eval_size=0, log_completions_every=1, tensorboard=False, **options,
-    ))  # fmt: skip
+    settings = {
+        "model": str(folder / "model"), "prompts": str(folder / "prompts.jsonl"), "output": str(folder / name),
+        "mesh": mesh, "rewards": (f"{folder / 'rewards.py'}:even",), "steps": steps, "prompts_per_step": 4,
+        "group_size": 4, "max_new_tokens": 8, "eval_size": 0, "log_completions_every": 1, "tensorboard": False,
+    }  # fmt: skip
+    loop.train(TrainConfig(**settings | options))
     state = kept["state"]
     held = sum(max(part.data.nbytes for part in x.addressable_shards) for x in jax.tree.leaves(state))
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
@@ -106,6 +107,7 @@ def main() -> int:
     """Train on every mesh, print the table, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--model", default="llama_tied", help="a folder of tests/vectors")
     parser.add_argument("--meshes", nargs="+", default=MESHES)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--options", type=json.loads, default={}, help="of the run, as JSON")
@@ -113,7 +115,7 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_inputs(folder)
+        make_inputs(folder, given.model)
         one = run(folder, "", 1, given.steps, given.options)
         print("| mesh | same tokens | parameters differ by | state on a device, bytes | of one device's | compiles |")
         print("|---|---|---|---|---|---|")

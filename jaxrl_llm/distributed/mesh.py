@@ -28,7 +28,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.models.placement import DATA, FSDP, TENSOR, row_axes
+from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 HOST = "pinned_host"
@@ -41,17 +41,20 @@ def data_mesh(devices: list[Any] | None = None) -> Mesh:
     return jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
 
 
-def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None, fsdp: int = 1) -> Mesh:
-    """All devices (or those given) along the axes "data", "fsdp" and "tensor".
+def make_mesh(
+    data: int = -1, tensor: int = 1, devices: list[Any] | None = None, fsdp: int = 1, expert: int = 1, sequence: int = 1
+) -> Mesh:
+    """All devices (or those given) along the axes "data", "fsdp", "expert", "sequence" and "tensor".
 
-    Rows are sharded over the first two; over "fsdp", weights and their moments are too (`fully_sharded`); over "tensor"
-    heads, inner units and the vocabulary are (`sharding`). data, fsdp, tensor: devices along each axis, at least 1; -1,
-    for one of them, takes what the others leave. "tensor", which communicates in every layer, is the inner axis: its
-    devices are neighbours in the order of jax.make_mesh. A mesh with one device along "fsdp" does not have that axis.
-    Raises InputError where they do not multiply to the number of devices.
+    Rows are sharded over the first three; over "fsdp", weights and their moments are too (`fully_sharded`), over
+    "expert" the experts of a mixture, over "sequence" the tokens of long rows, and over "tensor" heads, inner units and
+    the vocabulary (`sharding`, `models.placement`). Each: devices along the axis, at least 1; -1, for one of them,
+    takes what the others leave. The inner axes, which communicate in every layer, come last: their devices are
+    neighbours in the order of jax.make_mesh. A mesh with one device along "fsdp", "expert" or "sequence" does not have
+    that axis. Raises InputError where they do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    sizes = {DATA: data, FSDP: fsdp, TENSOR: tensor}
+    sizes = {DATA: data, FSDP: fsdp, EXPERT: expert, SEQUENCE: sequence, TENSOR: tensor}
     for name, size in sizes.items():
         if size != -1 and size < 1:
             raise InputError(f"the mesh axis {name} is {size}: give a number of devices, or -1 for what is left")
@@ -60,14 +63,13 @@ def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None,
         raise InputError(f"the mesh axes {' and '.join(open_axes)} are -1: only one can take what the others leave")
     product = math.prod(size for size in sizes.values() if size != -1)
     if len(devices) % product or (not open_axes and product != len(devices)):
-        given = " x ".join(f"{name}={size}" for name, size in sizes.items() if name != FSDP or size != 1)
+        given = " x ".join(f"{name}={size}" for name, size in sizes.items() if name in (DATA, TENSOR) or size != 1)
         raise InputError(
             f"a mesh of {given} does not fit {len(devices)} devices: "
             "choose sizes whose product is their number, or -1 for one of them"
         )
     sizes = {name: len(devices) // product if size == -1 else size for name, size in sizes.items()}
-    if sizes[FSDP] == 1:
-        del sizes[FSDP]
+    sizes = {name: size for name, size in sizes.items() if name in (DATA, TENSOR) or size > 1}
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
 
@@ -83,13 +85,13 @@ def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
-        if name not in (DATA, FSDP, TENSOR) or name in sizes or not size.removeprefix("-").isdecimal():
+        if name not in MESH_AXES or name in sizes or not size.removeprefix("-").isdecimal():
             raise InputError(
-                f"mesh is {shown(text)}: give numbers of devices along axes, each once, such as data=2,fsdp=4,tensor=2"
+                f"mesh is {shown(text)}: give numbers of devices along {', '.join(MESH_AXES[:-1])} and "
+                f"{MESH_AXES[-1]}, each once, such as data=2,fsdp=4,tensor=2"
             )
         sizes[name] = int(size)
-    data = sizes.get(DATA, 1 if -1 in sizes.values() else -1)
-    return make_mesh(data, sizes.get(TENSOR, 1), devices, sizes.get(FSDP, 1))
+    return make_mesh(**{DATA: 1 if -1 in sizes.values() else -1, **sizes}, devices=devices)
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
@@ -98,7 +100,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
 
 def to_mesh(batch: Any, mesh: Mesh) -> Any:
-    """Put a batch of host arrays on the devices: rows sharded over "data" and "fsdp", scalars replicated.
+    """Put a batch of host arrays on the devices: rows sharded over ROWS of `models.placement`, scalars replicated.
 
     batch: a pytree of arrays whose leading axis (rows) the sizes of these axes must divide, and of scalars.
     """

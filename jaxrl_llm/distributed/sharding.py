@@ -1,13 +1,13 @@
-"""Tensor parallelism: how each parameter is split over the mesh axis "tensor", and resharding of pytrees.
+"""How each parameter is split over the mesh axes "tensor" and "expert", and resharding of pytrees.
 
-Megatron's rule: the first matrix of attention and of the MLP is split by its outputs (heads, inner units), the second
-by its inputs, so that a layer communicates twice, each time one all-reduce of the residual stream [N, L, D], and
-weights are never communicated. The embedding and the unembedding are split by vocabulary, the layer axis never.
+Over "tensor" by Megatron's rule: the first matrix of attention and of the MLP is split by its outputs (heads, inner
+units), the second by its inputs, so that a layer communicates twice, each time one all-reduce of the residual stream
+[N, L, D], and weights are never communicated. The embedding and the unembedding are split by vocabulary, the layer axis
+never. Experts are split by inner size too, each device holding a slice of every expert: whatever the router chooses,
+devices have the same load.
 
-Experts are split by inner size too, each device holding a slice of every expert: whatever the router chooses, devices
-have the same load, tokens are not exchanged, and the MLP costs one all-reduce (of a row for each expert that a token
-is routed to, as they are summed after it). Splitting by expert would need a fixed capacity or an exchange of unequal
-numbers of tokens.
+Over "expert" experts are split whole, and tokens are exchanged (`models.experts`). It serves where slices of inner
+units would be too narrow for a matrix unit, and it is an axis of rows for all else.
 
 What does not divide is replicated; `describe_sharding` says so.
 """
@@ -25,7 +25,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import adapters_of
 from jaxrl_llm.models.parameters import parameter_shapes
-from jaxrl_llm.models.placement import TENSOR, split_axis, split_counts, split_spec
+from jaxrl_llm.models.placement import EXPERT, SEQUENCE, TENSOR, split_counts, split_spec, splits
 
 
 class Moved(NamedTuple):
@@ -42,53 +42,63 @@ def parameter_specs(
 
     stacked: the layers are one dict of arrays with a leading layer axis, else a tuple of dicts (`decoder.unstack`).
     adapted: parameters whose adapters (`models.lora`) get specs too, where they have some; stacked or not.
-    Without an axis "tensor" in the mesh, or with one of size 1, everything is replicated.
+    Without an axis "tensor" or "expert" in the mesh, or with those of size 1, everything is replicated.
     """
-    size = mesh.shape.get(TENSOR, 1)
     out: dict[str, Any] = {}
     layer: dict[str, PartitionSpec] = {}
     for path, shape in parameter_shapes(config).items():
         if path[0] == "layers":
-            layer[path[-1]] = split_spec(path[-1], len(shape) - (not stacked), config, size)
+            layer[path[-1]] = split_spec(path[-1], shape[not stacked :], config, mesh)
         else:
-            out[path[-1]] = split_spec(path[-1], len(shape), config, size)
+            out[path[-1]] = split_spec(path[-1], shape, config, mesh)
     if adapted is not None:
-        axes = stacked - isinstance(adapted["layers"], dict)
-        layer |= {name: split_spec(name, x.ndim + axes, config, size) for name, x in adapters_of(adapted).items()}
+        for name, x in adapters_of(adapted).items():
+            one = x.shape[isinstance(adapted["layers"], dict) :]
+            layer[name] = split_spec(name, (config.num_layers, *one) if stacked else one, config, mesh)
     return out | {"layers": layer if stacked else tuple(dict(layer) for _ in range(config.num_layers))}
 
 
 def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[str]:
     """One line for each parameter kind: its stacked shape, what is split and the shape on a device, or why not."""
-    size = mesh.shape.get(TENSOR, 1)
     lines = []
     for path, shape in parameter_shapes(config).items():
         name = path[-1]
-        spec = split_spec(name, len(shape), config, size)
-        kind, _ = split_axis(name)
-        if spec:
-            says = f"{kind} over {TENSOR}={size}, {list(NamedSharding(mesh, spec).shard_shape(shape))} a device"
-        elif kind and size > 1:
-            count, words = split_counts(config)[kind]
-            says = f"replicated, because {size} does not divide {count} {words}"
-        else:
-            says = "replicated"
+        spec = split_spec(name, shape, config, mesh)
+        wanted = [(kind, axis) for kind, axis in splits(name, shape, config).values() if mesh.shape.get(axis, 1) > 1]
+        done = " and ".join(f"{kind} over {axis}={mesh.shape[axis]}" for kind, axis in wanted if axis in spec)
+        failed = []
+        for kind, axis in wanted:
+            if axis not in spec:
+                count, words = split_counts(config)[kind]
+                failed.append(f"replicated, because {mesh.shape[axis]} does not divide {count} {words}")
+        shard = f", {list(NamedSharding(mesh, spec).shard_shape(shape))} a device" if done else ""
+        says = "; ".join([done + shard] * bool(done) + failed) or "replicated"
         lines.append(f"{'/'.join(path)} {list(shape)}: {says}")
     return lines
 
 
 def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
-    """InputError where the axis "tensor" does not divide what a model splits over it, but for the vocabulary."""
-    size = mesh.shape.get(TENSOR, 1)
-    wrong = [
-        f"{count} {words}" for kind, (count, words) in split_counts(config).items()
-        if kind != "vocabulary" and count % size
-    ]  # fmt: skip
+    """InputError where an axis does not divide what a model splits over it, but for the vocabulary.
+
+    "tensor": key-value heads and inner units; "expert": experts; "sequence", with "tensor": query heads.
+    """
+    tensor, expert, sequence = (mesh.shape.get(axis, 1) for axis in (TENSOR, EXPERT, SEQUENCE))
+    counts = split_counts(config)
+    asked = [(f"tensor={tensor}", tensor, counts["heads"]), (f"tensor={tensor}", tensor, counts["inner"])]
+    if expert > 1 and not config.num_experts:
+        raise InputError(f"the mesh has expert={expert}, but the model has no experts: use data or fsdp")
+    if expert > 1:
+        asked.append((f"expert={expert}", expert, counts["experts"]))
+    if sequence > 1:
+        axes = f"sequence={sequence}" + (f" x tensor={tensor}" if tensor > 1 else "")
+        asked.append((axes, sequence * tensor, (config.num_heads, "query heads")))
+    wrong: dict[str, list[str]] = {}
+    for axes, size, (count, words) in asked:
+        if count % size:
+            wrong.setdefault(axes, []).append(f"{count} {words}")
     if wrong:
-        raise InputError(
-            f"the mesh has tensor={size}, which does not divide the model's {' and '.join(wrong)}: choose a number "
-            "that does"
-        )
+        parts = [f"{axes}, which does not divide the model's {' and '.join(what)}" for axes, what in wrong.items()]
+        raise InputError(f"the mesh has {'; and '.join(parts)}: choose a number that does")
 
 
 def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:

@@ -55,16 +55,17 @@ Pieces = tuple[list[int], list[int]]  # sizes of pieces, and the keys of `first_
 
 
 def fewest_places(
-    longest: int, pieces: Callable[[int], Sequence[Pieces]], widths: Sequence[int], rows: int
+    longest: int, pieces: Callable[[int], Sequence[Pieces]], widths: Sequence[int], rows: int, multiple: int = 1
 ) -> tuple[int, int]:
     """Length and number of packed rows for which all slices need the fewest places, preferring short rows.
 
     pieces: those of each slice, given the length of packed rows. widths: to choose from, as multiples of `longest`.
-    rows: of a slice. Sizes of small batches are coarser, so that batches whose completions get shorter share a program.
+    rows: of a slice. multiple: of which the length must be one. Sizes of small batches are coarser, so that batches
+    whose completions get shorter share a program.
     """
     found = []
     for times in widths:
-        width = bucket(times * longest, least=16, per_octave=2)
+        width = _rounded_up(bucket(times * longest, least=16, per_octave=2), multiple)
         needed = max(len(first_fit(sizes, width, keys)[2]) for sizes, keys in pieces(width))
         coarse = 8 < needed <= COARSE // width
         count = max(bucket(needed, per_octave=2) if coarse else bucket(needed, 1), min(SMALL // width, rows))
@@ -73,15 +74,16 @@ def fewest_places(
     return min(found)[1:]
 
 
-def size_of_prefixes(split: Sequence[Sequence[PrefixTrie]], groups: int) -> tuple[int, int]:
-    """Length and number of the rows for prefixes."""
+def size_of_prefixes(split: Sequence[Sequence[PrefixTrie]], groups: int, multiple: int = 1) -> tuple[int, int]:
+    """Length and number of the rows for prefixes. multiple: of which the length must be one."""
     prefixes = [[trie.prefix for trie in part] for part in split]
     longest = max((prefix for part in prefixes for prefix in part), default=1)
     after = max(int(sum(trie.lengths.sum() for trie in part)) for part in split)
     # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
-    width, count = bucket(longest, least=16), max(groups, *map(len, prefixes))
+    width, count = _rounded_up(bucket(longest, least=16), multiple), max(groups, *map(len, prefixes))
     if count * width - max(map(sum, prefixes)) > (count * width + after) / 8:
-        return fewest_places(longest, lambda _: [(part, [0] * len(part)) for part in prefixes], (1, 2, 4), groups)
+        alike = lambda _: [(part, [0] * len(part)) for part in prefixes]  # noqa: E731
+        return fewest_places(longest, alike, (1, 2, 4), groups, multiple)
     return width, count
 
 
@@ -139,29 +141,56 @@ def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, col
     return Assigned(prefixes, suffixes, np.array(parents, int), np.concatenate(actions))
 
 
-def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1) -> Packing:
+def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1) -> Packing:
     """A packing of each slice of the batch's rows, stacked along a first axis: int32[len(slices), ...], on the host.
 
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which
-    packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes.
+    packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes. columns:
+    devices over which the tokens of each row are to be spread, an equal part on each; their numbers are multiples of
+    it. Actions are listed with the device that has their state.
     """
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(TokenRows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]
-    W0, R0 = size_of_prefixes(split, max(len(np.unique(rows.group[chosen])) for chosen in slices))
+    W0, R0 = size_of_prefixes(split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns)
     trees = any(trie.shared.max() >= LEAST_SHARED for part in split for trie in part)
     longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)
     W1, R1 = 0, 0
     if longest:
         sizes = lambda width: [_sizes(part, W0, width) for part in split]  # noqa: E731
-        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n)
+        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n, columns)
     assigned = [assign(part, W0, W1, L) for part in split]
     R0 = _rounded_up(R0, devices)
     each = bucket(max(int(np.bincount(a.parents, minlength=1).max()) for a in assigned), 1)
     if devices > 1:
         R1 = R0 * each
-    M = _share(max(len(a.actions) for a in assigned), R1 * W1 or R0 * W0)
-    packed = [_fill(a, (R0, W0), (R1, W1), M, n, devices > 1) for a in assigned]
+    tiles = _Tiles((R0, W0), (R1, W1), devices, columns)
+    listed = [_listed(a, tiles) for a in assigned]
+    most = max(int(np.bincount(actions.shard, minlength=1).max()) for actions in listed)
+    M = _share(most, (R1 * W1 or R0 * W0) // (devices * columns))
+    packed = [_fill(a, actions, tiles, M, n) for a, actions in zip(assigned, listed, strict=True)]
     return jax.tree.map(lambda *xs: np.stack(xs), *packed)
+
+
+class _Tiles(NamedTuple):
+    """The sizes of both levels, and the devices over which they are spread."""
+
+    prefixes: tuple[int, int]
+    suffixes: tuple[int, int]
+    devices: int
+    columns: int
+
+    def shard(self, level: tuple[int, int], row: Array, offset: Array) -> Array:
+        """The device of a token of a level."""
+        return row // (level[0] // self.devices) * self.columns + offset // (level[1] // self.columns)
+
+
+class _Actions(NamedTuple):
+    """int[actions] each, as in `Packing`, and the device that has their state."""
+
+    row: Array
+    column: Array
+    state: Array
+    shard: Array
 
 
 def _share(count: int, whole: int) -> int:
@@ -177,10 +206,30 @@ def _rounded_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _fill(
-    assigned: Assigned, prefixes: tuple[int, int], suffixes: tuple[int, int], M: int, n: int, even: bool
-) -> Packing:
-    """The arrays of a packing of the given sizes. even: suffixes are dealt to their prefixes in equal numbers."""
+def _lines(parents: Array, tiles: _Tiles) -> Array:
+    """Where each row of suffixes goes: with several devices, they are dealt to their prefixes in equal numbers."""
+    if tiles.devices == 1:
+        return np.arange(len(parents))
+    each = tiles.suffixes[0] // tiles.prefixes[0]
+    before = [int((parents[:k] == p).sum()) for k, p in enumerate(parents)]
+    return parents * each + np.array(before, int)
+
+
+def _listed(assigned: Assigned, tiles: _Tiles) -> _Actions:
+    """The actions of a slice, by device."""
+    row, column, own, packed_row, offset = assigned.actions.T
+    moved = np.append(_lines(assigned.parents, tiles), 0)[np.where(own == 1, packed_row, -1)]
+    (R0, W0), W1 = tiles.prefixes, tiles.suffixes[1]
+    state = np.where(own == 1, R0 * W0 + moved * W1 + offset, packed_row * W0 + offset)
+    shard = tiles.shard(tiles.prefixes, packed_row, offset)
+    if W1:
+        shard = np.where(own == 1, tiles.shard(tiles.suffixes, moved, offset), shard)
+    order = np.argsort(shard, kind="stable")
+    return _Actions(*(x[order] for x in (row, column, state, shard)))
+
+
+def _fill(assigned: Assigned, actions: _Actions, tiles: _Tiles, M: int, n: int) -> Packing:
+    """The arrays of a packing of these sizes, with M places for actions on each device."""
 
     def packed_rows(size: tuple[int, int], pieces: list[tuple[int, int, DepthFirst]]) -> PackedRows:
         arrays = DepthFirst(*(np.zeros(size, np.int32) for _ in DepthFirst._fields))
@@ -189,24 +238,25 @@ def _fill(
                 array[row, offset : offset + len(values)] = values
         return PackedRows(*arrays)
 
-    parents = assigned.parents
-    at = np.arange(len(parents))  # where each row of suffixes goes
-    if even:
-        each = suffixes[0] // prefixes[0]
-        before = [int((parents[:k] == p).sum()) for k, p in enumerate(parents)]
-        at = parents * each + np.array(before, int)
-    row, column, own, packed_row, offset = assigned.actions.T
-    moved = np.append(at, 0)[np.where(own == 1, packed_row, -1)]
-    size = prefixes[0] * prefixes[1]
-    state = np.where(own == 1, size + moved * suffixes[1] + offset, packed_row * prefixes[1] + offset)
+    shards, (R0, W0) = tiles.devices * tiles.columns, tiles.prefixes
+    first = np.arange(shards) // tiles.columns * (R0 // tiles.devices) * W0
+    first += np.arange(shards) % tiles.columns * (W0 // tiles.columns)  # a state of each device, for no action
+    before = np.searchsorted(actions.shard, np.arange(shards))
+    place = actions.shard * M + np.arange(len(actions.shard)) - before[actions.shard]
 
-    def padded(values: Array, length: int, fill: int) -> Array:
-        return np.concatenate([values, np.full(length - len(values), fill)]).astype(np.int32)
+    def placed(values: Array, empty: Array) -> Array:
+        out = empty.astype(np.int32)
+        out[place] = values
+        return out
 
+    at = _lines(assigned.parents, tiles)
     after = [(int(at[r]), o, tokens) for r, o, tokens in assigned.suffixes]
+    R1, W1 = tiles.suffixes
+    parent = np.append(assigned.parents, np.zeros(max(R1 - len(at), 0), int)).astype(np.int32)
     return Packing(
-        prefixes=packed_rows(prefixes, assigned.prefixes),
-        suffixes=packed_rows(suffixes, after) if suffixes[1] else None,
-        parent=None if even or not suffixes[1] else padded(parents, suffixes[0], 0),
-        row=padded(row, M, n), column=padded(column, M, 0), state=padded(state, M, 0),
+        prefixes=packed_rows(tiles.prefixes, assigned.prefixes),
+        suffixes=packed_rows(tiles.suffixes, after) if W1 else None,
+        parent=None if tiles.devices > 1 or not W1 else parent,
+        row=placed(actions.row, np.full(shards * M, n)), column=placed(actions.column, np.zeros(shards * M)),
+        state=placed(actions.state, np.repeat(first, M)), shards=shards,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from jaxrl_llm.learner.pack import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.check import check_key
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.models.placement import row_axes, row_shards
+from jaxrl_llm.models.placement import ROWS, SAMPLED_ROWS, row_axes, row_shards, token_shards
 from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
 
 
@@ -64,7 +64,8 @@ def plan_steps(
     Each epoch deals the groups to `minibatches` in an order of its own (from `seed`; one minibatch needs none), and
     the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
-    compiled update. On a mesh packed rows are spread over "data" and "fsdp".
+    compiled update. On a mesh packed rows are spread over ROWS of `models.placement`, and their tokens over
+    "sequence".
 
     Raises InputError where the rows do not split evenly, and for counts below 1.
     """
@@ -87,7 +88,7 @@ def plan_steps(
     together = int(size[0]) if (size == size[0]).all() and len(size) % parts == 0 else 1
     units = order.reshape(-1, together)
     lengths = here.token_mask.sum(axis=1)[units].sum(axis=1)
-    random, devices = _generator(seed), row_shards(mesh)
+    random = _generator(seed)
 
     def deal(chosen: np.ndarray) -> list[np.ndarray]:
         """Units of a minibatch to its micro-batches: the longest first, back and forth."""
@@ -102,7 +103,7 @@ def plan_steps(
         for chosen in shuffled.reshape(minibatches, -1):
             slices += deal(chosen)
     rows: Any = np.stack(slices).astype(np.int32)
-    packing = pack(here, slices, devices)
+    packing = pack(here, slices, row_shards(mesh), token_shards(mesh))
 
     def arranged(x: np.ndarray) -> Any:
         x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])
@@ -112,7 +113,14 @@ def plan_steps(
     steps = Steps(arranged(rows), jax.tree.map(arranged, packing), mark)
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
-    whole, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, None, None, row_axes(mesh))))
+    whole = NamedSharding(mesh, PartitionSpec())
+    # Numbers of all tokens are on all devices along "sequence", whose heads attend to all.
+    of_rows, of_actions = (
+        NamedSharding(mesh, PartitionSpec(None, None, None, row_axes(mesh, names))) for names in (ROWS, SAMPLED_ROWS)
+    )
+    spread = jax.tree.map(lambda x: of_rows if x.ndim == 5 else of_actions, steps.packing)
+    if spread.parent is not None:
+        spread = spread.replace(parent=whole)
     shardings: Any = (whole, spread, whole)
     return place(steps, Steps(*shardings))
 

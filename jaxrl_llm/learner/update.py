@@ -26,7 +26,7 @@ from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.outputs import DURING_UPDATE, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.placement import FSDP, TENSOR
+from jaxrl_llm.models.placement import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
 from jaxrl_llm.transform import Metrics, Objective, Transform, expect
@@ -158,7 +158,7 @@ def update(
 ) -> tuple[TrainState, Metrics]:
     """Take the gradient steps on a prepared batch; compiled, and the state is donated.
 
-    On a mesh with the axes "fsdp" or "tensor" the new state is sharded by `distributed.fully_sharded`.
+    On a mesh with the axes "fsdp", "expert" or "tensor" the new state is sharded by `distributed.fully_sharded`.
 
     steps: which rows each gradient step takes, in which micro-batches, and how they lie in memory: `plan_steps` on the
     host, `draw_steps` under jit. None: one step on the whole batch, every row as it is.
@@ -193,7 +193,7 @@ def update(
             return TrainState(optax.apply_updates(state.params, updates), moments, state.step + 1)
 
         state = in_place(advance, state, finite)
-        if policy.mesh is not None and {FSDP, TENSOR} & set(policy.mesh.shape):
+        if policy.mesh is not None and {FSDP, EXPERT, TENSOR} & set(policy.mesh.shape):
             state = jax.lax.with_sharding_constraint(state, fully_sharded(state, policy.config, policy.mesh))
         return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}
 

@@ -24,6 +24,7 @@ from jaxrl_llm.models.placement import ANYWHERE, Placement
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
 Remat = bool | Callable[..., bool]
+OfBlock = tuple[Any, Callable[[Any], jax.Array]]  # see `attention`
 MASKED = -1e30  # finite, so that a row in which everything is masked stays finite
 MAX_LOGITS = 2**28  # of attention at a time: a gibibyte of float32
 
@@ -65,10 +66,13 @@ def norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
     return rms_norm(x, weight, config.norm_epsilon, config.norm_offset)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig, of_block: OfBlock | None = None
+) -> jax.Array:
     """Grouped-query attention: q [N, L, H, h], k and v [N, K, S, h], visible bool[N, L, S] -> [N, L, H, h].
 
-    Many queries are taken in blocks, whose logits are recomputed in the backward pass.
+    Many queries are taken in blocks, whose logits are recomputed in the backward pass. of_block: arrays [N, L, ...] of
+    queries, and the function that makes `visible` from them: for blocks of queries the whole is not made.
     """
     N, L, H, h = q.shape
     blocks = -(-N * H * L * k.shape[2] // MAX_LOGITS)
@@ -81,8 +85,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, conf
         x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(N, count, size, *x.shape[2:]).swapaxes(0, 1)
 
-    block = jax.checkpoint(lambda each: _attention(each[0], k, v, each[1], config), prevent_cse=False)
-    found = jax.lax.map(block, (cut(q), cut(visible)))
+    of, sees = of_block or (visible, lambda each: each)
+    block = jax.checkpoint(lambda each: _attention(each[0], k, v, sees(each[1]), config), prevent_cse=False)
+    found = jax.lax.map(block, (cut(q), jax.tree.map(cut, of)))
     return found.swapaxes(0, 1).reshape(N, count * size, H, h)[:, :L]
 
 
@@ -99,11 +104,10 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, con
     return out.reshape(N, K, H // K, L, h).transpose(0, 3, 1, 2, 4).reshape(N, L, H, h)
 
 
-def mlp(x: jax.Array, layer: Params, config: ModelConfig) -> jax.Array:
+def mlp(x: jax.Array, layer: Params, config: ModelConfig, placement: Placement = ANYWHERE) -> jax.Array:
     """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts."""
     if config.num_experts:
-        flat = x.reshape(-1, x.shape[-1])
-        return expert_mlp(flat, layer, config, _activation(config)).reshape(x.shape)
+        return expert_mlp(x, layer, config, _activation(config), placement.routed)
     gate, up = (adapt(linear(x, layer[name]), x, layer, name) for name in ("gate", "up"))
     if config.mlp_bias:
         gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
@@ -171,7 +175,9 @@ def run(
         if config.qk_norm:
             q, k = norm(q, layer["query_norm"], config), norm(k, layer["key_norm"], config)
         q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
+        q, k, v = map(placement.heads, (q, k, v))
         y, remembered = attend(q, k, v, remembered, window)
+        y = placement.tokens(y)
         y = y.reshape(*y.shape[:2], -1)
         y = adapt(linear(y, layer["out"].reshape(-1, layer["out"].shape[-1])), y, layer, "out")
         if config.output_bias:
@@ -179,7 +185,7 @@ def run(
         if config.post_norms:
             y = norm(y, layer["attention_post_norm"], config)
         x = place(x + y, False)
-        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config)
+        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config, placement)
         if config.post_norms:
             y = norm(y, layer["mlp_post_norm"], config)
         return place(x + y, False), remembered

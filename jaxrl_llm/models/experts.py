@@ -1,36 +1,114 @@
-"""Mixture of experts: each token goes through its best few MLPs, weighted by the router."""
+"""Mixture of experts: each token goes through its best few MLPs, weighted by the router.
+
+On a mesh every device routes its own tokens. Experts are split over the axis "expert": devices that differ in it gather
+each other's tokens, send them through the experts that they hold, and sum and scatter the results. No token is dropped,
+whatever the router chooses, and the programs have one shape. A device with T tokens of D numbers, of b bytes, receives
+(e - 1) T (D b + 8 k) bytes over e devices before its k experts of each token, and (e - 1) T D b after; as much again in
+the backward pass. Sending each token to the devices of its experts only would save nothing where k >= e, and take the
+same buffers, as all may go to one. Inner units are split over "tensor", at one more sum of [T, D].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
+
+WEIGHTS = ("router", "gate", "up", "down")
+MAX_ROUTED = 2**16  # choices of gathered tokens beyond which they go through the experts a device's share at a time
+Activation = Callable[[jax.Array], jax.Array]
+Routed = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def expert_mlp(
-    x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Callable[[jax.Array], jax.Array]
+    x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Activation, routed: Routed = ANYWHERE.routed
 ) -> jax.Array:
-    """Route x [T, D] through `experts_per_token` of E gated MLPs and add up their outputs, [T, D].
+    """Route x [N, L, D] through `experts_per_token` of E gated MLPs and add up their outputs, [N, L, D].
 
     Weights are softmax probabilities over all experts (float32), renormalised over the chosen ones where the
     configuration says so. No token is dropped: tokens are sorted by expert and multiplied in ragged groups, so
     the output of a token does not depend on the others in the batch.
-    layer: router [D, E], gate and up [E, D, F], down [E, F, D].
+    layer: router [D, E], gate and up [E, D, F], down [E, F, D]. routed: axes of the mesh over which N and L are split,
+    where they divide; the mesh is that of the arrays.
     """
-    chosen = config.experts_per_token
-    probabilities = jax.nn.softmax((x @ layer["router"]).astype(accumulation_dtype(x.dtype)), axis=-1)
-    weights, experts = jax.lax.top_k(probabilities, chosen)
+    weights = {name: layer[name] for name in WEIGHTS}
+    mesh = mesh_of(None, x, weights)
+    if mesh is None:
+        return _on_device(x, weights, config, activation)
+    rows, columns = (dividing(mesh, axes, size) for axes, size in zip(routed, x.shape, strict=False))
+    specs = {name: split_spec(name, w.shape, config, mesh) for name, w in weights.items()}
+    split = {axis for spec in specs.values() for axis in spec}
+    run = partial(
+        _on_device, config=config, activation=activation, split=EXPERT in split, summed=TENSOR in split,
+        exchanged=EXPERT in (rows or ()),
+    )  # fmt: skip
+    spec = PartitionSpec(rows, columns)
+    return jax.shard_map(run, mesh=mesh, in_specs=(spec, specs), out_specs=spec)(x, weights)
+
+
+def _on_device(
+    x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Activation,
+    split: bool = False, exchanged: bool = False, summed: bool = False,
+) -> jax.Array:  # fmt: skip
+    """`expert_mlp` of a device's tokens [n, l, D].
+
+    split: experts are, over "expert". exchanged: tokens are too, otherwise all devices along it have these. summed:
+    inner units are split over "tensor".
+    """
+    shape = x.shape
+    x = x.reshape(-1, shape[-1])
+    tokens = (x, *_choices(x, layer["router"], config))
+    first = jax.lax.axis_index(EXPERT) * layer["gate"].shape[0] if split else 0
+    through = partial(_through, layer=layer, activation=activation, first=first, some=split)
+    if split and exchanged:
+        gathered = tuple(jax.lax.all_gather(y, EXPERT, tiled=True) for y in tokens)
+        if gathered[2].size > MAX_ROUTED:
+            parts = jax.tree.map(lambda y: y.reshape(-1, x.shape[0], y.shape[-1]), gathered)
+            out = jax.lax.map(lambda part: jax.checkpoint(through)(*part), parts).reshape(-1, shape[-1])
+        else:
+            out = through(*gathered)
+        out = jax.lax.psum_scatter(out, EXPERT, tiled=True)
+    else:
+        out = through(*tokens)
+        out = jax.lax.psum(out, EXPERT) if split else out
+    return (jax.lax.psum(out, TENSOR) if summed else out).reshape(shape)
+
+
+def _choices(x: jax.Array, router: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
+    """The weights [T, k] and numbers int32[T, k] of each token's experts."""
+    probabilities = jax.nn.softmax((x @ router).astype(accumulation_dtype(x.dtype)), axis=-1)
+    weights, experts = jax.lax.top_k(probabilities, config.experts_per_token)
     if config.normalise_router:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    order = jnp.argsort(experts.reshape(-1), stable=True)
-    sizes = jnp.bincount(experts.reshape(-1), length=config.num_experts).astype(jnp.int32)
-    rows = x[order // chosen]
+    return weights, experts
+
+
+def _through(
+    x: jax.Array, weights: jax.Array, experts: jax.Array, layer: dict[str, Any], activation: Activation,
+    first: jax.Array | int, some: bool,
+) -> jax.Array:  # fmt: skip
+    """The weighted sum [T, D] of the outputs of each token's experts, of which `layer` has those from `first` on.
+
+    experts: int32[T, k]. some: some of them are not in the layer; they give nothing.
+    """
+    count, chosen, numbers = layer["gate"].shape[0], experts.shape[1], experts.reshape(-1) - first
+    if some:
+        numbers = jnp.where((numbers >= 0) & (numbers < count), numbers, count)  # after all groups
+    order = jnp.argsort(numbers, stable=True)
+    sizes = jnp.bincount(numbers, length=count).astype(jnp.int32)
+    # Rows that are in no group are not defined, also in gradients.
+    keep = (lambda y: jnp.where((numbers < count)[order][:, None], y, 0)) if some else (lambda y: y)
+    rows = keep(x[order // chosen])
     inner = activation(jax.lax.ragged_dot(rows, layer["gate"], sizes)) * jax.lax.ragged_dot(rows, layer["up"], sizes)
-    out = jax.lax.ragged_dot(inner, layer["down"], sizes)
+    out = keep(jax.lax.ragged_dot(inner, layer["down"], sizes))
     back = jnp.argsort(order).reshape(experts.shape)
     return jnp.sum(out[back] * weights[..., None].astype(x.dtype), axis=1)

@@ -11,6 +11,7 @@ and suffixes, packed rows of tokens that each continue something of one packed r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.placement import placement, row_shards
+from jaxrl_llm.models.placement import placement, row_shards, token_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.trajectory import Trajectories
 
@@ -46,6 +47,7 @@ class Packing(flax.struct.PyTreeNode):
     row: Indices  # int32[M], of the action; N or more where there is none
     column: Indices  # int32[M]
     state: Indices  # int32[M]: index into the states of all prefixes, then of all suffixes
+    shards: int = flax.struct.field(pytree_node=False, default=1)  # parts of M, each with states of one device
 
     @property
     def levels(self) -> list[PackedRows]:
@@ -113,20 +115,24 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
     """
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
-    # Shards are spread over devices, each with some prefixes and the suffixes that continue them.
-    shards = row_shards(policy.mesh)
-    if packing.parent is not None or any(level.source.shape[0] % shards for level in levels):
-        shards = 1
-    sizes = [level.source.size // shards for level in levels]
+    tiles = _tiles(packing, row_shards(policy.mesh), token_shards(policy.mesh))
+    sizes = [level.source.size // (tiles[0] * tiles[1]) for level in levels]
 
     def concatenated(xs: list[Array]) -> Array:
-        """Arrays [R, W, ...] of the levels as [shards, tokens, ...]."""
-        return jnp.concatenate([x.reshape(shards, -1, *x.shape[2:]) for x in xs], axis=1)
+        """Arrays [R, W, ...] of the levels as [row shards, tokens, ...], the tokens by shard and then by level."""
+        each = [x.reshape(tiles[0], -1, tiles[1], x.shape[1] // tiles[1], *x.shape[2:]).swapaxes(1, 2) for x in xs]
+        x = jnp.concatenate([x.reshape(*tiles, -1, *x.shape[4:]) for x in each], axis=2)
+        return x.reshape(tiles[0], -1, *x.shape[3:])
 
     def split(x: Array) -> list[Array]:
         """The inverse of `concatenated`."""
-        parts = jnp.split(x, sizes[:1], axis=1) if len(levels) > 1 else [x]
-        return [part.reshape(*level.source.shape, *x.shape[2:]) for level, part in zip(levels, parts, strict=True)]
+        x = x.reshape(*tiles, -1, *x.shape[2:])
+        parts = jnp.split(x, sizes[:1], axis=2) if len(levels) > 1 else [x]
+        return [
+            part.reshape(*tiles, -1, level.source.shape[1] // tiles[1], *x.shape[3:])
+            .swapaxes(1, 2).reshape(*level.source.shape, *x.shape[3:])
+            for level, part in zip(levels, parts, strict=True)
+        ]  # fmt: skip
 
     def of_parents(x: Array) -> Array:
         """The row of prefixes [R0, ...] that each row of suffixes continues, [R1, ...]."""
@@ -136,6 +142,7 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
     seen = levels[:1]
     if len(levels) > 1:
         seen = [*seen, jax.tree.map(lambda a, b: jnp.concatenate([of_parents(a), b], axis=1), *levels)]
+    windows = any(config.window_of_layer)
     visible = [_visible(level, keys) for level, keys in zip(levels, seen, strict=True)]
 
     def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
@@ -144,20 +151,55 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
             keys, values = ([x[0], jnp.concatenate([of_parents(x[0]), x[1]], axis=2)] for x in (keys, values))
         out = []
         for query, key, value, level, all_seen, sees in zip(split(q), keys, values, levels, seen, visible, strict=True):
-            if any(config.window_of_layer):
-                distance = level.position[:, :, None] - all_seen.position[:, None]
-                sees = sees & ((distance < window) | (window == 0))
-            out.append(decoder.attention(query, key, value, sees, config))
+            near = partial(_visible, seen=all_seen, window=window if windows else 0)
+            sees = near(level) if windows else sees
+            out.append(decoder.attention(query, key, value, sees, config, (level, near)))
         return concatenated(out), None
 
     # Where there is no token, any serves.
     source, position = (concatenated([getattr(level, name) for level in levels]) for name in ("source", "position"))
     hidden, _ = policy.run(params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where)
-    states = jnp.concatenate([x.reshape(-1, x.shape[-1]) for x in split(hidden)])
-    return where.states(states[packing.state], True)
+    shard, place = _of_states(packing, tiles)
+    if packing.shards > 1 and packing.shards == tiles[0] * tiles[1]:  # no state leaves its device
+        states = hidden.reshape(packing.shards, -1, hidden.shape[-1])
+        found = jax.vmap(lambda x, at: x[at])(states, place.reshape(packing.shards, -1))
+        return where.states(found.reshape(-1, hidden.shape[-1]), True)
+    return where.states(hidden.reshape(-1, hidden.shape[-1])[shard * sum(sizes) + place], True)
 
 
-def _visible(level: PackedRows, seen: PackedRows) -> Array:
-    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees."""
+def _tiles(packing: Packing, rows: int, tokens: int) -> tuple[int, int]:
+    """Into how many shards the packed rows of each level are cut, and the tokens of each row; 1 where it is uneven.
+
+    Row shards are spread over devices, each with some prefixes and the suffixes that continue them.
+    """
+    shapes = [level.source.shape for level in packing.levels]
+    even = packing.parent is None and not any(R % rows for R, _ in shapes)
+    return rows if even else 1, 1 if any(W % tokens for _, W in shapes) else tokens
+
+
+def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
+    """Of each action's state, the shard and the place in it; int32[M] each."""
+
+    def find(level: PackedRows, number: Array) -> tuple[Array, Array]:
+        R, W = level.source.shape[0] // tiles[0], level.source.shape[1] // tiles[1]
+        row, column = number // (W * tiles[1]), number % (W * tiles[1])
+        return row // R * tiles[1] + column // W, row % R * W + column % W
+
+    shard, place = find(packing.prefixes, packing.state)
+    if packing.suffixes is None:
+        return shard, place
+    before = packing.prefixes.source.size
+    after = find(packing.suffixes, packing.state - before)
+    first = packing.state < before
+    size = before // (tiles[0] * tiles[1])
+    return jnp.where(first, shard, after[0]), jnp.where(first, place, size + after[1])
+
+
+def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
+    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees. window: see `decoder.Attend`."""
     number = level.enter[:, :, None]
-    return (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
+    visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
+    if isinstance(window, int) and window == 0:
+        return visible
+    distance = level.position[:, :, None] - seen.position[:, None]
+    return visible & ((distance < window) | (window == 0))

@@ -1,39 +1,69 @@
 """How weights and hidden states are sharded over a mesh while a policy is computed.
 
-A mesh has some of the axes "data", "fsdp" and "tensor". Rows are sharded over the first two, heads, inner units and the
-vocabulary over the last. Over "fsdp", weights and their moments are stored in shards (`state_sharding`): those of a
-layer are all-gathered when the layer runs, and again in the backward pass.
+A mesh has some of these axes. Rows are sharded over the first three; while tokens are sampled, over the first four.
+
+    data       rows
+    fsdp       rows; weights and their moments are stored in shards (`distributed.fully_sharded`): those of a layer are
+               all-gathered when the layer runs, and again in the backward pass
+    expert     rows; the experts of a mixture, which exchange tokens (`experts`)
+    sequence   tokens of packed rows in learning, but heads in attention (DeepSpeed-Ulysses, 2309.14509): of the tokens,
+               queries, keys, values and results of attention are exchanged in each layer, and nothing else is
+    tensor     heads, inner units and the vocabulary; between layers, tokens (sequence parallelism, 2205.05198)
+
+What a device with T tokens receives in a layer over s devices along "sequence", in bytes, with H query heads, K
+key-value heads, of which there are K' = lcm(K, s) copies, h head size and b bytes a number: T (2 H + 2 K') h b (s-1)/s
+in the forward pass, and as much in the backward pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.parameters import AXES
+from jaxrl_llm.models.parameters import AXES, axis_sizes
 
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
-ROWS = (DATA, FSDP)
+DATA, FSDP, EXPERT, SEQUENCE, TENSOR = "data", "fsdp", "expert", "sequence", "tensor"
+MESH_AXES = (DATA, FSDP, EXPERT, SEQUENCE, TENSOR)  # outer to inner: the last communicate most
+ROWS = (DATA, FSDP, EXPERT)
+SAMPLED_ROWS = (*ROWS, SEQUENCE)
 
-# Logical axis of a weight -> what is split over "tensor", as which query heads go with their key-value head. A weight
-# has one such axis at most. What is added after an all-reduce (out_bias, down_bias), norms and the router have none.
-SPLIT = {"heads": "heads", "kv_heads": "heads", "inner": "inner", "vocabulary": "vocabulary"}
+# Logical axis of a weight -> what is split (query heads go with their key-value heads), and the axis of the mesh. What
+# is added after an all-reduce (out_bias, down_bias), norms and the router are not split.
+SPLIT = {
+    "heads": ("heads", TENSOR),
+    "kv_heads": ("heads", TENSOR),
+    "inner": ("inner", TENSOR),
+    "vocabulary": ("vocabulary", TENSOR),
+    "experts": ("experts", EXPERT),
+}
+AnyMesh = Mesh | AbstractMesh
 
 
-def row_axes(mesh: Mesh | AbstractMesh) -> str | tuple[str, ...] | None:
-    """The axes of the mesh over which rows are sharded, for a PartitionSpec."""
-    names = tuple(name for name in ROWS if name in mesh.shape)
-    return names[0] if len(names) == 1 else names or None
+def axes_of(mesh: AnyMesh, names: Sequence[str]) -> str | tuple[str, ...] | None:
+    """Those of some axes that the mesh has, for a PartitionSpec."""
+    found = tuple(name for name in names if name in mesh.shape)
+    return found[0] if len(found) == 1 else found or None
 
 
-def row_shards(mesh: Mesh | AbstractMesh | None) -> int:
-    """How many shards rows are split into; 1 without a mesh."""
-    return 1 if mesh is None else math.prod(mesh.shape.get(name, 1) for name in ROWS)
+def row_axes(mesh: AnyMesh, names: Sequence[str] = ROWS) -> str | tuple[str, ...] | None:
+    """The axes of the mesh over which rows are sharded, for a PartitionSpec. names: ROWS, or SAMPLED_ROWS."""
+    return axes_of(mesh, names)
+
+
+def row_shards(mesh: AnyMesh | None, names: Sequence[str] = ROWS) -> int:
+    """How many shards rows are split into; 1 without a mesh. names: ROWS, or SAMPLED_ROWS."""
+    return 1 if mesh is None else math.prod(mesh.shape.get(name, 1) for name in names)
+
+
+def token_shards(mesh: AnyMesh | None) -> int:
+    """How many shards the tokens of packed rows are split into in learning; 1 without a mesh."""
+    return row_shards(mesh, (SEQUENCE,))
 
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
@@ -42,21 +72,34 @@ def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
         "heads": (config.num_kv_heads, "key-value heads"),
         "inner": (config.intermediate_size, "inner units"),
         "vocabulary": (config.vocab_size, "tokens of the vocabulary"),
+        "experts": (config.num_experts, "experts"),
     }
 
 
-def split_axis(name: str) -> tuple[str, int]:
-    """What of a parameter or adapter is split, and its axis, counted from the right; ("", 0) where nothing is."""
-    axes = AXES.get(name, ())
-    return next(((SPLIT[axis], at - len(axes)) for at, axis in enumerate(axes) if axis in SPLIT), ("", 0))
+def splits(name: str, shape: Sequence[int], config: ModelConfig) -> dict[int, tuple[str, str]]:
+    """What of a parameter or adapter can be split: its axis -> the kind, and the axis of the mesh.
+
+    shape: of the array, with an axis of layers or not. Arrays of the same name with other axes, as factored moments
+    are, have none.
+    """
+    axes, sizes = AXES.get(name, ()), axis_sizes(config)
+    found = {}
+    for place, axis in enumerate(axes):
+        at = len(shape) - len(axes) + place
+        # The router scores all experts on each device.
+        if axis in SPLIT and (axis != "experts" or place == 1) and at >= 0 and shape[at] == sizes[axis]:
+            found[at] = SPLIT[axis]
+    return found
 
 
-def split_spec(name: str, ndim: int, config: ModelConfig, size: int) -> PartitionSpec:
-    """The spec of one parameter with `ndim` axes, over `size` devices. Without trailing Nones, as jit returns them."""
-    kind, axis = split_axis(name)
-    if size == 1 or not kind or split_counts(config)[kind][0] % size:
-        return PartitionSpec()
-    return PartitionSpec(*[None] * (ndim + axis), TENSOR)
+def split_spec(name: str, shape: Sequence[int], config: ModelConfig, mesh: AnyMesh) -> PartitionSpec:
+    """The spec of a parameter of this shape on a mesh. Without trailing Nones, as jit returns them."""
+    spec: list[str | None] = []
+    for at, (kind, axis) in splits(name, shape, config).items():
+        size = mesh.shape.get(axis, 1)
+        if size > 1 and split_counts(config)[kind][0] % size == 0:
+            spec += [None] * (at - len(spec)) + [axis]
+    return PartitionSpec(*spec)
 
 
 class Placement(NamedTuple):
@@ -64,28 +107,56 @@ class Placement(NamedTuple):
 
     states: Callable[[jax.Array, bool], jax.Array]  # [N, L, D]: between layers or, if True, where projections read them
     weights: Callable[[dict[str, Any]], dict[str, Any]]  # of one layer
+    heads: Callable[[jax.Array], jax.Array]  # queries, keys or values [N, L, heads, h], for attention
+    tokens: Callable[[jax.Array], jax.Array]  # [N, L, H, h] that attention gives, for the projection
+    routed: tuple[tuple[str, ...], tuple[str, ...]]  # axes of the mesh over which [N, L, D] goes through experts
 
 
-ANYWHERE = Placement(lambda x, whole: x, lambda layer: layer)
+ANYWHERE = Placement(lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, (SAMPLED_ROWS, ()))
 
 
 def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
-    """Rows over "data" and "fsdp"; tokens over "tensor" between layers, so that the residuals of the backward pass are
-    sharded (sequence parallelism, 2205.05198); weights split over "tensor" only. What does not divide is replicated.
+    """Rows over ROWS; tokens over "sequence" and, between layers, so that the residuals of the backward pass are
+    sharded, over "tensor"; weights by `split_spec`. What does not divide is replicated, but for key-value heads in
+    attention: they are repeated for the devices along "sequence" that need them.
     """
     if mesh is None:
         return ANYWHERE
+    parts = mesh.shape.get(SEQUENCE, 1) * mesh.shape.get(TENSOR, 1)
+    by_heads = mesh.shape.get(SEQUENCE, 1) > 1 and config.num_heads % parts == 0
 
-    def put(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    def put(x: jax.Array, *axes: Any) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    def rows(x: jax.Array) -> Any:
+        return row_axes(mesh) if x.shape[0] % row_shards(mesh) == 0 else None
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
-        rows = row_axes(mesh) if x.shape[0] % row_shards(mesh) == 0 else None
-        split = TENSOR in mesh.shape and x.ndim > 2 and not whole and x.shape[1] % mesh.shape[TENSOR] == 0
-        return put(x, PartitionSpec(rows, TENSOR) if split else PartitionSpec(rows))
+        if x.ndim == 2:
+            both = x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0
+            return put(x, row_axes(mesh, SAMPLED_ROWS) if both else rows(x))
+        names: tuple[str, ...] = (SEQUENCE,) if whole else (SEQUENCE, TENSOR)
+        while names and x.shape[1] % row_shards(mesh, names):
+            names = names[:-1]
+        split = axes_of(mesh, names)
+        return put(x, rows(x), split) if split else put(x, rows(x))
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
-        size = mesh.shape.get(TENSOR, 1)
-        return {name: put(x, split_spec(name, x.ndim, config, size)) for name, x in layer.items()}
+        return {name: put(x, *split_spec(name, x.shape, config, mesh)) for name, x in layer.items()}
 
-    return Placement(states, weights)
+    # Each exchange is pinned on both sides. Otherwise the compiler may project, or sum, whole rows on every device.
+    def of_tokens(x: jax.Array) -> jax.Array:
+        return put(x, rows(x), SEQUENCE, axes_of(mesh, (TENSOR,)))
+
+    def of_heads(x: jax.Array) -> jax.Array:
+        return put(x, rows(x), None, axes_of(mesh, (TENSOR, SEQUENCE)))
+
+    def heads(x: jax.Array) -> jax.Array:
+        if not by_heads or x.shape[1] % mesh.shape[SEQUENCE]:
+            return x
+        return of_heads(of_tokens(jnp.repeat(x, math.lcm(x.shape[2], parts) // x.shape[2], axis=2)))
+
+    def tokens(x: jax.Array) -> jax.Array:
+        return of_tokens(of_heads(x)) if by_heads and x.shape[1] % mesh.shape[SEQUENCE] == 0 else x
+
+    return Placement(states, weights, heads, tokens, (ROWS, (SEQUENCE,)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
 from jaxrl_llm.rewards.scoring import (
@@ -238,7 +238,7 @@ def _engines(
     """
     policy, sampling, mesh, hosts = setup.policy, setup.sampling, setup.mesh, setup.hosts.count
     weights = take_weights(policy, params, mesh)
-    devices, slots = row_shards(mesh), -(-sampling.slots // hosts)
+    devices, slots = row_shards(mesh, SAMPLED_ROWS), -(-sampling.slots // hosts)
     shape = None
     if setup.partial is not None:
         # The number of requests differs between steps, but the loop is compiled for one shape.

@@ -48,8 +48,9 @@ class TrainConfig:
     """Dtype of parameters and gradients; for the optimiser's state see optimizer.moments and optimizer.master_copy."""
     mesh: str = ""
     """Devices along the axes of the mesh, such as data=2,fsdp=4,tensor=2; -1 takes what is left. Rows are sharded over
-    data and fsdp, the state of training over fsdp and tensor, heads and vocabulary over tensor. By default all devices
-    are along data. A resumed run may have another mesh."""
+    data, fsdp and expert, the state of training over fsdp, expert (of a mixture: its experts) and tensor, heads and
+    vocabulary over tensor, tokens of long rows over sequence. By default all devices are along data. A resumed run may
+    have another mesh."""
     seed: int = 0
     """Seed of prompt order and sampling, 0 to 2^32 - 1."""
     steps: int = 100

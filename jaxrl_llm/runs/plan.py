@@ -28,7 +28,7 @@ from jaxrl_llm.learner.update import init_state
 from jaxrl_llm.models.config import ModelConfig, from_hf
 from jaxrl_llm.models.kinds import read_json
 from jaxrl_llm.models.load import DEMO_MODEL
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.needs import need_of, of_reference, value_of
 from jaxrl_llm.runs.config import TrainConfig
@@ -179,7 +179,7 @@ def plan(config: TrainConfig, topology: str, slices: int = 1) -> Plan:
     costs = [cost_of(program) for program in compile_learning(learner, learning, batch)]
     prompts = [number for number in range(config.prompts_per_step) for _ in range(config.group_size)]
     size = Size(
-        slots_for(prompts, config.slots, row_shards(mesh)), bucket(config.max_prompt_tokens),
+        slots_for(prompts, config.slots, row_shards(mesh, SAMPLED_ROWS)), bucket(config.max_prompt_tokens),
         bucket(config.max_new_tokens, least=4),
     )  # fmt: skip
     sampling = config.sampling

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed.mesh import Program
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import PrefixSlots
 from jaxrl_llm.sampling.decode import DrawSettings, begin, decode, empty_ring_cache, no_rows
@@ -54,7 +54,7 @@ def compile_sampling(
     slots = None
     if not shape.fixed:
         slots = PrefixSlots(number(jnp.int32, shape.rows), number(jnp.int32, shape.prompts * shape.slots_per_prompt))
-    devices = row_shards(mesh)
+    devices = row_shards(mesh, SAMPLED_ROWS)
     most = min(max(PREFILL_TOKENS // size.width, 1), -(-shape.prompts // devices))
     together = devices << (most.bit_length() - 1)
     tokens = spread(lambda: jnp.zeros((together, size.width), jnp.int32))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, empty, pack
 from jaxrl_llm.sampling.decode import RingCache, narrowed
@@ -47,7 +47,7 @@ def prefill_prompts(
         while width % 2 == 0 and width // 2 >= max(len(ids), 32):
             width //= 2
         widths.setdefault(width, []).append((slot, ids))
-    devices = row_shards(weights.mesh)
+    devices = row_shards(weights.mesh, SAMPLED_ROWS)
     for width, batch in widths.items():
         most = min(max(PREFILL_TOKENS // width, 1), -(-size.shape.prompts // devices))
         most = devices << (most.bit_length() - 1)

@@ -91,7 +91,7 @@ def sample(
     allowed: token ids, or bool[V], that may be sampled; None: all. `behaviour_logp` is under the distribution over
     them. With `allowed` or filters, `untruncated_logp` is under the model's own distribution.
     cache_dtype: dtype of keys and values, e.g. jnp.bfloat16 or jnp.int8; by default the policy's.
-    mesh: shards rows over its axis "data", and heads and vocabulary over "tensor"; the parameters must be on it.
+    mesh: shards rows over its axes but "tensor", and heads and vocabulary over "tensor"; the parameters must be on it.
     stats: filled in with counts and times. on_completion: called with each completion as it ends.
 
     Returns Trajectories of len(prompts) * group_size rows, those of a prompt next to each other; after Ctrl-C, of the

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.check import check_policy
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.process import compiles, count_compiles, interruptible
 from jaxrl_llm.sampling.decode import DrawSettings
@@ -94,7 +94,7 @@ def _stream(
             for index, request in enumerate(requests):
                 yield Completion(index, request.begun, False, request.limit)
             return
-        devices = row_shards(weights.mesh)
+        devices = row_shards(weights.mesh, SAMPLED_ROWS)
         engine = Engine(
             policy, weights, settings, size_for(open_ones, slots, devices, shape),
             cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,

@@ -15,7 +15,7 @@ from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_spec
 from jaxrl_llm.distributed.on_hosts import by_host, of_this_host, own_copy
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.placement import row_axes
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_axes
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
@@ -47,10 +47,10 @@ class Weights(NamedTuple):
 def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> Weights:
     """Weights for the engine, in the dtype that the policy computes in.
 
-    mesh: the devices to decode on, with the axes "data" or "fsdp" and, to split heads, hidden units of the MLP and
-    vocabulary, "tensor". Without a mesh the parameters are used where they are. Parameters that are sharded over
-    several hosts reach each host's own devices; then all hosts must call this. Transfers are counted and timed.
-    Raises InputError for a policy in float64.
+    mesh: the devices to decode on, with axes of `models.placement`: rows over all but "tensor", which splits heads,
+    hidden units of the MLP and vocabulary; experts over "expert". Without a mesh the parameters are used where they
+    are. Parameters that are sharded over several hosts reach each host's own devices; then all hosts must call this.
+    Transfers are counted and timed. Raises InputError for a policy in float64.
     """
     if policy.dtype == jnp.float64:
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
@@ -190,14 +190,14 @@ def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh, adapted: Any = None, p
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
-    """Shardings of the engine's arrays: rows and prompt slots over "data" and "fsdp".
+    """Shardings of the engine's arrays: rows and prompt slots over SAMPLED_ROWS.
 
     Heads of caches are over "tensor", where it divides them.
     """
     size = mesh.shape.get("tensor", 1)
 
     def place(x: Any, heads: int = 0) -> NamedSharding:
-        axes: list[Any] = [row_axes(mesh) if x.ndim else None]
+        axes: list[Any] = [row_axes(mesh, SAMPLED_ROWS) if x.ndim else None]
         axes += ["tensor"] if heads and size > 1 and heads % size == 0 else []
         return NamedSharding(mesh, PartitionSpec(*axes[: x.ndim]))
 

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 AnyMesh = Mesh | AbstractMesh
 Axis = str | tuple[str, ...]  # one or several names of mesh axes
-ROWS: Axis = ("data", "fsdp")  # over which rows are sharded by default, where the mesh has them
+ROWS: Axis = ("data", "fsdp", "expert", "sequence")  # over which rows are sharded by default, where the mesh has them
 
 
 def mesh_of(mesh: AnyMesh | None, *arrays: Any) -> AnyMesh | None:

@@ -115,9 +115,9 @@ print("compiled")
 """
 
 
-def run_program(program: str, **environment: str) -> str:
+def run_program(program: str, model: Path = TINY, **environment: str) -> str:
     """Standard output of a program in a process of its own."""
-    code = COMMON.replace("{tiny}", str(TINY)) + program
+    code = COMMON.replace("{tiny}", str(model)) + program
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},

@@ -21,3 +21,13 @@ def test_a_run_on_four_devices_is_that_on_one(mesh: str, options: dict[str, str]
     shards = 2 if "data=2" in mesh else 4
     assert one["bytes"] / shards <= found["bytes"] < 1.1 * one["bytes"] / shards
     assert found["compiles"][-1] == found["compiles"][0], "later steps compile nothing"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("model", "mesh", "length"), [("qwen3_moe", "expert=4", 8), ("llama", "sequence=4", 40)])
+def test_a_run_on_experts_or_long_rows_is_that_on_one(model: str, mesh: str, length: int, tmp_path: Path) -> None:
+    make_inputs(tmp_path, model)
+    one, found = (run(tmp_path, *on, 3, {"max_new_tokens": length}) for on in (("", 1), (mesh, 4)))
+    same, apart = compare(found, one)
+    assert same
+    assert apart < 1e-5

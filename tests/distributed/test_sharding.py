@@ -428,7 +428,7 @@ def test_meshes_that_do_not_fit_are_refused(sizes: tuple[int, int], message: str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data=2,expert=4", "mesh is 'data=2,expert=4': give numbers of devices along axes"),
+        ("data=2,pipeline=4", "mesh is 'data=2,pipeline=4': give numbers of devices along data, fsdp, expert"),
         ("fsdp=2,fsdp=4", "each once"),
         ("fsdp", "mesh is 'fsdp'"),
         ("fsdp=two", "mesh is 'fsdp=two'"),

@@ -55,9 +55,19 @@ def seen_by(packing: Packing, tokens: np.ndarray, state: int) -> list[int]:
     return [token for _, token in sorted(found)]
 
 
-def check(rows: TokenRows, slices: list[np.ndarray], devices: int = 1) -> list[Packing]:
-    """Every action of every slice is there once, and sees what stands before it in its row."""
-    packed = pack(rows, slices, devices)
+def device_of(packing: Packing, state: int, devices: int, columns: int) -> int:
+    """Where a state is, if rows are cut into `devices` parts and each row's tokens into `columns`."""
+    for level in packing.levels:
+        rows, width = level.source.shape
+        if state < rows * width:
+            return state // width * devices // rows * columns + state % width * columns // width
+        state -= rows * width
+    raise AssertionError("no state")
+
+
+def check(rows: TokenRows, slices: list[np.ndarray], devices: int = 1, columns: int = 1) -> list[Packing]:
+    """Every action of every slice is there once, where its state is, and sees what stands before it in its row."""
+    packed = pack(rows, slices, devices, columns)
     out = []
     for index, chosen in enumerate(slices):
         packing = jax.tree.map(lambda x, i=index: x[i], packed)
@@ -66,6 +76,8 @@ def check(rows: TokenRows, slices: list[np.ndarray], devices: int = 1) -> list[P
         found = set(zip(packing.row[listed].tolist(), packing.column[listed].tolist(), strict=True))
         assert len(found) == listed.sum()
         assert found == set(zip(*(x.tolist() for x in np.nonzero(here.action_mask)), strict=True))
+        device = np.repeat(np.arange(devices * columns), len(packing.state) // (devices * columns))
+        assert [device_of(packing, int(state), devices, columns) for state in packing.state] == device.tolist()
         for row, column, state in zip(*(x[listed] for x in (packing.row, packing.column, packing.state)), strict=True):
             before = here.token_mask[row] & (np.arange(here.tokens.shape[1]) < column)
             assert seen_by(packing, here.tokens, int(state)) == here.tokens[row, before].tolist()
@@ -100,12 +112,12 @@ def batches(draw: Any) -> tuple[TokenRows, int]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(batches(), st.sampled_from([1, 2]))
-def test_every_action_sees_its_own_past(made: tuple[TokenRows, int], devices: int) -> None:
+@given(batches(), st.sampled_from([1, 2]), st.sampled_from([1, 3]))
+def test_every_action_sees_its_own_past(made: tuple[TokenRows, int], devices: int, columns: int) -> None:
     rows, N = made
-    check(rows, [np.arange(N)], devices)
+    check(rows, [np.arange(N)], devices, columns)
     if N % 2 == 0:
-        check(rows, [np.arange(0, N, 2), np.arange(1, N, 2)], devices)
+        check(rows, [np.arange(0, N, 2), np.arange(1, N, 2)], devices, columns)
 
 
 def test_a_prompt_is_there_once() -> None:

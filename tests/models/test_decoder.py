@@ -64,6 +64,17 @@ def test_attention_by_loop(softcap: float) -> None:
                 np.testing.assert_allclose(found[n, l, head], expected, atol=1e-5)
 
 
+def test_queries_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    N, L, S, H, K, h = 2, 150, 9, 4, 2, 6
+    q, k, v = (jnp.asarray(draw(i, *shape)) for i, shape in enumerate([(N, L, H, h), (N, K, S, h), (N, K, S, h)]))
+    number = jnp.asarray(np.random.default_rng(3).integers(0, S, (N, L)))
+    sees = lambda number: jnp.arange(S) <= number[..., None]  # noqa: E731
+    whole = decoder.attention(q, k, v, sees(number), CONFIG)
+    monkeypatch.setattr(decoder, "MAX_LOGITS", 1)
+    for of_block in (None, (number, sees)):
+        np.testing.assert_allclose(decoder.attention(q, k, v, sees(number), CONFIG, of_block), whole, atol=1e-6)
+
+
 def test_a_token_that_sees_nothing_stays_finite() -> None:
     params = init_params(jax.random.key(0), CONFIG)
     tokens = jnp.ones((1, 4), jnp.int32)
