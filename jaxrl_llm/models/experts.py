@@ -12,6 +12,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
 
 
+@jax.named_scope("experts")
 def expert_mlp(
     x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:

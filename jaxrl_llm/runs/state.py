@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,11 +14,12 @@ from jaxrl_llm.learner.learn import shard
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.changes import ACCEPT, check_changes, settings_to_compare
-from jaxrl_llm.runs.checkpoints import Checkpoints
+from jaxrl_llm.runs.checkpoints import Checkpoints, Restored
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.metrics import Clock
+from jaxrl_llm.runs.goodput import Clock, lost_time
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
+from jaxrl_llm.runs.spikes import History, as_history
 
 
 class RunState(NamedTuple):
@@ -42,6 +44,10 @@ class LoopState:
     """Contents of summary.json."""
     notes: list[str] = field(default_factory=list)
     """Lines to print on resume."""
+    spikes: History = History()
+    """See `spikes`."""
+    undone: float = 0.0
+    """Useful seconds whose updates were rolled back."""
 
 
 def save(
@@ -59,6 +65,7 @@ def save(
         )
     saved, arrays = source.save(state.source)
     meta = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
+    meta |= {"saved": time.time(), "spikes": loop.spikes._asdict(), "undone": loop.undone}
     meta |= {"logs": folder.logs(), "summary": loop.summary, **provenance}
     rest = {"rest": state.train[1:], "memory": state.memory}
     checkpoints.save(loop.step, state.train.params, rest, meta, arrays)
@@ -90,21 +97,23 @@ def restore(
         meta = restored.meta
         loop = LoopState(restored.step, meta["counts"], meta["feedback"], meta.get("summary", loop.summary))
         loop.notes, logs = changes(meta), meta.get("logs", {})
+        if "spikes" in meta:  # older checkpoints lack these
+            loop.spikes, loop.undone = as_history(meta["spikes"]), meta["undone"]
         if loop.step > config.steps:
             raise InputError(
                 f"the checkpoint is of step {loop.step}, but steps is {config.steps}: raise steps to resume"
             )
-        train = shard(TrainState(restored.params, *restored.state["rest"]), parts.policy, parts.mesh)
-        memory, at = replicate(restored.state["memory"], parts.mesh), state.source
+        at = state.source
         try:
             at = source.load(meta["source"], restored.arrays)
         except InputError as error:  # the number of prompts has changed
             if not accept_changed_inputs:
                 raise
             loop.notes.append(f"the prompts are drawn from the beginning of an epoch ({error})")
-        state = RunState(train, memory, at)
-        clock.seconds |= {"load": clock.seconds["load"] + meta["seconds"].pop("load", 0.0)}
-        clock.seconds |= meta["seconds"]
+        state = placed(restored, at, parts)
+        ended = "learned" in folder.read_summary()  # by itself: nothing was lost, and nobody waited
+        lost = {} if ended or "saved" not in meta else lost_time(meta["saved"], folder.last_write(), clock.began)
+        clock.go_on(meta["seconds"], lost)
     wrong = folder.check_logs(loop.step, config.checkpoint_every, logs)
     if wrong and not accept_changed_inputs:
         raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} resumes anyway")
@@ -112,3 +121,9 @@ def restore(
     loop.notes += wrong
     loop.notes += [f"a damaged checkpoint is now {path}" for path in checkpoints.set_aside_after(loop.step)]
     return state, loop
+
+
+def placed(restored: Restored, source: Any, parts: RunParts) -> RunState:
+    """The state in a checkpoint, on the run's devices, with this state of the source."""
+    train = shard(TrainState(restored.params, *restored.state["rest"]), parts.policy, parts.mesh)
+    return RunState(train, replicate(restored.state["memory"], parts.mesh), source)
