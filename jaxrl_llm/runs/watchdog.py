@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import jax
 
@@ -21,6 +22,17 @@ from jaxrl_llm.runs.goodput import Clock
 logger = logging.getLogger("jaxrl_llm.runs")
 HUNG = 75  # exit code of a process that ends itself with `hang_exit`: EX_TEMPFAIL of sysexits.h, "try again"
 WRITING = 10.0  # seconds that writing the stacks may take: the disk may be what hangs
+
+
+class Place(NamedTuple):
+    """Which of the run's processes this is."""
+
+    process: int
+    count: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.process} of {self.count}, pid {os.getpid()} on {self.host}"
 
 
 @contextmanager
@@ -35,8 +47,10 @@ def watched(config: TrainConfig, clock: Clock) -> Iterator[None]:
     if not config.hang_seconds:
         yield
         return
-    done, process = threading.Event(), jax.process_index()
-    thread = threading.Thread(target=_watch, args=(config, clock, process, done), name="watchdog", daemon=True)
+    done = threading.Event()
+    # Asked here, where JAX may still find its devices: later, a thread might wait for a runtime that hangs.
+    here = Place(jax.process_index(), jax.process_count(), socket.gethostname())
+    thread = threading.Thread(target=_watch, args=(config, clock, here, done), name="watchdog", daemon=True)
     thread.start()
     try:
         yield
@@ -45,27 +59,26 @@ def watched(config: TrainConfig, clock: Clock) -> Iterator[None]:
         thread.join()
 
 
-def _watch(config: TrainConfig, clock: Clock, process: int, done: threading.Event) -> None:
+def _watch(config: TrainConfig, clock: Clock, here: Place, done: threading.Event) -> None:
     mark, since, reported = clock.mark, monotonic(), False
     while not done.wait(min(config.hang_seconds / 4, 1.0)):
         now, late = monotonic(), max(config.hang_seconds, config.hang_factor * clock.typical(mark.phase))
         if clock.mark != mark:
             if reported:
-                logger.warning("process %d: %s went on after %.3g s", process, mark.phase, now - since)
+                logger.warning("%s went on after %.3g s (%s)", mark.phase, now - since, here)
             mark, since, reported = clock.mark, now, False
         elif not reported and now - since > late:
             reported = True
-            _report(config, clock, process, now - since)
+            _report(config, clock, here, now - since)
             if config.hang_exit:
                 os._exit(HUNG)
 
 
-def _report(config: TrainConfig, clock: Clock, process: int, seconds: float) -> None:
+def _report(config: TrainConfig, clock: Clock, here: Place, seconds: float) -> None:
     """One line on the console, and the stacks in the run's folder."""
-    path = Path(config.output) / f"hang-{process}.txt"
+    path = Path(config.output) / f"hang-{here.process}.txt"
     step = "before the first step" if clock.step is None else f"step {clock.step + 1}"
-    where = f"process {process} of {jax.process_count()}, pid {os.getpid()} on {socket.gethostname()}"
-    said = f"{clock.mark.phase} hangs: no progress for {seconds:.3g} s, {step} ({where})"
+    said = f"{clock.mark.phase} hangs: no progress for {seconds:.3g} s, {step} ({here})"
     end = f"; ending with exit code {HUNG}" if config.hang_exit else ""
     logger.warning("%s; stacks of all threads in %s%s", said, path, end)
     writer = threading.Thread(target=_write_stacks, args=(path, said), name="stacks", daemon=True)

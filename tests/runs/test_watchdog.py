@@ -31,7 +31,8 @@ def test_a_reward_that_hangs_is_named(tmp_path: Path, caplog: pytest.LogCaptureF
     assert len(said) == 2, said
     assert re.match(r"score hangs: no progress for [\d.]+ s, step 1 \(process 0 of 1, pid ", said[0])
     assert said[0].endswith(f"stacks of all threads in {config.output}/hang-0.txt")
-    assert said[1].startswith("process 0: score went on after ")
+    assert said[1].startswith("score went on after ")
+    assert " s (process 0 of 1, pid " in said[1]
     written = (Path(config.output) / "hang-0.txt").read_text()
     assert "score hangs: no progress" in written
     stacks = written[written.index("score hangs") :]
