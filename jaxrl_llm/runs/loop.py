@@ -97,9 +97,7 @@ def train(
         stack.enter_context(watched(config, clock))
         with explained(config, clock, dict), clock("load"):
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
-            batches = (
-                source_of(config, parts, clock, curriculum) if source is None else timed(source(parts), clock)
-            )
+            batches = source_of(config, parts, clock, curriculum) if source is None else timed(source(parts), clock)
             if source is not None:
                 check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
             state = RunState(train_state, memory, batches.init())

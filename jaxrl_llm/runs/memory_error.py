@@ -26,7 +26,7 @@ APART = {"output", "tensorboard", "wandb"}
 
 
 class OutOfMemoryError(InputError):
-    """A device's memory was too small. The message names the phase, the largest arrays, and the command to plan with."""
+    """A device's memory was too small. The message names the phase, the largest arrays, and a command to plan with."""
 
 
 class Held(NamedTuple):
@@ -34,11 +34,11 @@ class Held(NamedTuple):
 
     name: str  # path in the run's state; "other" for arrays that are no part of it, such as caches
     array: str  # dtype and shape
-    count: int
+    number: int
     bytes: int  # on a device, of all together
 
     def __str__(self) -> str:
-        times = f"{self.count} x " if self.count > 1 else ""
+        times = f"{self.number} x " if self.number > 1 else ""
         return f"{self.name} {times}{self.array} {self.bytes / 2**20:,.1f} MiB"
 
 

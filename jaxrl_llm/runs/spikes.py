@@ -24,7 +24,7 @@ class Rule(NamedTuple):
 class History(NamedTuple):
     """The state of the test, saved in checkpoints."""
 
-    values: Mapping[str, tuple[float, ...]] = {}  # noqa: RUF012 (never mutated); of each metric, the last `window`
+    values: Mapping[str, tuple[float, ...]] = {}  # of each metric, the last `window`
     undone: tuple[int, ...] = ()  # steps that were rolled back, of the last `window`
 
 

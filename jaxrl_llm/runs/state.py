@@ -44,7 +44,7 @@ class LoopState:
     """Contents of summary.json."""
     notes: list[str] = field(default_factory=list)
     """Lines to print on resume."""
-    spikes: History = History()
+    spikes: History = field(default_factory=History)
     """See `spikes`."""
     undone: float = 0.0
     """Useful seconds whose updates were rolled back."""
@@ -64,7 +64,7 @@ def save(
             f"{folder.checkpoints} are good"
         )
     saved, arrays = source.save(state.source)
-    meta = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
+    meta: dict[str, Any] = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
     meta |= {"saved": time.time(), "spikes": loop.spikes._asdict(), "undone": loop.undone}
     meta |= {"logs": folder.logs(), "summary": loop.summary, **provenance}
     rest = {"rest": state.train[1:], "memory": state.memory}

@@ -28,11 +28,11 @@ class Place(NamedTuple):
     """Which of the run's processes this is."""
 
     process: int
-    count: int
+    processes: int
     host: str
 
     def __str__(self) -> str:
-        return f"process {self.process} of {self.count}, pid {os.getpid()} on {self.host}"
+        return f"process {self.process} of {self.processes}, pid {os.getpid()} on {self.host}"
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,8 @@ def test_compiling_is_a_phase_of_its_own(now: dict[str, float]) -> None:
 def test_a_phase_that_fails_counts_and_is_named() -> None:
     clock = Clock()
     with pytest.raises(KeyError), clock("sample"), clock("score"):
-        time.sleep(0.01)
         raise KeyError
-    assert clock.seconds["score"] >= 0.01
+    assert clock.seconds["score"] > 0
     assert clock.failed == "score"
 
 
@@ -96,14 +94,6 @@ def test_what_a_restart_loses(saved: float, alive: float, restarted: float, lost
     assert lost_time(saved, alive, restarted) == {"lost": lost, "down": down}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with checkpoints after steps 2 and 4."""
-    config = runs.small_config(tmp_path_factory.mktemp("finished"), eval_every=3)
-    runs.train(config)
-    return Path(config.output)
-
-
 def cumulated(lines: list[dict[str, Any]], *phases: str) -> np.ndarray:
     """Seconds until each line in these phases; without phases, in all."""
     of_line = [
@@ -113,8 +103,9 @@ def cumulated(lines: list[dict[str, Any]], *phases: str) -> np.ndarray:
     return np.cumsum(of_line)
 
 
-def test_lines_have_all_of_the_time_and_the_goodput_until_then(finished: Path) -> None:
-    lines, summary = runs.lines_of(finished / "metrics.jsonl"), read_json(finished / "summary.json")
+def test_lines_have_all_of_the_time_and_the_goodput_until_then() -> None:
+    run = runs.finished_run()
+    lines, summary = runs.lines_of(run / "metrics.jsonl"), read_json(run / "summary.json")
     useful, total = cumulated(lines, "sample", "score", "update"), cumulated(lines)
     np.testing.assert_allclose([line["goodput"] for line in lines], useful / total, rtol=1e-2)
     assert all(line["goodput"] <= g for line, g in zip(lines, useful / total, strict=True)), "it is a moment older"
@@ -125,21 +116,20 @@ def test_lines_have_all_of_the_time_and_the_goodput_until_then(finished: Path) -
     assert spent["sample"] == pytest.approx(cumulated(lines, "sample")[-1], abs=1e-3)
     share = sum(spent[name] for name in ("sample", "score", "update")) / sum(spent.values())
     assert summary["goodput"] == pytest.approx(share, abs=1e-3)
-    # The evaluation after the third step, and the checkpoint after the second, are in the line that follows.
-    assert lines[3]["seconds/evaluate"] > 0 == lines[2]["seconds/evaluate"]
+    # What comes between two lines is in the second: loading, the first evaluation, the checkpoint after two steps.
+    assert lines[0]["seconds/load"] > 0 == lines[1]["seconds/load"]
+    assert lines[0]["seconds/evaluate"] > 0 == lines[1]["seconds/evaluate"]
     assert lines[2]["seconds/checkpoint"] > 0 == lines[3]["seconds/checkpoint"]
 
 
-def test_time_that_a_restart_throws_away_is_lost(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_that_a_restart_throws_away_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    shutil.copytree(finished, run)
+    shutil.copytree(runs.finished_run(), run)
     shutil.rmtree(run / "checkpoints" / "4")
     (run / "summary.json").unlink()
     saved = runs.lines_of(run / "checkpoints/2/meta/metadata")[0]
     for name in ("metrics.jsonl", "completions.jsonl"):
-        os.utime(run / name, 2 * [saved["saved"] + 7])
+        os.utime(run / name, (saved["saved"] + 7, saved["saved"] + 7))
     monkeypatch.setattr(goodput, "time", lambda: saved["saved"] + 60)
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     summary = loop.resume(str(run))
@@ -147,7 +137,7 @@ def test_time_that_a_restart_throws_away_is_lost(
     assert line["seconds/lost"] == pytest.approx(7, abs=1e-3)
     assert line["seconds/down"] == pytest.approx(53, abs=1e-3)
     assert sum(summary["seconds"].values()) > 60 + sum(saved["seconds"].values())
-    assert summary["goodput"] < read_json(finished / "summary.json")["goodput"]
+    assert summary["goodput"] < read_json(runs.finished_run() / "summary.json")["goodput"]
     # The run ended by itself: however long ago, nothing is lost by taking it up again.
     again = loop.resume(str(run))
     assert again["seconds"]["down"] == summary["seconds"]["down"]

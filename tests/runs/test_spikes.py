@@ -12,6 +12,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.rollouts.sources import shuffled_epochs
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -117,7 +118,7 @@ def spiked(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     config = runs.small_config(
         folder, prompts=str(folder / "numbers.jsonl"), rewards=(f"{folder / 'spiky.py'}:spiky",), algorithm="rloo",
         steps=STEPS, checkpoint_every=EVERY, keep_checkpoints=4, eval_size=0, spike_factor=100.0, spike_window=4,
-        spike_metrics=("grad_norm",),
+        spike_metrics=("grad_norm",), optimizer=OptimizerConfig(learning_rate=1e-5),
     )  # fmt: skip
     runs.train(config)
     return config
@@ -129,6 +130,7 @@ def saved(run: Path, step: int) -> dict[str, int]:
     return {name: value for name, value in found.items() if name != "meta"}
 
 
+@pytest.mark.heavy
 def test_the_run_goes_on_from_the_checkpoint_and_with_other_prompts(spiked: TrainConfig) -> None:
     run = Path(spiked.output)
     lines = runs.lines_of(run / "metrics.jsonl")
@@ -148,6 +150,7 @@ def test_the_run_goes_on_from_the_checkpoint_and_with_other_prompts(spiked: Trai
     assert lines[SPIKE]["goodput"] == pytest.approx((cumulative - undone) / total, rel=0.05)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("step", [EVERY, SPIKE + 1])
 def test_it_resumes_bit_by_bit(spiked: TrainConfig, tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before the rollback, and after it."""

@@ -19,6 +19,7 @@ from jaxrl_llm.runs.watchdog import HUNG, watched
 LIMIT = 0.4  # seconds
 
 
+@pytest.mark.heavy
 def test_a_reward_that_hangs_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = runs.small_config(
         tmp_path, reward="hanging", reward_time_limit=4 * LIMIT, hang_seconds=LIMIT, hang_factor=1.0, steps=1,
