@@ -88,7 +88,7 @@ class Clock:
         return {name: value - before.get(name, 0.0) for name, value in now.items()}
 
     def go_on(self, past: Mapping[str, float], lost: Mapping[str, float]) -> None:
-        """Add the seconds until the checkpoint that the run resumes from, and those lost since, part of the next lap."""
+        """Add the seconds until the checkpoint that the run resumes from, and those lost since, for the next lap."""
         for spent in (past, lost):
             for name, value in spent.items():
                 self._seconds[name] = self._seconds.get(name, 0.0) + value
