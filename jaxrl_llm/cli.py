@@ -76,7 +76,7 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
-def _one_line(text: str, most: int = 560) -> str:
+def _one_line(text: str, most: int = 1000) -> str:
     """A message on one line; a very long one, e.g. with a name of thousands of letters, is cut in the middle."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 250]} ... {text[-240:]}"

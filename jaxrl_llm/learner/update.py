@@ -56,6 +56,7 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> Train
     return TrainState(params, optimizer.init(params), jnp.int32(0))
 
 
+@jax.named_scope("gradient")
 def gradient(
     policy: Policy,
     objective: Objective,
@@ -87,7 +88,8 @@ def gradient(
 
     def loss(params: Params, part: Trajectories, packing: Packing | None) -> tuple[jax.Array, Metrics]:
         outputs = outputs_of(params, part, packing)
-        value, metrics = (objective if count == 1 else objective.function)(outputs, part)
+        with jax.named_scope("objective"):
+            value, metrics = (objective if count == 1 else objective.function)(outputs, part)
         return value, {**_diagnostics(outputs, part), **metrics, "loss": value}
 
     grad_fn = jax.grad(loss, has_aux=True)
@@ -186,6 +188,7 @@ def update(
             made = stays_finite(optimizer, grads, state.optimizer, state.params, only)
             finite &= jnp.all(jnp.stack(jax.tree.leaves(made)))
 
+        @jax.named_scope("optimizer")
         def advance(state: TrainState, one: jax.Array | float) -> TrainState:
             updates, moments = optimizer.update(grads, state.optimizer, state.params)
             if only is not None:

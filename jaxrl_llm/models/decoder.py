@@ -61,11 +61,13 @@ def unstack(params: Params) -> Params:
     return {**params, "layers": tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(count))}
 
 
+@jax.named_scope("norm")
 def norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
     """`rms_norm` as the configuration has it."""
     return rms_norm(x, weight, config.norm_epsilon, config.norm_offset)
 
 
+@jax.named_scope("attention")
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig, of_block: OfBlock | None = None
 ) -> jax.Array:
@@ -104,6 +106,7 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, con
     return out.reshape(N, K, H // K, L, h).transpose(0, 3, 1, 2, 4).reshape(N, L, H, h)
 
 
+@jax.named_scope("mlp")
 def mlp(x: jax.Array, layer: Params, config: ModelConfig, placement: Placement = ANYWHERE) -> jax.Array:
     """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts."""
     if config.num_experts:
@@ -122,10 +125,24 @@ def _activation(config: ModelConfig) -> Any:
     return lambda x: jax.nn.gelu(x, approximate=config.activation == "gelu_pytorch_tanh")
 
 
+@jax.named_scope("projection")
 def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
     D, heads, h = layer[name].shape
     out = adapt(linear(x, layer[name].reshape(D, heads * h)), x, layer, name).reshape(*x.shape[:2], heads, h)
     return out + layer[name + "_bias"] if bias else out
+
+
+@jax.named_scope("projection")
+def _project_out(y: jax.Array, layer: Params, bias: bool) -> jax.Array:
+    y = y.reshape(*y.shape[:2], -1)
+    out = adapt(linear(y, layer["out"].reshape(-1, layer["out"].shape[-1])), y, layer, "out")
+    return out + layer["out_bias"] if bias else out
+
+
+@jax.named_scope("embedding")
+def _embed(params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any) -> jax.Array:
+    x = params["embed"][tokens].astype(dtype)
+    return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
 
 
 class Attend(Protocol):
@@ -159,11 +176,8 @@ def run(
     already computed. placement: how states and weights are sharded. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
-    x = params["embed"][tokens].astype(dtype)
-    if config.embedding_scale != 1.0:
-        x = x * jnp.asarray(config.embedding_scale, dtype)
     place = placement.states
-    x = place(x, False)
+    x = place(_embed(params, config, tokens, dtype), False)
     cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, accumulation_dtype(dtype))
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
@@ -177,11 +191,7 @@ def run(
         q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
         q, k, v = map(placement.heads, (q, k, v))
         y, remembered = attend(q, k, v, remembered, window)
-        y = placement.tokens(y)
-        y = y.reshape(*y.shape[:2], -1)
-        y = adapt(linear(y, layer["out"].reshape(-1, layer["out"].shape[-1])), y, layer, "out")
-        if config.output_bias:
-            y = y + layer["out_bias"]
+        y = _project_out(placement.tokens(y), layer, config.output_bias)
         if config.post_norms:
             y = norm(y, layer["attention_post_norm"], config)
         x = place(x + y, False)

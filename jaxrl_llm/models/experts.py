@@ -29,6 +29,7 @@ Activation = Callable[[jax.Array], jax.Array]
 Routed = tuple[tuple[str, ...], tuple[str, ...]]
 
 
+@jax.named_scope("experts")
 def expert_mlp(
     x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Activation, routed: Routed = ANYWHERE.routed
 ) -> jax.Array:

@@ -50,6 +50,7 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
     return base.astype(np.float32), 1.0
 
 
+@jax.named_scope("rotation")
 def rotation(
     ropes: tuple[Rope, ...], head_dim: int, positions: jax.Array, dtype: Any = jnp.float32
 ) -> tuple[jax.Array, jax.Array]:
@@ -61,6 +62,7 @@ def rotation(
     return jnp.cos(angle) * scale, jnp.sin(angle) * scale
 
 
+@jax.named_scope("rotation")
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate x [N, L, heads, head_dim]; dimensions i and i + head_dim / 2 are a pair; in the dtype of cos."""
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)

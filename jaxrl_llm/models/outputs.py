@@ -158,6 +158,7 @@ def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing 
     return _View(*at, states, gather(batch.tokens), temperature, floor)
 
 
+@jax.named_scope("head")
 def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.Array]:
     return fused_logprob(
         view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
@@ -165,6 +166,7 @@ def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.A
     )  # fmt: skip
 
 
+@jax.named_scope("critic")
 def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None) -> jax.Array:
     from jaxrl_llm.models.critic import values_of
 

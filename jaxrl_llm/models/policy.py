@@ -64,6 +64,7 @@ class Policy:
         """The matrix [V, D] whose product with a hidden state gives its logits."""
         return params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)
 
+    @jax.named_scope("head")
     def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
         dtype = accumulation_dtype(self.dtype)

@@ -22,6 +22,7 @@ class Distribution(NamedTuple):
     softcap: float = 0.0  # static; 0 is none
 
 
+@jax.named_scope("head")
 def vocabulary_sum(f: Callable[..., jax.Array], *distributions: Distribution, block: int = BLOCK) -> jax.Array:
     """sum_v f(log p_v, log q_v, ...) for M states of each of the distributions, f32[M].
 

@@ -35,6 +35,7 @@ _CHARTS = {  # the main charts: title, and a pattern of the metrics' keys
     "Completion length (tokens)": r"completion/length(/mean)?",
     "Clip fraction": r".*clip.*frac.*|clip/(low|high)",
     "Gradient norm": r".*grad(ient)?s?[_/]norm.*",
+    "Goodput": r"goodput",
     "Learning rate": r"(.*/)?learning_rate|lr",
     "Mismatch of sampler and trainer": r".*mismatch.*",
 }

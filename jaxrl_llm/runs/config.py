@@ -29,7 +29,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30),
-    "lora_alpha": (SMALLEST, 1e6),
+    "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
+    "spike_window": (4, 2**20), "spike_rollbacks": (1, 2**20),
 }  # fmt: skip
 GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
 
@@ -179,6 +180,22 @@ class TrainConfig:
     wandb: str | None = None
     """Weights & Biases project to report to."""
 
+    hang_seconds: float = 1800.0
+    """Seconds without progress after which a run is reported as hung, with the stacks of its threads; 0 is never."""
+    hang_factor: float = 10.0
+    """A phase also has to take this multiple of its median time until then."""
+    hang_exit: bool = False
+    """End a hung process, with exit code 75, so that a scheduler can resume the run."""
+    spike_factor: float = 0.0
+    """Above 0: if a metric of spike_metrics exceeds its median by this multiple of the median deviation from it, over
+    the last spike_window steps, go back to the last checkpoint and on with the next prompts; 10 is careful."""
+    spike_metrics: tuple[str, ...] = ("loss", "grad_norm")
+    """Metrics in which spikes are looked for."""
+    spike_window: int = 32
+    """Steps that a step is compared with."""
+    spike_rollbacks: int = 3
+    """At most this many rollbacks in spike_window steps; further spikes are only reported."""
+
     @property
     def sampling(self) -> SamplingConfig:
         """How completions are sampled: the settings of the same names."""
@@ -225,6 +242,8 @@ class TrainConfig:
             raise InputError(
                 f"task_options apply to {GENERATED}TASK only, but prompts is {shown(self.prompts)}: leave them out"
             )
+        if self.spike_factor and not self.checkpoint_every:
+            raise InputError("spike_factor is given, but checkpoint_every is 0: there would be nothing to go back to")
         if not self.eval_size and (self.eval_prompts or self.eval_every):
             raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which disables evaluation")
         parts = self.minibatches * self.micro_batches

@@ -35,10 +35,11 @@ from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.evaluate import evaluate_run
+from jaxrl_llm.runs.goodput import Clock, lap_metrics
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
 from jaxrl_llm.runs.lock import locked
+from jaxrl_llm.runs.memory_error import arrays_of, explained
 from jaxrl_llm.runs.metrics import (
-    Clock,
     Learned,
     accuracy_line,
     closing_summary,
@@ -49,10 +50,13 @@ from jaxrl_llm.runs.metrics import (
     step_metrics,
     without_nan,
 )
+from jaxrl_llm.runs.profiling import profiled
+from jaxrl_llm.runs.rollback import undo_spike
 from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
 from jaxrl_llm.runs.setup import RunParts, check_provided, needs_values, set_up
-from jaxrl_llm.runs.source import MakeCurriculum, source_of
+from jaxrl_llm.runs.source import MakeCurriculum, source_of, timed
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
+from jaxrl_llm.runs.watchdog import watched
 from jaxrl_llm.trajectory import Trajectories
 
 logger = logging.getLogger("jaxrl_llm.runs")
@@ -84,8 +88,9 @@ def train(
 
     Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
     no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is
-    not finite (the last good checkpoint is kept), KeyboardInterrupt after Ctrl-C, and its subclass Preempted after
-    SIGTERM: the step at hand is left (with several processes it is finished), and what was done before it is saved.
+    not finite (the last good checkpoint is kept), OutOfMemoryError if a device's memory is too small, KeyboardInterrupt
+    after Ctrl-C, and its subclass Preempted after SIGTERM: the step at hand is left (with several processes it is
+    finished), and what was done before it is saved.
     """
     if source is not None and curriculum is not None:
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
@@ -101,9 +106,10 @@ def train(
     clock = Clock()
     with ExitStack() as stack:
         interrupted, terminated = stack.enter_context(interruptible()), stack.enter_context(preemptible())
-        with clock("load"):
+        stack.enter_context(watched(config, clock))
+        with explained(config, clock, dict), clock("load"):
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
-            batches = source_of(config, parts, clock, curriculum) if source is None else source(parts)
+            batches = source_of(config, parts, clock, curriculum) if source is None else timed(source(parts), clock)
             if source is not None:
                 check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
             state = RunState(train_state, memory, batches.init())
@@ -147,7 +153,8 @@ def _run(
     loop, hosts, provenance = LoopState(), parts.hosts, provenance_of(config, parts)
     checkpoints = Checkpoints(folder.checkpoints_for(hosts.count), config.keep_checkpoints)
     if resumed:
-        state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
+        with explained(config, clock, dict), clock("load"):
+            state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
     first, summary = loop.step, loop.summary
     # Completions of the evaluation before training are logged as step -1; it is repeated if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
@@ -170,11 +177,13 @@ def _run(
             save(state, loop, source, checkpoints, folder, clock, provenance)
 
     with ExitStack() as stack:
+        stack.enter_context(explained(config, clock, lambda: arrays_of(parts, state)))
         writer = stack.enter_context(closing(metric_writers(config, folder, first, hosts)))
         stack.callback(checkpoints.close)
         screen = None if hosts.first else stack.enter_context(open(os.devnull, "w"))
         progress = stack.enter_context(Progress(config.steps, first, stream=screen))
         stack.enter_context(saved_when_preempted(loop, checkpoints, save_now))
+        profile = stack.enter_context(profiled(folder.path, progress.say))
         for text in [*opening_notes(config, parts, first, resumed), *loop.notes]:
             progress.say(text)
         if first and parts.held_out is not None and "eval_before" not in summary:
@@ -182,7 +191,9 @@ def _run(
         evaluate("eval_before", -1, "before training")
         key = jax.random.key(config.seed)
         for step in range(first, config.steps):
-            before, taken = dict(clock.seconds), int(state.train.step)
+            clock.step = step
+            profile(step)
+            before, taken = clock.seconds, int(state.train.step)
             params = combine(parts.frozen, state.train.params)
             found, at = source.next(state.source, params, jax.random.fold_in(key, step), step)
             stop_if(hosts.any(interrupted()))
@@ -193,10 +204,11 @@ def _run(
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(hosts.any(interrupted()) and not terminated())  # after SIGTERM the step is finished from here on
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}
+            state, rolled_back, undone = undo_spike(config, parts, state, loop, checkpoints, clock)
             loop.counts, notes = count_step(loop.counts, step, metrics, config)
-            for text in notes:
+            for text in [*notes, *undone]:
                 progress.say(text)
-            metrics = without_nan(found, metrics)
+            metrics = without_nan(found, metrics) | rolled_back | lap_metrics(clock, loop.undone)
             writer.write(step, metrics)
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
                 folder.log_completions(step, "train", parts.tokenizer, scored_rows(found, learned), found.rows)
@@ -212,7 +224,7 @@ def _run(
         evaluate("eval_after", config.steps, "after training")
         with clock("checkpoint"):
             checkpoints.wait()
-        summary |= closing_summary(config, parts.prompts, loop.counts, clock.seconds)
+        summary |= closing_summary(config, parts.prompts, loop.counts, clock.seconds, loop.undone)
         folder.write(folder.summary, summary)
         for text in summary["warnings"]:
             progress.say(f"warning: {text}")

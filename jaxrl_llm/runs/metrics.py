@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
@@ -20,27 +18,13 @@ from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWr
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Step
 from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.goodput import goodput
 from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 SINGLE = "does the model expect another chat template?"
-
-
-class Clock:
-    """Accumulates the seconds spent in each phase of a run."""
-
-    def __init__(self, seconds: dict[str, float] | None = None) -> None:
-        self.seconds = dict(seconds or {})
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
 
 
 class Learned(NamedTuple):
@@ -166,9 +150,12 @@ def _why_silent(metrics: dict[str, float]) -> str:
 
 
 def closing_summary(
-    config: TrainConfig, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float]
+    config: TrainConfig, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float], undone: float
 ) -> dict[str, Any]:
-    """The final entries of summary.json. `learned` is false if no step had a learning signal."""
+    """The final entries of summary.json. `learned` is false if no step had a learning signal.
+
+    undone: see `goodput.goodput`.
+    """
     warnings, silent, single = [], counts.get("silent", 0), counts.get("single", 0)
     if silent == config.steps:
         warnings.append("nothing was learned: no step had a learning signal (no token had an advantage)")
@@ -183,6 +170,7 @@ def closing_summary(
         "warnings": warnings,
         "tokens": {"sampled": counts.get("tokens", 0)},
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "goodput": round(goodput(seconds, undone), 4),
         "prompts": {
             "training": len(prompts.rows),
             "skipped": prompts.skipped + counts.get("dropped", 0),
@@ -212,7 +200,7 @@ def step_metrics(
     seconds: Mapping[str, float],
     taken: int,
 ) -> dict[str, float]:
-    """All metrics of a step.
+    """All metrics of a step, but for those of `goodput.lap_metrics`.
 
     before, seconds: the clock's seconds of each phase, before the step and now. taken: gradient steps before it.
     """
@@ -224,7 +212,6 @@ def step_metrics(
     took = sum(seconds.values()) - sum(before.values())
     metrics |= batch_metrics(scored, config, took) | found.metrics
     metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
-    metrics |= {f"seconds/{name}": value - before.get(name, 0.0) for name, value in seconds.items()}
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
 
 

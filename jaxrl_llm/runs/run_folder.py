@@ -137,6 +137,10 @@ class RunFolder:
             )
         return wrong
 
+    def last_write(self) -> float:
+        """When the logs were last written to, in seconds since the epoch; 0 if there are none."""
+        return max((file.stat().st_mtime for file in self._logs if file.exists()), default=0.0)
+
     @property
     def _logs(self) -> tuple[Path, Path]:
         return self.metrics, self.completions

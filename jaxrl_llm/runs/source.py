@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
-from jaxrl_llm.rollouts.sources import Curriculum, Source, shuffled_epochs
+from jaxrl_llm.rollouts.sources import Curriculum, Source, Step, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
@@ -29,3 +29,13 @@ def source_of(config: TrainConfig, parts: RunParts, clock: Clock, curriculum: Ma
             hosts=parts.hosts, clock=clock,
         )
     )  # fmt: skip
+
+
+def timed(source: Source, clock: Clock) -> Source:
+    """The source with its time counted as sampling, but for what it times itself."""
+
+    def following(*arguments: Any) -> tuple[Step, Any]:
+        with clock("sample"):
+            return source.next(*arguments)
+
+    return source._replace(next=following)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.process import Preempted
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.changes import ACCEPT, check_changes, settings_to_compare
-from jaxrl_llm.runs.checkpoints import Checkpoints
+from jaxrl_llm.runs.checkpoints import Checkpoints, Restored
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.metrics import Clock
+from jaxrl_llm.runs.goodput import Clock, lost_time
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
+from jaxrl_llm.runs.spikes import History, as_history
 
 
 class RunState(NamedTuple):
@@ -45,6 +47,10 @@ class LoopState:
     """Contents of summary.json."""
     notes: list[str] = field(default_factory=list)
     """Lines to print on resume."""
+    spikes: History = field(default_factory=History)
+    """See `spikes`."""
+    undone: float = 0.0
+    """Useful seconds whose updates were rolled back."""
 
 
 def save(
@@ -62,7 +68,8 @@ def save(
             f"{folder.checkpoints} are good"
         )
     saved, arrays = source.save(state.source)
-    meta = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
+    meta: dict[str, Any] = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
+    meta |= {"saved": time.time(), "spikes": loop.spikes._asdict(), "undone": loop.undone}
     meta |= {"logs": folder.logs(), "summary": loop.summary, **provenance}
     rest = {"rest": state.train[1:], "memory": state.memory}
     folder.push()
@@ -104,10 +111,9 @@ def restore(
     def changes(meta: dict[str, Any]) -> list[str]:
         return check_changes(meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
 
-    now = (state.train.params, {"rest": state.train[1:], "memory": state.memory})
-    params, rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    params, rest = shapes_of(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
-        jax.tree.map(lambda x: x.delete(), now)
+        jax.tree.map(lambda x: x.delete(), (state.train, state.memory))
     restored = checkpoints.latest(params, rest, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
@@ -115,11 +121,12 @@ def restore(
         meta = restored.meta
         loop = LoopState(restored.step, meta["counts"], meta["feedback"], meta.get("summary", loop.summary))
         loop.notes, logs = changes(meta), meta.get("logs", {})
+        if "spikes" in meta:  # older checkpoints lack these
+            loop.spikes, loop.undone = as_history(meta["spikes"]), meta["undone"]
         if loop.step > config.steps:
             raise InputError(
                 f"the checkpoint is of step {loop.step}, but steps is {config.steps}: raise steps to resume"
             )
-        train, memory = TrainState(restored.params, *restored.state["rest"]), restored.state["memory"]
         at = state.source
         try:
             at = source.load(meta["source"], restored.arrays)
@@ -127,9 +134,10 @@ def restore(
             if not accept_changed_inputs:
                 raise
             loop.notes.append(f"the prompts are drawn from the beginning of an epoch ({error})")
-        state = RunState(train, memory, at)
-        clock.seconds |= {"load": clock.seconds["load"] + meta["seconds"].pop("load", 0.0)}
-        clock.seconds |= meta["seconds"]
+        state = restored_state(restored, at)
+        ended = "learned" in folder.read_summary()  # by itself: nothing was lost, and nobody waited
+        lost = {} if ended or "saved" not in meta else lost_time(meta["saved"], folder.last_write(), clock.began)
+        clock.go_on(meta["seconds"], lost)
     wrong = folder.check_logs(loop.step, config.checkpoint_every, logs)
     if wrong and not accept_changed_inputs:
         raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} resumes anyway")
@@ -137,3 +145,15 @@ def restore(
     loop.notes += wrong
     loop.notes += [f"a damaged checkpoint is now {path}" for path in checkpoints.set_aside_after(loop.step)]
     return state, loop
+
+
+def shapes_of(state: RunState) -> tuple[Any, Any]:
+    """Shapes, with their shardings, of the parameters and of the rest of the state, as `Checkpoints.latest` asks."""
+    now = (state.train.params, {"rest": state.train[1:], "memory": state.memory})
+    params, rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    return params, rest
+
+
+def restored_state(restored: Restored, source: Any) -> RunState:
+    """The state in a checkpoint, with this state of the source."""
+    return RunState(TrainState(restored.params, *restored.state["rest"]), restored.state["memory"], source)

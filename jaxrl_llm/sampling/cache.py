@@ -83,6 +83,7 @@ def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerC
     return tuple(layer(number) for number in range(config.num_layers))
 
 
+@jax.named_scope("cache")
 def pack(k: Array, v: Array, dtype: Any) -> LayerCache:
     """Keys and values [N, S, K, h] in the cache's layout. int8: each vector is divided by its largest |entry| / 127."""
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
@@ -104,6 +105,7 @@ def rearranged(x: Array, order: Array | None, shape: tuple[int, ...]) -> Array:
     return x.reshape(*shape, *x.shape[1:])
 
 
+@jax.named_scope("attention")
 def cascade_attention(
     q: Array,
     k: Array,

@@ -49,6 +49,7 @@ def seed_of(key: Array) -> Array:
     return jax.random.bits(key, dtype=jnp.uint32)
 
 
+@jax.named_scope("draw")
 def draw(policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings) -> Drawn:
     """Draw a token for each row from hidden states [N, D].
 
@@ -91,6 +92,7 @@ def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
     return jnp.where(jnp.arange(head.shape[0]) < policy.config.vocab_size, logits, -jnp.inf) if padding else logits
 
 
+@jax.named_scope("head")
 def _fused(
     policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings
 ) -> tuple[Array, Array, Array]:
@@ -162,6 +164,7 @@ def no_rows(rows: int) -> RowState:
     return RowState(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros)
 
 
+@jax.named_scope("append")
 def _append(
     drawn: Drawn, rows: RowState, new: Drawn, which: Array, column: Array, stop_tokens: Array
 ) -> tuple[Drawn, RowState]:

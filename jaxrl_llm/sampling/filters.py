@@ -42,6 +42,7 @@ def _floor_of_mass(logits: jax.Array, mass: jax.Array, target: jax.Array) -> jax
     return jax.lax.fori_loop(0, 32, halve, (low, high))[0]
 
 
+@jax.named_scope("filters")
 def keep(logits: jax.Array, filters: Filters) -> jax.Array:
     """bool[N, V]: which tokens the filters keep. logits: f32[N, V], already divided by the temperature."""
     order = _ordered(logits)

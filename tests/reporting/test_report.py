@@ -84,10 +84,10 @@ def test_a_full_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     evaluation = {"accuracy": 0.25, "low": 0.125, "high": 0.4, "prompts": 40}
     summary = {"eval_before": evaluation, "eval_after": evaluation | {"accuracy": 0.75, "low": 0.6, "high": 0.86}}
-    summary |= {"tokens": {"sampled": 123456}, "seconds": {"sample": 30.0, "update": 90.0}}
+    summary |= {"tokens": {"sampled": 123456}, "seconds": {"sample": 30.0, "update": 90.0}, "goodput": 0.8}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     keys = ("reward/mean", "reward/std", "kl", "entropy", "completion/length", "clip/high", "gradient_norm")
-    keys += ("learning_rate", "mismatch/kl", "odd/one")
+    keys += ("learning_rate", "mismatch/kl", "goodput", "odd/one")
     lines(tmp_path / "metrics.jsonl", ({"step": i, **{key: i / 8 for key in keys}} for i in range(9)))
     values = {"advantage": [0.5, -0.5], "logp": [-0.25, -2.0], "entropy": [0.0, 1.5]}
     rows = [sample(step, "train", 3, number, reward=number, **values) for step in range(8) for number in range(2)]
@@ -99,9 +99,10 @@ def test_a_full_run(tmp_path):
         assert text in page.visible
     assert "sample 30 s (25%)" in page.visible
     assert "update 90 s (75%)" in page.visible
-    # Eight known metrics (the deviation is the reward's band), one other, two distributions.
+    assert "Goodput 80%" in page.visible
+    # Nine known metrics (the deviation is the reward's band), one other, two distributions.
     assert "All other metrics (1)" in page.visible
-    assert page.svgs == 8 + 1 + 2
+    assert page.svgs == 9 + 1 + 2
     assert "Mismatch of sampler and trainer mismatch/kl last 1 " in page.visible
     assert "Clip fraction clip/high last 1 " in page.visible
     assert "steps 0 to 1" in page.visible

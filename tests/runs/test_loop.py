@@ -58,7 +58,8 @@ def test_the_summary_adds_up() -> None:
     metrics = runs.lines_of(run / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [0, 1, 2, 3]
     assert summary["tokens"]["sampled"] == sum(line["completion/tokens"] for line in metrics)
-    assert set(summary["seconds"]) == {"load", "evaluate", "sample", "score", "update", "checkpoint"}
+    phases = {"load", "compile", "evaluate", "sample", "score", "update", "checkpoint", "other"}
+    assert set(summary["seconds"]) == phases
     for phase in ("sample", "score", "update"):
         assert summary["seconds"][phase] == pytest.approx(sum(line[f"seconds/{phase}"] for line in metrics), abs=2e-3)
     assert summary["steps"] == 4

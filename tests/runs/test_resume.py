@@ -72,6 +72,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     summaries = [read_json(folder / "summary.json") for folder in (run, other)]
     for summary in summaries:
         assert set(summary.pop("seconds")) >= {"sample", "score", "update"}
+        assert 0 < summary.pop("goodput") < 1
     assert summaries[0] == summaries[1]
 
 

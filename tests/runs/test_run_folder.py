@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from jaxrl_llm.reporting.writers import read_json
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.metrics import Clock
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.trajectory import Trajectories
 
@@ -189,20 +187,6 @@ def test_completions_are_written_token_by_token(tmp_path: Path) -> None:
     assert lines[2]["answer"] is None
     folder.log_completions(4, "train", tokenizer, Scored(batch, [], {}), rows, groups=1)
     assert [line["step"] for line in lines_of(folder.completions)] == [3, 3, 3, 3, 4, 4]
-
-
-def test_the_clock_adds_up_and_counts_what_fails() -> None:
-    clock = Clock({"sample": 10.0})
-    for _ in range(2):
-        with clock("sample"):
-            time.sleep(0.01)
-    with pytest.raises(KeyError), clock("score"):
-        raise KeyError
-    assert 10.02 <= clock.seconds["sample"] < 11
-    assert 0 <= clock.seconds["score"] < 1
-    before = {"sample": 1.0}
-    Clock(before).seconds["sample"] = 2.0
-    assert before == {"sample": 1.0}
 
 
 def test_loading_a_run_and_loading_its_model(tmp_path: Path) -> None:

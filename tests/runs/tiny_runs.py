@@ -238,7 +238,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def reproducible(path: Path) -> list[dict[str, Any]]:
     """The metrics of a run without those that depend on the machine's speed."""
-    timed = ("seconds/", "tokens_per_second", "compiles", *TIMED)
+    timed = ("seconds/", "goodput", "tokens_per_second", "compiles", *TIMED)
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines_of(path)]
 
 
