@@ -17,9 +17,9 @@ def test_a_run_on_four_devices_is_that_on_one(mesh: str, options: dict[str, str]
     same, apart = compare(found, one)
     assert same
     assert apart < 1e-5
-    # Matrices are in shards, norms and counters are not.
+    # Matrices are in shards, norms and counters are not; "tensor" does not divide the embedding's 257 tokens.
     shards = 2 if "data=2" in mesh else 4
-    assert one["bytes"] / shards <= found["bytes"] < 1.1 * one["bytes"] / shards
+    assert one["bytes"] / shards <= found["bytes"] < 1.2 * one["bytes"] / shards
     assert found["compiles"][-1] == found["compiles"][0], "later steps compile nothing"
 
 
