@@ -149,6 +149,7 @@ class Program(NamedTuple):
     name: str  # of the function
     lowered: jax.stages.Lowered
     compiled: jax.stages.Compiled
+    jaxpr: Any
 
 
 _programs: ContextVar[list[Program] | None] = ContextVar("programs", default=None)
@@ -195,7 +196,7 @@ def _compile(programs: list[Program], jitted: Any, args: tuple[Any, ...], kwargs
     """Add the program to the list. Returns the shapes of its results, with their shardings."""
     traced = jitted.trace(*args, **kwargs)
     lowered = traced.lower()
-    program = Program(jitted.__name__, lowered, lowered.compile())
+    program = Program(jitted.__name__, lowered, lowered.compile(), traced.jaxpr)
     programs.append(program)
     shapes, shardings = jax.tree.leaves(lowered.out_info), jax.tree.leaves(program.compiled.output_shardings)
     results = [

@@ -43,6 +43,7 @@ def evaluate_policy(
     stop: Sequence[str] = (),
     slots: int = 0,
     seed: int = 0,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Evaluation:
     """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
@@ -64,6 +65,7 @@ def evaluate_policy(
         temperature=temperature,
         stop=stop,
         slots=slots,
+        mesh=mesh,
         stats=stats,
     )
     stop_if(stats.interrupted)  # the completions finished so far are biased towards short answers
@@ -101,5 +103,5 @@ def evaluate_run(config: TrainConfig, parts: RunParts, params: Params) -> Evalua
     return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
-        slots=config.slots or config.prompts_per_step * config.group_size,
+        slots=config.slots or config.prompts_per_step * config.group_size, mesh=parts.mesh,
     )  # fmt: skip

@@ -143,13 +143,17 @@ def with_critic(config: TrainConfig, algorithm: Algorithm, policy: Policy, param
     return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
 
 
+def remat_of(config: TrainConfig) -> Remat:
+    """What of a layer the backward pass recomputes."""
+    if config.remat and config.keep_projections:
+        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return config.remat
+
+
 def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Params, Any]:
     """Policy, initial parameters (the critic's among them) and tokenizer of a run."""
-    remat: Remat = config.remat
-    if remat and config.keep_projections:
-        remat = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config)
     )
     return *with_critic(config, algorithm, policy, params), tokenizer
 
