@@ -148,18 +148,26 @@ class Program(NamedTuple):
 
     name: str  # of the function
     lowered: jax.stages.Lowered
-    compiled: jax.stages.Compiled
+    compiled: Any  # jax.stages.Compiled; None where it was only lowered
     jaxpr: Any
 
 
-_programs: ContextVar[list[Program] | None] = ContextVar("programs", default=None)
+class _Recording(NamedTuple):
+    programs: list[Program]
+    platform: str | None
+
+
+_programs: ContextVar[_Recording | None] = ContextVar("programs", default=None)
 
 
 @contextmanager
-def ahead_of_time() -> Iterator[list[Program]]:
-    """Within it `compiled` functions only compile, `place` only says where arrays would be; the list fills up."""
+def ahead_of_time(platform: str | None = None) -> Iterator[list[Program]]:
+    """Within it `compiled` functions only compile, `place` only says where arrays would be; the list fills up.
+
+    platform: only lower, for a platform without a compiler here, such as "cuda"; results then have no shardings.
+    """
     programs: list[Program] = []
-    token = _programs.set(programs)
+    token = _programs.set(_Recording(programs, platform))
     try:
         yield programs
     finally:
@@ -192,13 +200,22 @@ def compiled(check: Callable[[Any], None] | None = None, **options: Any) -> Call
     return decorate
 
 
-def _compile(programs: list[Program], jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
+def program_of(name: str, traced: Any, platform: str | None = None) -> Program:
+    """A traced function, compiled; with a platform only lowered for that."""
+    if platform is not None:
+        return Program(name, traced.lower(lowering_platforms=(platform,)), None, traced.jaxpr)
+    lowered = traced.lower()
+    return Program(name, lowered, lowered.compile(), traced.jaxpr)
+
+
+def _compile(recording: _Recording, jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
     """Add the program to the list. Returns the shapes of its results, with their shardings."""
     traced = jitted.trace(*args, **kwargs)
-    lowered = traced.lower()
-    program = Program(jitted.__name__, lowered, lowered.compile(), traced.jaxpr)
-    programs.append(program)
-    shapes, shardings = jax.tree.leaves(lowered.out_info), jax.tree.leaves(program.compiled.output_shardings)
+    program = program_of(jitted.__name__, traced, recording.platform)
+    recording.programs.append(program)
+    lowered, compiled = program.lowered, program.compiled
+    shapes = jax.tree.leaves(lowered.out_info)
+    shardings = [None] * len(shapes) if compiled is None else jax.tree.leaves(compiled.output_shardings)
     results = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=aval.weak_type)
         for x, sharding, aval in zip(shapes, shardings, traced.jaxpr.out_avals, strict=True)

@@ -18,6 +18,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxrl_llm.distributed.chips import GIB, NETWORK, Chip, Topology
 from jaxrl_llm.distributed.cost import BETWEEN, Cost, at_depth, cost_of
+from jaxrl_llm.distributed.mesh import Program
+from jaxrl_llm.distributed.work import matrix_flops
 from jaxrl_llm.learner.learn import compile_learning
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.runs.config import TrainConfig
@@ -119,6 +121,26 @@ def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     return _assembled(config, topology, mesh, sizes[0], state, found.held, found.phases, found.costs, compiled=False)
 
 
+def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
+    """`estimated_plan`, with the operations of the learning half counted on its programs, lowered for the platform.
+
+    For platforms without a compiler here. The sampler's programs are lowered too, with few layers.
+    """
+    found, shapes = estimated_plan(config, topology), shapes_of(config, topology)
+    costs = dict(found.costs)
+    for name, program in _learning_programs(shapes, topology.platform).items():
+        if name in costs:
+            flops = matrix_flops(program.jaxpr, topology.platform) / len(topology.devices)
+            costs[name] = costs[name]._replace(flops=flops)
+    layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
+    _sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
+    times = {
+        name: seconds_of(cost, topology.chip, calls(config, shapes.size, shapes.mesh, name))
+        for name, cost in costs.items()
+    }
+    return found._replace(costs=costs, seconds=times)
+
+
 def compiled_plan(config: TrainConfig, topology: Topology) -> Plan:
     """The plan of a run's own programs, compiled for a topology. InputError for what the run would refuse."""
     shapes = shapes_of(config, topology)
@@ -175,12 +197,16 @@ def held_by(shapes: RunShapes) -> dict[str, int]:
 
 def learning_costs(shapes: RunShapes) -> dict[str, Cost]:
     """Of the programs of the learning half, in their order. Those that are compiled twice are numbered."""
+    return {name: cost_of(program, slices_of(shapes)) for name, program in _learning_programs(shapes).items()}
+
+
+def _learning_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
     learner = shapes.learner
     batch = full_batch(shapes.config, learner.algorithm, learner.policy.config.vocab_size)
-    found: dict[str, Cost] = {}
-    for program in compile_learning(learner, shapes.state.params, batch):
+    found: dict[str, Program] = {}
+    for program in compile_learning(learner, shapes.state.params, batch, platform=platform):
         number = sum(name.split(" ")[0] == program.name for name in found)
-        found[f"{program.name} {number + 1}" if number else program.name] = cost_of(program, slices_of(shapes))
+        found[f"{program.name} {number + 1}" if number else program.name] = program
     return found
 
 
@@ -202,12 +228,15 @@ def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
 
 
 def _sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
+    return {name: cost_of(program, slices_of(shapes)) for name, program in _sampling_programs(shapes).items()}
+
+
+def _sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
     config = shapes.config.sampling
-    programs = compile_sampling(
+    return compile_sampling(
         shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
-        filtered=config.truncating,
+        filtered=config.truncating, platform=platform,
     )  # fmt: skip
-    return {name: cost_of(program, slices_of(shapes)) for name, program in programs.items()}
 
 
 def calls(config: TrainConfig, size: Size, mesh: Mesh | AbstractMesh, name: str) -> int:

@@ -22,7 +22,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import DATA, FSDP, TENSOR, row_shards
 from jaxrl_llm.needs import of_reference
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.plan import Plan, calls, compiled_plan, estimated_plan, seconds_of
+from jaxrl_llm.runs.plan import Plan, calls, compiled_plan, estimated_plan, lowered_plan, seconds_of
 from jaxrl_llm.runs.plan_arithmetic import Held, abstract_mesh, arithmetic, held_bytes
 from jaxrl_llm.runs.plan_shapes import StateShapes, config_of, engine_sizes, state_shapes
 from jaxrl_llm.runs.setup import make_algorithm
@@ -82,11 +82,11 @@ def search(config: TrainConfig, topology: Topology) -> Found:
 
 
 def _plan(config: TrainConfig, topology: Topology) -> Plan:
-    """The plan, compiled unless there is no compiler or what is held is already too much."""
+    """The plan: only estimated where what is held is already too much, only lowered where there is no compiler."""
     estimate = estimated_plan(config, topology)
-    if topology.platform == "cuda" or estimate.least > topology.chip.usable:
+    if estimate.least > topology.chip.usable:
         return estimate
-    return compiled_plan(config, topology)
+    return (lowered_plan if topology.platform == "cuda" else compiled_plan)(config, topology)
 
 
 def _ratio(found: Plan, topology: Topology) -> float:

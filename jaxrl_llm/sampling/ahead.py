@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
 
-from jaxrl_llm.distributed.mesh import Program
+from jaxrl_llm.distributed.mesh import Program, program_of
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import PrefixCache, PrefixSlots
@@ -81,11 +81,13 @@ def compile_sampling(
     cache_dtype: Any = None,
     filtered: bool = False,
     names: tuple[str, ...] = NAMES,
+    platform: str | None = None,
 ) -> dict[str, Program]:
     """The programs of an engine of this size, by name, as a run calls them.
 
     "convert" makes the loop's weights from the parameters, where they are others. params, cache_dtype: as for
-    `engine_arrays`. filtered: with top-k, top-p or min-p. names: which programs to compile.
+    `engine_arrays`. filtered: with top-k, top-p or min-p. names: which programs to compile. platform: see
+    `ahead_of_time`.
     """
     arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype), size.shape
     params = {name: x for name, x in params.items() if name != "critic"}
@@ -114,9 +116,7 @@ def compile_sampling(
     found = {}
     for name in names:
         if name != "convert" or not arrays.shares:
-            traced = trace[name]()
-            lowered = traced.lower()
-            found[name] = Program(name, lowered, lowered.compile(), traced.jaxpr)
+            found[name] = program_of(name, trace[name](), platform)
     return found
 
 
