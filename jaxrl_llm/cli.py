@@ -17,6 +17,13 @@ from jaxrl_llm.process import FailsafeStream, send_to_null
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status. Errors that a user can act on are one line on stderr and status 2."""
+    status = _main(arguments)
+    if status and arguments is None and (connect := sys.modules.get("jaxrl_llm.distributed.connect")):
+        connect.end(status)  # other hosts need not be waited for
+    return status
+
+
+def _main(arguments: list[str] | None) -> int:
     as_command = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     show = "--traceback" in arguments

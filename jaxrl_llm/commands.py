@@ -7,11 +7,13 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, gather, require
+from jaxrl_llm.host_options import host_options
 from jaxrl_llm.options import (
     before,
     check_output_file,
@@ -26,14 +28,15 @@ from jaxrl_llm.options import (
 from jaxrl_llm.plan_command import plan_command
 from jaxrl_llm.process import FailsafeStream, interruptible, stop_if
 from jaxrl_llm.runs.changes import ACCEPT
+from jaxrl_llm.runs.config import TrainConfig
 
 
 def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
-    from jaxrl_llm.runs.inputs import read_inputs
     from jaxrl_llm.runs.run_folder import RunFolder
 
     given, arguments = take(arguments, "--resume")
+    join, arguments = host_options(arguments)
     accept, arguments = flag(arguments, ACCEPT)
     if given is not None:
         if arguments:
@@ -44,15 +47,26 @@ def train_command(arguments: list[str]) -> int:
             raise InputError(f"{ACCEPT} applies to --resume RUN only: remove it")
         described = (
             f"{train_command.__doc__} --resume RUN resumes a run with its own settings; {ACCEPT} does so even if its "
-            "settings, prompts, rewards or model have changed. --traceback shows where an error came from."
+            "settings, prompts, rewards or model have changed. --coordinator HOST:PORT --processes N --process I starts "
+            "one of N processes of a run on several hosts; --distributed auto asks the cluster (TPU pods, SLURM, Open "
+            "MPI, GKE). --traceback shows where an error came from."
         )
         config = parse_config(arguments, described)
-    with interruptible() as interrupted, read_inputs(config, resume=given is not None) as inputs:
+    with nullcontext(True) if join is None else join() as first:
+        return _train(config, given is not None, accept, first)
+
+
+def _train(config: TrainConfig, resume: bool, accept: bool, first: bool) -> int:
+    """The exit status of a run. first: whether this process is the first of the run's hosts."""
+    from jaxrl_llm.runs.inputs import read_inputs
+
+    with interruptible() as interrupted, read_inputs(config, resume=resume, first=first) as inputs:
         from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
         stop_if(interrupted())
-        summary = train(config, resume=given is not None, inputs=inputs, accept_changed_inputs=accept)
-    _say(f"report: {Path(config.output) / 'report.html'}")
+        summary = train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept)
+    if first:
+        _say(f"report: {Path(config.output) / 'report.html'}")
     return 0 if summary["learned"] else 1
 
 

@@ -229,10 +229,20 @@ def place(tree: Any, shardings: Any) -> Any:
     shardings: a Sharding, or a pytree of them, the same as `tree` or a prefix of it.
     """
     if _programs.get() is None:
-        return jax.device_put(tree, shardings)
+        if jax.process_count() == 1:
+            return jax.device_put(tree, shardings)
+        return jax.tree.map(_put, tree, jax.tree.broadcast(shardings, tree))
     shapes = jax.eval_shape(lambda x: x, tree)
     each = jax.tree.broadcast(shardings, shapes)
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, each)
+
+
+def _put(x: Any, sharding: Any) -> jax.Array:
+    """An array on devices of several hosts, each of which has all of x, or x is on all of them already."""
+    if sharding.is_fully_addressable or not getattr(x, "is_fully_addressable", True):
+        return jax.device_put(x, sharding)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def computed(function: Callable[..., Any], *args: Any) -> Any:

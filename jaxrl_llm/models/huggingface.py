@@ -20,6 +20,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.parameters import TABLE, Weight, shape_of, weights
+from jaxrl_llm.models.shards import Shards
 
 FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
 Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it
@@ -37,9 +38,13 @@ def _own_shape(weight: Weight, config: ModelConfig) -> tuple[int, ...]:
     return shape_of(weight.axes[len(weight.stacked) :], config)
 
 
-def from_tensors(tensors: Tensors, config: ModelConfig, dtype: Any, where: str = "the model") -> dict[str, Any]:
+def from_tensors(
+    tensors: Tensors, config: ModelConfig, dtype: Any, where: str = "the model", shardings: Any = None
+) -> dict[str, Any]:
     """Our pytree, in `dtype`, out of named tensors. where: what they come from, for messages.
 
+    shardings: of each parameter, a pytree like the parameters; this process then holds its own shards only, and of one
+    tensor at a time the whole. None: whole arrays on the default device.
     InputError names a tensor that is missing, has another shape, that this architecture does not read, or that holds
     NaN or infinity.
     """
@@ -53,19 +58,21 @@ def from_tensors(tensors: Tensors, config: ModelConfig, dtype: Any, where: str =
             unread.discard(name)
     params: dict[str, Any] = {"layers": {}}
     for path, weight in weights(config).items():
-        out, shape, stored = np.empty(0), _own_shape(weight, config), _stored_shape(weight, config)
+        shape, stored = _own_shape(weight, config), _stored_shape(weight, config)
+        shards: Shards | None = None
         for index, name in tensor_names(weight, config):
             value = tensors[name]()
             if value.shape != stored:
                 raise InputError(f"{where}: tensor {name!r} has shape {value.shape}, but config.json implies {stored}")
-            if not out.size:  # only now is it known that shapes are as small as the file
-                out = np.empty(shape_of(weight.axes, config), jnp.dtype(dtype))
-            with np.errstate(over="ignore", invalid="ignore"):
-                out[index] = (value.T if weight.inputs else value).reshape(shape)
-            if not all_finite(out[index]):
-                found = f"{non_finite(out[index])} in {out.dtype.name}"
-                raise InputError(f"{where}: tensor {name!r} holds {found}: the weights are damaged")
-        (params["layers"] if path[0] == "layers" else params)[path[-1]] = jnp.asarray(out)
+            if shards is None:  # only now is it known that shapes are as small as the file
+                sharding = shardings and (shardings["layers"] if path[0] == "layers" else shardings)[path[-1]]
+                shards = Shards(shape_of(weight.axes, config), jnp.dtype(dtype), sharding)
+            for part in shards.fill(index, (value.T if weight.inputs else value).reshape(shape)):
+                if not all_finite(part):
+                    found = f"{non_finite(part)} in {part.dtype.name}"
+                    raise InputError(f"{where}: tensor {name!r} holds {found}: the weights are damaged")
+        assert shards is not None
+        (params["layers"] if path[0] == "layers" else params)[path[-1]] = shards.array()
     if unread:
         some = ", ".join(map(shown, sorted(unread)[:3]))
         raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,27 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError, missing_package
-from jaxrl_llm.models.config import from_hf
+from jaxrl_llm.models.config import ModelConfig, from_hf
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.huggingface import from_tensors, open_folder
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
+from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.process import use_compile_cache
 
 DEMO_MODEL = "smollm2-135m"
+Shardings = Callable[[ModelConfig, Any], Any]
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
 def load_policy(
-    path_or_name: str | Path, *, dtype: Any = jnp.float32, param_dtype: Any = None, remat: Remat = True
+    path_or_name: str | Path,
+    *,
+    dtype: Any = jnp.float32,
+    param_dtype: Any = None,
+    remat: Remat = True,
+    shardings: Shardings | None = None,
 ) -> tuple[Policy, Params, Any]:
     """Read a model: (policy, params, tokenizer).
 
@@ -34,6 +42,8 @@ def load_policy(
     dtype: of the computation, float32 or bfloat16; param_dtype: in which the weights are kept (default: dtype). To
     check results, float64 after `jax.config.update("jax_enable_x64", True)`.
     remat: what of a layer's activations is kept for the backward pass, see `decoder.Remat`.
+    shardings: (configuration, shapes of the parameters) -> their shardings, such as `distributed.fully_sharded` gives;
+    each process then reads its own shards only. By default the weights are on the default device.
     The tokenizer is a transformers one, with the model's chat template.
 
     Raises InputError, in one line, for files that are missing, cut short, or hold settings of wrong types, for weights
@@ -47,7 +57,7 @@ def load_policy(
         raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
-        return _load_gguf(name, dtype, kept, remat)
+        return _load_gguf(name, dtype, kept, remat, shardings)
     folder = path if os.path.isdir(path) else _from_hub(name)
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
@@ -61,7 +71,8 @@ def load_policy(
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
-    params, tokenizer = from_tensors(open_folder(folder), config, kept, where=str(folder)), _tokenizer(folder)
+    places = _places(config, kept, shardings)
+    params, tokenizer = from_tensors(open_folder(folder), config, kept, str(folder), places), _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 
@@ -85,12 +96,25 @@ def _dtype(name: str, dtype: Any) -> Any:
     return known
 
 
-def _load_gguf(name: str, dtype: Any, kept: Any, remat: Remat) -> tuple[Policy, Params, Any]:
+def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any:
+    """The shardings of the parameters, or None."""
+    if shardings is None:
+        return None
+    shapes: dict[str, Any] = {"layers": {}}
+    for path, shape in parameter_shapes(config).items():
+        (shapes["layers"] if path[0] == "layers" else shapes)[path[-1]] = jax.ShapeDtypeStruct(shape, dtype)
+    return shardings(config, shapes)
+
+
+def _load_gguf(
+    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None
+) -> tuple[Policy, Params, Any]:
     from jaxrl_llm.models.gguf import read_gguf, smollm2_path
 
     model = read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser())
     config = from_hf(model.config, where=model.path.name)
-    params, tokenizer = from_tensors(model.tensors, config, kept, where=model.path.name), model.tokenizer()
+    places = _places(config, kept, shardings)
+    params, tokenizer = from_tensors(model.tensors, config, kept, model.path.name, places), model.tokenizer()
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 

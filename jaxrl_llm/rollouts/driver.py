@@ -33,6 +33,24 @@ MakeEngine = Callable[[Sequence[Request], bool, Stats], Engine]  # (first reques
 Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
 
 
+class Admitted(NamedTuple):
+    """The complete groups that a step takes."""
+
+    places: list[int]  # of the groups in flight
+    count: int  # of these groups, on all hosts
+    over: bool  # whether no group is left that could still complete
+
+
+# ((chunk, place) of each complete group, whether all groups are over, most groups to take) -> Admitted
+Admit = Callable[[Sequence[tuple[int, int]], bool, int], Admitted]
+
+
+def admit_first(ended: Sequence[tuple[int, int]], over: bool, wanted: int) -> Admitted:
+    """The groups that were complete first; those of one chunk of decode steps in the order of their places."""
+    places = [place for _, place in sorted(ended)[:wanted]]
+    return Admitted(places, len(places), over)
+
+
 @dataclass(frozen=True)
 class Rule:
     """Which groups a step waits for."""
@@ -55,6 +73,8 @@ class Collected(NamedTuple):
     groups: list[Group]  # to train on
     left: Pool  # incomplete groups, to continue in the next step
     stats: list[Stats]  # of each sampling engine, one per segment
+    places: list[int]  # of `groups` among those in flight
+    left_places: list[int]  # of `left`
 
 
 class Driver:
@@ -72,23 +92,30 @@ class Driver:
         chunk: int = 64,
         time_limit: float = 60.0,
         on_group: Callable[[int, Group], None] | None = None,
+        admit: Admit = admit_first,
     ) -> None:
         """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
         between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
-        on_group: called with the index and value of each group as soon as it is complete.
+        on_group: called with the index and value of each group that the step takes, as soon as that is known.
+        admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
-        self.on_group = on_group
+        self.on_group, self.admit = on_group, admit
 
-    def run(self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> Collected:
+    def run(
+        self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int] | None = None
+    ) -> Collected:
         """Run the programs of the groups in flight, resuming from their logs, until the rule is satisfied.
+
+        first_samples: the number of each group's first sample among those of its prompt; see `first_samples_of`.
 
         Returns complete groups with their episodes, and the others as logs to resume from. If a program raises or
         exceeds the time limit, its group ends as `failed`, with the episodes sampled so far.
         Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that deviates from its log.
         """
-        run = _Run(self, flight, rule)
+        numbers = first_samples_of([task for _, task in flight]) if first_samples is None else first_samples
+        run = _Run(self, flight, rule, numbers)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -100,15 +127,16 @@ class Driver:
 class _Run:
     """One call of `Driver.run`. It is the `DriverRun` of its groups."""
 
-    def __init__(self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule) -> None:
+    def __init__(
+        self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int]
+    ) -> None:
         self.driver, self.rule, self.stats = driver, rule, list[Stats]()
-        seen: Counter[int] = Counter()
-        self.groups: list[GroupRun] = []
-        for log, task in flight:
-            # Two groups of one prompt in flight at once have different sample numbers, hence different noise.
-            self.groups.append(GroupRun(self, log, task, seen[task.prompt_id]))
-            seen[task.prompt_id] += task.samples
-        self.complete: list[int] = []  # indices of groups, in the order in which they completed
+        numbered = zip(flight, first_samples, strict=True)
+        self.groups = [GroupRun(self, log, task, number) for (log, task), number in numbered]
+        self.chunks = 0  # decoded so far
+        self.judged = -1  # chunks decoded when the complete groups were last admitted
+        self.ended: list[tuple[int, int]] = []  # chunk and place of each group that is complete
+        self.complete: list[int] = []  # places of the groups that the step takes
         self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
         self.engines: dict[bool, tuple[Engine, dict[int, Ticket]]] = {}  # keyed by greedy
@@ -147,9 +175,10 @@ class _Run:
         chosen = set(self.complete)
         if self.rule.train_unfinished:  # train on all groups in flight
             chosen = set(range(len(self.groups)))
-        groups = [self.groups[place].group() for place in sorted(chosen)]
-        left = [log for place, log in enumerate(logs) if place not in set(self.complete)]
-        return Collected(groups, tuple(left), self.stats)
+        places = sorted(chosen)
+        groups = [self.groups[place].group() for place in places]
+        left = [place for place in range(len(logs)) if place not in set(self.complete)]
+        return Collected(groups, tuple(logs[place] for place in left), self.stats, places, left)
 
     async def _done(self) -> bool:
         """Make progress. True when the rule is satisfied or all groups are over."""
@@ -157,18 +186,24 @@ class _Run:
         for group in self.groups:
             if isinstance(group.error, NotDeterministicError):
                 raise group.error
-        if all(group.over for group in self.groups):
+        wanted, over = self.rule.wanted, all(group.over for group in self.groups)
+        if wanted is None and over:
             return True
-        # A segment always covers all groups in flight.
-        if self.rule.wanted is not None and not self.rule.segment_tokens and len(self.complete) >= self.rule.wanted:
-            return True
+        # Once for each chunk, which is the same on all hosts. A segment always covers all groups in flight.
+        if wanted is not None and (over or (not self.rule.segment_tokens and self.judged < self.chunks)):
+            found = self._admit(over)
+            enough = 1 if self.rule.segment_tokens else wanted
+            done = found.over or found.count >= enough
+            if done or over:
+                return done
         outside = any(group.outside for group in self.groups)
         if outside and self.rule.in_order:
             await self._wait()
         elif self._decode():
             pass
         elif self.parked and not outside:
-            if self.complete or self.rule.train_unfinished:
+            complete = len(self.complete) if wanted is None else self._admit(False).count
+            if complete or self.rule.train_unfinished:
                 return True
             self.waiting, self.parked, self.engines = self.parked, [], {}
         else:
@@ -218,7 +253,17 @@ class _Run:
                 ticket = open_ones.pop(completion.index)
                 if not ticket.note(completion):
                     self.parked.append(ticket)
+        self.chunks += bool(busy)
         return bool(busy)
+
+    def _admit(self, over: bool) -> Admitted:
+        """Let the step take the groups that are complete, as many as it wants."""
+        assert self.rule.wanted is not None
+        found, self.judged = self.driver.admit(self.ended, over, self.rule.wanted), self.chunks
+        new, self.complete = [place for place in found.places if place not in self.complete], found.places
+        for place in new if self.driver.on_group is not None else ():
+            self.driver.on_group(place, self.groups[place].group())
+        return found
 
     def _ended(self, place: int) -> None:
         """Handle a program that ended or failed."""
@@ -231,14 +276,24 @@ class _Run:
                 "the rollout %s failed on prompt %d, whose group counts as failed: %s",
                 *(self.driver.rollout.name, group.task.prompt_id, group.error),
             )
-        if self.rule.wanted is not None and len(self.complete) >= self.rule.wanted:
-            return
-        self.complete.append(place)
-        if self.driver.on_group is not None:
-            self.driver.on_group(place, group.group())
+        self.ended.append((self.chunks, place))
+        if self.rule.wanted is None:
+            self.complete.append(place)
+            if self.driver.on_group is not None:
+                self.driver.on_group(place, group.group())
 
     async def _cancel(self) -> None:
         tasks = [group.running for group in self.groups if group.running is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def first_samples_of(tasks: Sequence[Task]) -> list[int]:
+    """The number of each group's first sample: groups of one prompt, in flight at once, have different noise."""
+    seen: Counter[int] = Counter()
+    out = []
+    for task in tasks:
+        out.append(seen[task.prompt_id])
+        seen[task.prompt_id] += task.samples
+    return out

@@ -130,6 +130,11 @@ def given(ids: Sequence[int], policy_step: int = 0) -> Segment:
     return Segment(Tokens(token, zeros, zeros, floor, zeros, np.full(token.shape, policy_step, np.int32)), False)
 
 
+def sampled_ids(episode: Episode) -> list[int]:
+    """The sampled token ids, which reward functions see."""
+    return episode.own.token[episode.actions].tolist()
+
+
 def checksum(ids: Sequence[int] | np.ndarray) -> int:
     """A checksum of token ids, the same in every process."""
     return zlib.crc32(np.asarray(ids, np.int32).tobytes())

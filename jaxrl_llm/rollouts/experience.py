@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
@@ -24,8 +26,10 @@ from jaxrl_llm.rewards.scoring import (
     score_batch,
     with_defaults,
 )
-from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
-from jaxrl_llm.rollouts.episode import Episode, info_columns
+from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.driver import Collected, Driver, Rule, admit_first, first_samples_of
+from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout, group
@@ -34,7 +38,7 @@ from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_repl
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, SamplingConfig, Stats
-from jaxrl_llm.sampling.sampler import BatchRow, assemble, cut_at, settings_of
+from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
@@ -66,6 +70,8 @@ class Experience:
     time_limit: float = 60.0
     """Seconds that a program may wait for anything but the engine."""
     mesh: jax.sharding.Mesh | None = None
+    """The devices to sample on; of several hosts each has its own."""
+    hosts: Hosts = ALONE
     clock: Clock = lambda name: nullcontext()
     """Returns a context manager that times "sample" or "score"."""
 
@@ -185,9 +191,11 @@ def _task(setup: Experience, log: GroupLog) -> Task:
 def _round(
     setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int
 ) -> tuple[Collected, Scored]:
-    """Run the programs of the groups in flight and score the groups to train on."""
-    policy, sampling, tokenizer = setup.policy, setup.sampling, setup.policy.tokenizer
+    """Run the programs of the groups in flight and score the groups to train on; each host its share of them."""
+    policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
     chunk = LOOK if sampling.stop or setup.partial is not None else CHUNK
+    numbers, places = first_samples_of([task for _, task in flight]), hosts.share(range(len(flight)))
+    scored: Scored | None = None
     with ExitStack() as stack:
         streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer))
 
@@ -196,34 +204,40 @@ def _round(
 
         def on_group(place: int, one: Group) -> None:
             if setup.stream_rewards and not any(one.unfinished) and one.episodes[0].reward is None:
-                streamed.add(place, dict(one.task.row), [_actions(episode) for episode in one.episodes])
+                streamed.add(place, dict(one.task.row), [sampled_ids(episode) for episode in one.episodes])
 
         driver = Driver(
-            setup.rollout, _engines(setup, len(flight), params, key, step), score, tokenizer,
+            setup.rollout, _engines(setup, len(places), params, key, step), score, tokenizer,
             context=policy.config.max_positions, step=step, chunk=chunk, time_limit=setup.time_limit, on_group=on_group,
+            admit=admit_first if hosts.count == 1 else admit_on(hosts, places),
         )  # fmt: skip
         with setup.clock("sample"):
-            found = driver.run(flight, rule)
-            batch = to_batch(found.groups, sampling, step, windows=rule.train_unfinished)
+            found = driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
+            batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
+            batch = batch_of(found.groups) if found.groups else None
         with setup.clock("score"):
-            scored = _score(setup, found, batch, streamed)
-            failed = np.asarray([one.failed for one in found.groups for _ in one.episodes])
-            scored = with_defaults(setup.rewards, scored, failed) if failed.any() else scored
-    return found, scored
+            if batch is not None:
+                scored = _score(setup, found, batch, streamed)
+                failed = np.asarray([one.failed for one in found.groups for _ in one.episodes])
+                scored = with_defaults(setup.rewards, scored, failed) if failed.any() else scored
+    if hosts.count == 1:
+        assert scored is not None  # a step trains on one group at least
+        return found, scored
+    with setup.clock("wait"):
+        return of_all_hosts(hosts, places, found, scored, batch_of)
 
 
 def _engines(
     setup: Experience, groups: int, params: Params, key: jax.Array, step: int
 ) -> Callable[[Sequence[Request], bool, Stats], Engine]:
-    """The function with which the driver builds its engines, which share the weights."""
-    policy, sampling, mesh = setup.policy, setup.sampling, setup.mesh
+    """The function with which the driver builds its engines, which share the weights. groups: in flight on this host."""
+    policy, sampling, mesh, hosts = setup.policy, setup.sampling, setup.mesh, setup.hosts.count
     weights = take_weights(policy, params, mesh)
-    devices = row_shards(mesh)
+    devices, slots = row_shards(mesh), -(-sampling.slots // hosts)
     shape = None
     if setup.partial is not None:
         # The number of requests differs between steps, but the loop is compiled for one shape.
-        slots = sampling.slots or setup.prompts_per_step * setup.group_size
-        shape = lasting(slots, groups, setup.group_size, devices)
+        shape = lasting(slots or -(-setup.prompts_per_step * setup.group_size // hosts), groups, setup.group_size, devices)
 
     def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Engine:
         settings = settings_of(
@@ -231,7 +245,7 @@ def _engines(
             if greedy
             else (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
         )  # fmt: skip
-        size = size_for(requests, sampling.slots, devices, None if greedy else shape)
+        size = size_for(requests, slots, devices, None if greedy else shape)
         size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
         return Engine(
             policy, weights, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
@@ -239,25 +253,6 @@ def _engines(
         )  # fmt: skip
 
     return make
-
-
-def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False) -> Trajectories:
-    """A batch of the groups' episodes, as numpy arrays. windows: add info "window" and "unfinished"."""
-    rows, episodes = [], [episode for one in groups for episode in one.episodes]
-    for number, one in enumerate(groups):
-        for episode in one.episodes:
-            rows.append(BatchRow(
-                episode.prompt, episode.own, episode.truncated, one.task.prompt_id, number, episode.actions,
-                episode.turns,
-            ))  # fmt: skip
-    batch = assemble(rows, sampling.temperature, sampling.truncating, step)
-    if info := info_columns(episodes):
-        batch = batch.with_info(**info)
-    if windows:
-        unfinished: Any = np.asarray([is_so for one in groups for is_so in one.unfinished])
-        window = batch.action_mask & (batch.policy_step == step)
-        batch = batch.with_info(window=window, unfinished=unfinished)
-    return batch
 
 
 def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:
@@ -273,11 +268,6 @@ def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: S
         known = streamed.known(episodes)
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)
     return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which)
-
-
-def _actions(episode: Episode) -> list[int]:
-    """The sampled token ids, which reward functions see."""
-    return episode.own.token[episode.actions].tolist()
 
 
 def _program_metrics(setup: Experience, found: Collected) -> dict[str, float]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.distributed.hosts import ALONE, Hosts
+from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.errors import unknown
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.process import stop_if
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rewards.scoring import Scored, score_batch
+from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.weights import take_weights
 
 CORRECT = 1.0 - 1e-6  # a reward of 1, up to rounding, marks a correct answer
 
@@ -44,32 +47,30 @@ def evaluate_policy(
     slots: int = 0,
     seed: int = 0,
     mesh: jax.sharding.Mesh | None = None,
+    hosts: Hosts = ALONE,
 ) -> Evaluation:
     """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
     Temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
     ... up to `samples` by the unbiased estimator (arXiv 2107.03374), with bootstrap intervals over prompts. Intervals
-    are 95 %. Raises InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    are 95 %. mesh: the devices to sample on. hosts: each completes its share of the prompts, and has the results of all.
+    Raises InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
         raise unknown("reward to judge by", judge, names)
-    stats = Stats()
-    batch = sample(
-        policy,
-        params,
-        prompts.ids,
-        jax.random.key(seed),
-        group_size=samples,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        stop=stop,
-        slots=slots,
-        mesh=mesh,
-        stats=stats,
-    )
-    stop_if(stats.interrupted)  # the completions finished so far are biased towards short answers
-    scored = score_batch(rewards, policy.tokenizer, prompts.rows, batch)
+    def complete(chosen: Sequence[int]) -> Scored:
+        stats = Stats()
+        batch = sample(
+            policy, params, [prompts.ids[i] for i in chosen], jax.random.key(seed), group_size=samples,
+            max_new_tokens=max_new_tokens, temperature=temperature, stop=stop, slots=slots, stats=stats, mesh=mesh,
+            prompt_ids=chosen,
+        )  # fmt: skip
+        stop_if(stats.interrupted)  # the completions finished so far are biased towards short answers
+        return score_batch(rewards, policy.tokenizer, [prompts.rows[i] for i in chosen], batch)
+
+    scored = _on_all(hosts, len(prompts.ids), samples, complete, lambda: take_weights(policy, params, mesh))
+    batch = scored.batch
     assert scored.batch.rewards is not None
     correct = np.asarray(scored.batch.rewards[judge or names[0]]) >= CORRECT
     count = correct.reshape(len(prompts.ids), samples).sum(axis=1)
@@ -97,11 +98,27 @@ def evaluate_policy(
     return Evaluation({**figures, "low": low, "high": high}, scored)
 
 
+def _on_all(
+    hosts: Hosts, prompts: int, samples: int, complete: Callable[[Sequence[int]], Scored], idle: Callable[[], Any]
+) -> Scored:
+    """`complete` of all prompts, a share on each host. idle: what a host without prompts does, as others exchange."""
+    if hosts.count == 1:
+        return complete(range(prompts))
+    own = hosts.share(range(prompts))
+    found = complete(own) if own else idle() and None
+    parts = [
+        [rows_of_group(part, number, samples) for number in range(len(part.texts) // samples)] if part else []
+        for part in hosts.gather(None if found is None else found._replace(batch=jax.tree.map(np.asarray, found.batch)))
+    ]
+    return concatenate_groups([parts[place % hosts.count][place // hosts.count] for place in range(prompts)])
+
+
 def evaluate_run(config: TrainConfig, parts: RunParts, params: Params) -> Evaluation:
     """Greedy accuracy on a run's held-out prompts; see `evaluate_policy`."""
     assert parts.held_out is not None
     return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
-        slots=config.slots or config.prompts_per_step * config.group_size, mesh=parts.mesh,
+        slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.count),
+        mesh=None if parts.mesh.size == 1 else of_this_host(parts.mesh), hosts=parts.hosts,
     )  # fmt: skip

@@ -47,18 +47,19 @@ class Inputs(NamedTuple):
 
 
 @contextmanager
-def read_inputs(config: TrainConfig, *, resume: bool = False) -> Iterator[Inputs]:
+def read_inputs(config: TrainConfig, *, resume: bool = False, first: bool = True) -> Iterator[Inputs]:
     """Context manager: the prompts and rewards of a run. The rewards' processes end with the context.
 
     Raises InputError with all problems together, before a model is loaded or anything is written.
     resume: the run continues, and its folder is locked within the context. Otherwise the folder must be free.
+    first: whether this process writes the run's files, as the first of several hosts does; others leave the folder alone.
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
     checks: list[Any] = [lambda: split_prompts(config), lambda: make_rewards(config, seen_from)]
     checks += [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
-    checks += [] if resume else [folder.check_free]
-    with locked(folder.path) if resume else nullcontext():
+    checks += [folder.check_free] if first and not resume else []
+    with locked(folder.path) if first and resume else nullcontext():
         with _with_folder_hint(seen_from):
             prompts, rewards, *_ = gather(*checks)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm import needs
 from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite, refusal
 from jaxrl_llm.learner.learn import Learner, fill_up, learn_batch
@@ -38,7 +40,7 @@ from jaxrl_llm.runs.metrics import (
     step_metrics,
     without_nan,
 )
-from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
 from jaxrl_llm.runs.setup import RunParts, check_provided, needs_values, set_up
 from jaxrl_llm.runs.source import MakeCurriculum, source_of
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save
@@ -95,17 +97,19 @@ def train(
             if source is not None:
                 check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
             state = RunState(train_state, memory, batches.init())
-        stop_if(interrupted())
-        folder = RunFolder(config.output)
-        if not resume:
+        stop_if(parts.hosts.any(interrupted()))
+        folder = RunFolder(config.output) if parts.hosts.first else UnwrittenFolder(config.output)
+        if not resume and parts.hosts.first:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
             folder.create(to_dict(config))
         summary = _run(config, parts, state, batches, folder, clock, interrupted, resume, accept_changed_inputs)
         try:
-            write_report(folder.path)
+            if parts.hosts.first:
+                write_report(folder.path)
         except (InputError, OSError) as error:  # e.g. matplotlib is missing; the run itself is complete and saved
             logger.warning("no report was written: %s", error)
+        parts.hosts.gather("done")  # a host that left earlier would count as dead
         return summary
 
 
@@ -122,7 +126,7 @@ def _run(
 ) -> dict[str, Any]:
     """The body of `train`, after set-up."""
     checkpoints, provenance = Checkpoints(folder.checkpoints, config.keep_checkpoints), provenance_of(config, parts)
-    loop = LoopState()
+    loop, hosts = LoopState(), parts.hosts
     if resumed:
         state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
     first, summary = loop.step, loop.summary
@@ -138,13 +142,14 @@ def _run(
             summary[name] = result.figures
             folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, groups=8)
             folder.write(folder.summary, summary)
-            stop_if(interrupted())
+            stop_if(hosts.any(interrupted()))
         progress.say(f"{title}: {accuracy_line(summary[name])}")
 
     with ExitStack() as stack:
-        writer = stack.enter_context(closing(metric_writers(config, folder, first)))
+        writer = stack.enter_context(closing(metric_writers(config, folder, first, hosts)))
         stack.callback(checkpoints.close)
-        progress = stack.enter_context(Progress(config.steps, first))
+        silent = {} if hosts.first else {"stream": stack.enter_context(open(os.devnull, "w"))}
+        progress = stack.enter_context(Progress(config.steps, first, **silent))
         for text in [*opening_notes(config, parts, first, resumed), *loop.notes]:
             progress.say(text)
         if first and parts.held_out is not None and "eval_before" not in summary:
@@ -155,13 +160,13 @@ def _run(
             before, taken = dict(clock.seconds), int(state.train.step)
             params = combine(parts.frozen, state.train.params)
             found, at = source.next(state.source, params, jax.random.fold_in(key, step), step)
-            stop_if(interrupted())
+            stop_if(hosts.any(interrupted()))
             trim_heap()
             with clock("update"):
                 state = state._replace(source=at)
                 state, learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
-            stop_if(interrupted())
+            stop_if(hosts.any(interrupted()))
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}
             loop.counts, notes = count_step(loop.counts, step, metrics, config)
             for text in notes:
@@ -178,7 +183,7 @@ def _run(
                 with clock("checkpoint"):
                     writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
                     save(state, loop, source, checkpoints, folder, clock, provenance)
-                stop_if(interrupted())
+                stop_if(hosts.any(interrupted()))
         evaluate("eval_after", config.steps, "after training")
         with clock("checkpoint"):
             checkpoints.wait()
@@ -220,6 +225,7 @@ def learn(
     train, memory, batch, steps, found = learn_batch(
         learner, state.train, state.memory, batch, (config.seed, step), objective, only
     )
+    batch, steps = to_numpy((batch, steps), parts.mesh)
     metrics = {name: float(value) for name, value in found.items()}
     if (finite := metrics.pop("finite")) < 1:
         what = not_finite(

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm.advantages import uniform_groups
 from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.learner.learn import signal
 from jaxrl_llm.process import compiles
 from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
@@ -50,8 +51,13 @@ class Learned(NamedTuple):
     filled: float  # fraction of positions in packed rows that hold a token
 
 
-def metric_writers(config: TrainConfig, folder: RunFolder, step: int) -> MetricWriter:
-    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, from `step` on."""
+def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hosts = ALONE) -> MetricWriter:
+    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, from `step` on.
+
+    Only the first host writes.
+    """
+    if not hosts.first:
+        return all_of()
     out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
     if config.tensorboard:
         out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step))
@@ -93,6 +99,7 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
     """Lines printed when a run starts or resumes."""
     policy, prompts, strategy = parts.policy, parts.prompts, strategy_of(config, parts.algorithm)
     devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
+    devices += f" of {parts.hosts.count} hosts" if parts.hosts.count > 1 else ""
     devices += f" ({', '.join(f'{name}={size}' for name, size in parts.mesh.shape.items())})" if config.mesh else ""
     text = [
         f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts from "

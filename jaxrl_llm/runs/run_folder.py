@@ -187,6 +187,19 @@ class RunFolder:
                 file.write(json.dumps(line) + "\n")
 
 
+class UnwrittenFolder(RunFolder):
+    """The run's folder for hosts other than the first, which write nothing into it."""
+
+    def rewind(self, step: int) -> None:
+        """Nothing."""
+
+    def write(self, path: Path, value: dict[str, Any]) -> None:  # type: ignore[override]
+        """Nothing."""
+
+    def log_completions(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+
 def run_config(path_or_name: str) -> TrainConfig:
     """The configuration of a run, or the defaults with the given model. InputError as `RunFolder.read_config`."""
     folder = RunFolder(path_or_name)

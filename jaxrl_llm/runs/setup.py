@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,16 +15,19 @@ import optax
 from jaxrl_llm.algorithms import Algorithm, constructor, get, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
+from jaxrl_llm.distributed import check_mesh, check_rows, fully_sharded, mesh_of
+from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
+from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
@@ -54,6 +58,7 @@ class RunParts(NamedTuple):
     reference: Params | None  # the initial weights, if the method needs them
     mesh: jax.sharding.Mesh
     frozen: Params | None = None  # the model's weights, if only adapters are trained
+    hosts: Hosts = ALONE
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
@@ -150,12 +155,23 @@ def remat_of(config: TrainConfig) -> Remat:
     return config.remat
 
 
-def load_model(config: TrainConfig, algorithm: Algorithm) -> tuple[Policy, Params, Any]:
-    """Policy, initial parameters (the critic's among them) and tokenizer of a run."""
+def load_model(
+    config: TrainConfig, algorithm: Algorithm, mesh: jax.sharding.Mesh | None = None
+) -> tuple[Policy, Params, Any]:
+    """Policy, initial parameters (the critic's among them) and tokenizer of a run.
+
+    mesh: of several devices, over which the parameters are sharded as they are read.
+    """
+    spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh)
     policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config)
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread
     )
     return *with_critic(config, algorithm, policy, params), tokenizer
+
+
+def _sharded(mesh: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
+    check_mesh(model, mesh)
+    return fully_sharded(shapes, model, mesh)
 
 
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
@@ -246,12 +262,12 @@ def set_up(
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
     check_columns(config, inputs.prompts.training)
-    policy, params, tokenizer = load_model(config, algorithm)
-    check_mesh(policy.config, mesh)
+    policy, params, tokenizer = load_model(config, algorithm, mesh)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
-    digests = {**inputs.digests, **model_digests(params, tokenizer)}
+    digests, hosts = {**inputs.digests, **model_digests(params, tokenizer)}, all_hosts()
+    hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
@@ -262,6 +278,6 @@ def set_up(
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
-        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen,
+        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen, hosts,
     )  # fmt: skip
     return parts, state, memory

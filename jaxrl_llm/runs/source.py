@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
 from jaxrl_llm.rollouts.sources import Curriculum, Source, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
@@ -23,6 +24,8 @@ def source_of(config: TrainConfig, parts: RunParts, clock: Clock, curriculum: Ma
             parts.policy, parts.prompts, parts.rewards, order, config.sampling, rollout_of(config, parts.algorithm),
             prompts_per_step=config.prompts_per_step, group_size=config.group_size,
             dynamic_sampling=parts.algorithm.curriculum, partial=strategy_of(config, parts.algorithm),
-            stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit, mesh=parts.mesh, clock=clock,
+            stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
+            mesh=of_this_host(parts.mesh),
+            hosts=parts.hosts, clock=clock,
         )
     )  # fmt: skip

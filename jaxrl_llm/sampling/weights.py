@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
+from jaxrl_llm.distributed.on_hosts import by_host, of_this_host, own_copy
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import row_axes
@@ -47,12 +48,15 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     """Weights for the engine, in the dtype that the policy computes in.
 
     mesh: the devices to decode on, with the axes "data" or "fsdp" and, to split heads, hidden units of the MLP and
-    vocabulary, "tensor". Without a mesh the parameters are used where they are. Transfers are counted and timed. Raises
-    InputError for a policy in float64.
+    vocabulary, "tensor". Without a mesh the parameters are used where they are. Parameters that are sharded over
+    several hosts reach each host's own devices; then all hosts must call this. Transfers are counted and timed.
+    Raises InputError for a policy in float64.
     """
     if policy.dtype == jnp.float64:
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
     params = {name: x for name, x in params.items() if name != "critic"}
+    if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
+        return _on_this_host(policy, params, spread.sharding.mesh)
     if mesh is None or mesh.size == 1:
         if _is_ready(policy, params):
             return Weights(*_views(params))
@@ -80,6 +84,21 @@ def converter(policy: Policy, params: Params, mesh: Mesh) -> tuple[Any, tuple[in
         return loop_params, options
     target = named_shardings(loop_specs(policy, mesh, params, options[1]), mesh)
     return jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target), options
+
+
+def _is_here(x: Any) -> bool:
+    """Whether all of x is on devices of this host."""
+    return not _is_array(x) or x.is_fully_addressable
+
+
+def _on_this_host(policy: Policy, params: Params, mesh: Mesh) -> Weights:
+    """`take_weights` of parameters on the devices of several hosts: one program gives each host a copy of its own."""
+    wide, start = by_host(mesh), time.perf_counter()
+    stacked = isinstance(params["layers"], dict)
+    moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, wide, stacked, params), wide))
+    (convert, options), own = converter(policy, params, wide), of_this_host(mesh)
+    loop = jax.block_until_ready(own_copy(convert(policy, params, *options), own))
+    return Weights(loop, loop, own, moved, time.perf_counter() - start)
 
 
 def _on_one_device(device: jax.Device) -> NamedSharding:

@@ -1,0 +1,103 @@
+"""A round of rollouts on several hosts: each runs its share of the groups, and afterwards all hosts have all of them.
+
+Hosts do not wait for each other while they sample, except where a step ends with the first groups that are complete:
+then they compare after each chunk of decode steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.distributed.hosts import Hosts
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.driver import Admit, Admitted, Collected
+from jaxrl_llm.rollouts.group_run import Group
+from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.trajectory import Trajectories
+
+ADDED = (
+    "rows", "prompt_slots", "live", "busy_live", "tokens", "prompts", "prompt_tokens", "padded_tokens", "reused_tokens",
+    "compiles", "moved_bytes",
+)  # fmt: skip
+LONGEST = ("steps", "busy_steps", "first_token", "seconds", "moved_seconds")
+
+
+class Part(NamedTuple):
+    """What one host found. Its places are those among all groups in flight."""
+
+    found: Collected
+    texts: list[str]
+    reward: np.ndarray
+    rewards: dict[str, np.ndarray]
+    failures: dict[str, int]
+
+
+def admit_on(hosts: Hosts, places: Sequence[int]) -> Admit:
+    """`admit_first` over the groups of all hosts. places: of this host's groups among all in flight."""
+
+    def admit(ended: Sequence[tuple[int, int]], over: bool, wanted: int) -> Admitted:
+        found = hosts.gather(([(chunk, places[place]) for chunk, place in ended], over))
+        taken = {place for _, place in sorted(one for ended, _ in found for one in ended)[:wanted]}
+        own = [number for number, place in enumerate(places) if place in taken]
+        return Admitted(own, len(taken), all(over for _, over in found))
+
+    return admit
+
+
+def of_all_hosts(
+    hosts: Hosts,
+    places: Sequence[int],
+    found: Collected,
+    scored: Scored | None,
+    batch_of: Callable[[Sequence[Group]], Trajectories],
+) -> tuple[Collected, Scored]:
+    """The groups of all hosts in the order of their places, and their batch with its rewards; the same on every host.
+
+    scored: this host's groups, None where it has none.
+    """
+    own = found._replace(
+        places=[places[i] for i in found.places], left_places=[places[i] for i in found.left_places]
+    )  # fmt: skip
+    parts = hosts.gather(_part(own, scored))
+    texts = [text for part in parts for text in part.texts]
+    ends = np.cumsum([len(one.episodes) for part in parts for one in part.found.groups])
+    groups = [one for part in parts for one in part.found.groups]
+    order = np.argsort([place for part in parts for place in part.found.places])
+    rows = np.concatenate([np.arange(ends[i] - len(groups[i].episodes), ends[i]) for i in order])
+    logs = [log for part in parts for log in part.found.left]
+    at = [place for part in parts for place in part.found.left_places]
+    merged = Collected(
+        [groups[i] for i in order], tuple(logs[i] for i in np.argsort(at)),
+        side_by_side([part.found.stats for part in parts]), sorted(p for part in parts for p in part.found.places),
+        sorted(at),
+    )  # fmt: skip
+    with_groups = [part for part in parts if part.texts]
+    names = with_groups[0].rewards
+    fields: dict[str, Any] = {
+        "rewards": {name: np.concatenate([part.rewards[name] for part in with_groups])[rows] for name in names},
+        "reward": np.concatenate([part.reward for part in with_groups])[rows],
+    }
+    failures = {name: sum(part.failures[name] for part in with_groups) for name in with_groups[0].failures}
+    return merged, Scored(batch_of(merged.groups).replace(**fields), [texts[i] for i in rows], failures)
+
+
+def _part(found: Collected, scored: Scored | None) -> Part:
+    if scored is None:
+        return Part(found, [], np.zeros(0, np.float32), {}, {})
+    rewards = {name: np.asarray(x) for name, x in (scored.batch.rewards or {}).items()}
+    return Part(found, scored.texts, np.asarray(scored.batch.need("reward")), rewards, scored.failures)
+
+
+def side_by_side(runs: Sequence[Sequence[Stats]]) -> list[Stats]:
+    """The counts of engines that ran at the same time, one list for each host: added up, or the longest."""
+    out = []
+    for number in range(max(map(len, runs), default=0)):
+        ones = [run[number] for run in runs if len(run) > number]
+        values: dict[str, Any] = {name: sum(getattr(one, name) for one in ones) for name in ADDED}
+        values |= {name: max(getattr(one, name) for one in ones) for name in LONGEST}
+        out.append(dataclasses.replace(Stats(), **values, interrupted=any(one.interrupted for one in ones)))
+    return out
