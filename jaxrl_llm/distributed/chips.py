@@ -65,6 +65,11 @@ class Topology(NamedTuple):
     slices: int = 1
 
     @property
+    def hosts(self) -> int:
+        """Processes of a run: the machines that the devices are on."""
+        return len({device.process_index for device in self.devices})
+
+    @property
     def rented(self) -> int:
         """Chips as they are rented."""
         return -(-len(self.devices) // self.chip.each)

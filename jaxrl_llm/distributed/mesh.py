@@ -38,7 +38,7 @@ Shapes = Any  # a pytree of jax.ShapeDtypeStruct
 def data_mesh(devices: list[Any] | None = None) -> Mesh:
     """All devices (or those given) along one axis, "data"."""
     devices = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
+    return _arranged({DATA: len(devices)}, devices)
 
 
 def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None, fsdp: int = 1) -> Mesh:
@@ -68,8 +68,26 @@ def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None,
     sizes = {name: len(devices) // product if size == -1 else size for name, size in sizes.items()}
     if sizes[FSDP] == 1:
         del sizes[FSDP]
+    return _arranged(sizes, devices)
+
+
+def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
+    """The devices along these axes; of several slices, whose network is slower than their links, along the first.
+
+    InputError where neither "data" nor "fsdp" is a multiple of the number of slices.
+    """
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+    from jax.experimental.mesh_utils import create_hybrid_device_mesh
+
+    between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
+    if between is None:
+        raise InputError(f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}")
+    outer = [slices if name == between else 1 for name in sizes]
+    inner = [size // count for size, count in zip(sizes.values(), outer, strict=True)]
+    return Mesh(create_hybrid_device_mesh(inner, outer, devices), tuple(sizes), axis_types=types)
 
 
 def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:

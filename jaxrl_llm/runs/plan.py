@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from jaxrl_llm.distributed.chips import GIB, NETWORK, Chip, Topology
 from jaxrl_llm.distributed.cost import BETWEEN, Cost, at_depth, cost_of
 from jaxrl_llm.distributed.mesh import Program
+from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.distributed.work import matrix_flops
 from jaxrl_llm.learner.learn import compile_learning
 from jaxrl_llm.models.placement import row_shards
@@ -41,7 +42,6 @@ from jaxrl_llm.sampling.schedule import Size
 
 SAMPLING = NAMES  # the programs of sampling; the others are of learning
 PROCESS = 1.2  # GiB of host memory that Python, JAX and the compiler take
-HOST_CHIPS = {"v5e": 8, "v6e": 8, "a100": 8, "h100": 8, "h200": 8, "b200": 8}  # on one host; of others 4
 
 
 class Seconds(NamedTuple):
@@ -114,10 +114,11 @@ class Plan(NamedTuple):
 def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     """The plan by arithmetic: what is held is exact, temporaries and times are estimates."""
     mesh, algorithm, model = checked(config, topology)
-    state, sizes = state_shapes(config, model, algorithm), engine_sizes(config, algorithm, row_shards(mesh))
+    state, own = state_shapes(config, model, algorithm), of_this_host(mesh)
+    sizes = engine_sizes(config, algorithm, row_shards(own), topology.hosts)
     abstract = abstract_mesh(dict(mesh.shape))
     held = held_bytes(state, abstract, config.reference_memory)
-    found = arithmetic(config, model, algorithm, abstract, held, sizes)
+    found = arithmetic(config, model, algorithm, abstract, held, sizes, topology.hosts)
     return _assembled(config, topology, mesh, sizes[0], state, found.held, found.phases, found.costs, compiled=False)
 
 
@@ -135,7 +136,7 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
     layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
     _sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
     times = {
-        name: seconds_of(cost, topology.chip, calls(config, shapes.size, shapes.mesh, name))
+        name: seconds_of(cost, topology.chip, calls(config, shapes.size, topology.hosts, row_shards(of_this_host(shapes.mesh)), name))
         for name, cost in costs.items()
     }
     return found._replace(costs=costs, seconds=times)
@@ -177,7 +178,8 @@ def _assembled(
     config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, arrays: RunShapes | StateShapes,
     held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
 ) -> Plan:  # fmt: skip
-    times = {name: seconds_of(cost, topology.chip, calls(config, size, mesh, name)) for name, cost in costs.items()}
+    own = row_shards(of_this_host(mesh))
+    times = {n: seconds_of(cost, topology.chip, calls(config, size, topology.hosts, own, n)) for n, cost in costs.items()}
     return Plan(
         config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape), held, phases, costs,
         times, host_memory(config, topology, arrays),
@@ -239,13 +241,17 @@ def _sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[s
     )  # fmt: skip
 
 
-def calls(config: TrainConfig, size: Size, mesh: Mesh | AbstractMesh, name: str) -> int:
-    """How often a program runs in an iteration, of "decode" the steps of its loop, if all completions are long."""
-    rounds = math.ceil(config.prompts_per_step * config.group_size / size.shape.rows)
+def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) -> int:
+    """How often a program runs in an iteration, of "decode" the steps of its loop, if all completions are long.
+
+    hosts, devices: as for `engine_sizes`.
+    """
+    prompts = math.ceil(config.prompts_per_step / hosts)
+    rounds = math.ceil(prompts * config.group_size / size.shape.rows)
     if name == "decode":
         return rounds * config.max_new_tokens
     if name == "prefill":
-        return math.ceil(config.prompts_per_step / prompts_together(size, mesh))
+        return math.ceil(prompts / prompts_together(size, devices))
     return rounds if name == "begin" else 1
 
 
@@ -266,7 +272,7 @@ def seconds_of(cost: Cost, chip: Chip, times: int) -> Seconds:
 
 def host_memory(config: TrainConfig, topology: Topology, arrays: RunShapes | StateShapes) -> dict[str, int]:
     """Bytes on each host: the process, the weights while they are loaded, a checkpoint while it is written."""
-    hosts = math.ceil(len(topology.devices) / (HOST_CHIPS.get(topology.chip.name, 4) * topology.chip.each))
+    hosts = topology.hosts
     reference = arrays.copied_reference if config.reference_memory == "host" else None
     length = config.max_prompt_tokens + config.max_new_tokens
     return {

@@ -22,6 +22,7 @@ from jaxrl_llm.needs import value_of
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan_shapes import StateShapes, bytes_on_a_device
 from jaxrl_llm.sampling.cache import columns
+from jaxrl_llm.sampling.prefill import PREFILL_TOKENS
 from jaxrl_llm.sampling.schedule import Size
 from jaxrl_llm.shapes import bucket
 
@@ -80,21 +81,23 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
 
 def arithmetic(
     config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held,
-    engines: tuple[Size, Size | None], ratio: float = 1.0,
+    engines: tuple[Size, Size | None], hosts: int = 1, ratio: float = 1.0,
 ) -> Arithmetic:  # fmt: skip
     """The plan of a configuration on a mesh.
 
-    held: see `held_bytes`. engines: see `engine_sizes`. ratio: by which to multiply the update's temporaries.
+    held: see `held_bytes`. engines: of a host, see `engine_sizes`. ratio: by which to multiply the update's
+    temporaries.
     """
     shards, tensor, (size, evaluation) = row_shards(mesh), mesh.shape.get(TENSOR, 1), engines
+    own = max(shards // hosts, 1)  # slices of a host's rows
     item = jnp.dtype(config.dtype).itemsize
     sampler = 0 if mesh.size == 1 and config.dtype == config.param_dtype == "float32" else held.sampler
     working = 2**28 + held.sampler // 50
     if config.sampling.truncating:
-        working += 3 * 4 * size.shape.rows // shards * model.vocab_size
-    caches = {"sampling": cache_bytes(config.sampling.cache_dtype, model, size, shards, tensor)}
+        working += 3 * 4 * size.shape.rows // own * model.vocab_size
+    caches = {"sampling": cache_bytes(config.sampling.cache_dtype, model, size, own, tensor)}
     if evaluation is not None:
-        caches["evaluation"] = cache_bytes(config.dtype, model, evaluation, shards, tensor)
+        caches["evaluation"] = cache_bytes(config.dtype, model, evaluation, own, tensor)
     phases = {
         name: {"sampler's weights": sampler, "caches": cached, "temporaries": working}
         for name, cached in caches.items()
@@ -104,7 +107,7 @@ def arithmetic(
     temporaries = int(ratio * update_temporaries(config, model, held, tokens, tensor, item))
     phases["update"] = {"batch": batch, "temporaries": temporaries}
     kept = {"parameters": held.parameters, "frozen": held.frozen, "optimiser": held.optimiser}
-    costs = costs_of(config, model, algorithm, mesh, held, caches["sampling"], size)
+    costs = costs_of(config, model, algorithm, mesh, held, caches["sampling"], size, own)
     return Arithmetic({**kept, "reference": held.reference, "padding": 0}, phases, costs)
 
 
@@ -165,9 +168,9 @@ def model_weights(model: ModelConfig) -> tuple[int, int]:
 
 def costs_of(
     config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held, caches: int,
-    size: Size,
+    size: Size, own: int,
 ) -> dict[str, Cost]:  # fmt: skip
-    """Operations, bytes and collectives of each program on a device.
+    """Operations, bytes and collectives of each program on a device. own: slices of a host's rows.
 
     Operations of a forward pass: 2 for each weight of a matrix that a token meets, and 4 for each key that it attends
     to in each head. The update makes three passes, four where layers are recomputed.
@@ -202,7 +205,7 @@ def costs_of(
             reduce_scatter=times * gathered * (4 / item) * (gradients > 0 or updates > 0),
         )  # fmt: skip
 
-    rows, asked = size.shape.rows / shards, min(max(512 // size.width, 1), -(-size.shape.prompts // shards))
+    rows, asked = size.shape.rows / own, min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // own))
     per_step = rows * reduced
     found = {
         "convert": cost("convert", 0, 2 * held.sampler, all_gather=held.sampler * (fsdp - 1) / fsdp),

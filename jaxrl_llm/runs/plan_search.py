@@ -24,7 +24,7 @@ from jaxrl_llm.needs import of_reference
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan import Plan, calls, compiled_plan, estimated_plan, lowered_plan, seconds_of
 from jaxrl_llm.runs.plan_arithmetic import Held, abstract_mesh, arithmetic, held_bytes
-from jaxrl_llm.runs.plan_shapes import StateShapes, config_of, engine_sizes, state_shapes
+from jaxrl_llm.runs.plan_shapes import StateShapes, checked, config_of, engine_sizes, state_shapes
 from jaxrl_llm.runs.setup import make_algorithm
 from jaxrl_llm.sampling.schedule import Size
 
@@ -67,8 +67,12 @@ def search(config: TrainConfig, topology: Topology) -> Found:
     except InputError as error:
         refused = str(error)
     for _ in range(COMPILED):
-        possible = candidates(config, model, algorithm, topology, ratio)
-        best = next((one for one in possible if one.config not in tried), None)
+        best = None
+        for one in candidates(config, model, algorithm, topology, ratio):
+            if one.config not in tried and _runs(one.config, topology):
+                best = one
+                break
+            tried.append(one.config)
         if best is None:
             break
         tried.append(best.config)
@@ -89,6 +93,15 @@ def _plan(config: TrainConfig, topology: Topology) -> Plan:
     return (lowered_plan if topology.platform == "cuda" else compiled_plan)(config, topology)
 
 
+def _runs(config: TrainConfig, topology: Topology) -> bool:
+    """Whether a run would take the configuration."""
+    try:
+        checked(config, topology)
+    except InputError:
+        return False
+    return True
+
+
 def _ratio(found: Plan, topology: Topology) -> float:
     """What the compiler says of the update's temporaries, in terms of the estimate."""
     if not found.compiled:
@@ -104,7 +117,8 @@ def candidates(
 
     ratio: by which the estimate of the update's temporaries is multiplied.
     """
-    meshes, chip = list(_meshes(model, len(topology.devices))), topology.chip
+    chip, hosts = topology.chip, topology.hosts
+    meshes = list(_meshes(model, len(topology.devices), hosts))
     states: dict[str, StateShapes] = {}
     held: dict[tuple[str, AbstractMesh], Held] = {}
     sizes: dict[tuple[int, int], tuple[Size, Size | None]] = {}
@@ -122,7 +136,7 @@ def candidates(
     def engines(changed: TrainConfig, shards: int) -> tuple[Size, Size | None]:
         key = changed.slots, shards
         if key not in sizes:
-            sizes[key] = engine_sizes(changed, algorithm, shards)
+            sizes[key] = engine_sizes(changed, algorithm, shards, hosts)
         return sizes[key]
 
     for changes in _settings(config, algorithm):
@@ -132,15 +146,16 @@ def candidates(
             continue
         fitting = []
         for mesh in meshes:
-            of_mesh, engine = held_by(changed, mesh), engines(changed, row_shards(mesh))
+            own = max(row_shards(mesh) // hosts, 1)
+            of_mesh, engine = held_by(changed, mesh), engines(changed, own)
             for micro in _micro_batches(changed, mesh):
-                own = {"mesh": _text(mesh)} | ({"micro_batches": micro} if micro != config.micro_batches else {})
-                one = dataclasses.replace(changed, mesh=own["mesh"], micro_batches=micro)
-                found = arithmetic(one, model, algorithm, mesh, of_mesh, engine, ratio)
+                more = {"mesh": _text(mesh)} | ({"micro_batches": micro} if micro != config.micro_batches else {})
+                one = dataclasses.replace(changed, mesh=more["mesh"], micro_batches=micro)
+                found = arithmetic(one, model, algorithm, mesh, of_mesh, engine, hosts, ratio)
                 if found.peak <= MARGIN * chip.usable:
                     costs = found.costs.items()
-                    seconds = sum(max(seconds_of(c, chip, calls(one, engine[0], mesh, n))) for n, c in costs)
-                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), Candidate(changes | own, one, seconds)))
+                    seconds = sum(max(seconds_of(c, chip, calls(one, engine[0], hosts, own, n))) for n, c in costs)
+                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), Candidate(changes | more, one, seconds)))
                     break  # more micro-batches take longer
         yield from (one for *_, one in sorted(fitting, key=lambda each: each[:3]))
 
@@ -191,10 +206,10 @@ def _settings(config: TrainConfig, algorithm: Algorithm) -> list[Change]:
     return [changes for _, changes in sorted(found, key=lambda one: one[0])]
 
 
-def _meshes(model: ModelConfig, devices: int) -> Iterator[AbstractMesh]:
-    """The meshes of so many devices that divide the model."""
+def _meshes(model: ModelConfig, devices: int, hosts: int = 1) -> Iterator[AbstractMesh]:
+    """The meshes of so many devices that divide the model, and whose axis "tensor" divides a host's devices."""
     for tensor, fsdp in itertools.product(range(1, devices + 1), repeat=2):
-        if devices % (tensor * fsdp) == 0:
+        if devices % (tensor * fsdp) == 0 and (devices // hosts) % tensor == 0:
             mesh = abstract_mesh({DATA: devices // (tensor * fsdp), FSDP: fsdp, TENSOR: tensor})
             try:
                 check_mesh(model, mesh)

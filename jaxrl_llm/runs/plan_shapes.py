@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of
 from jaxrl_llm.distributed.chips import Topology
+from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.learn import Learner, shard
 from jaxrl_llm.learner.optimizer import make_optimizer
@@ -123,6 +124,7 @@ def checked(
     algorithm = check_method(config, mesh)
     model = model or config_of(config.model)
     check_mesh(model, mesh)
+    of_this_host(mesh)  # raises InputError where hosts cannot sample on their own
     return mesh, algorithm, model
 
 
@@ -137,7 +139,8 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
     learner = Learner(
         policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen
     )
-    return RunShapes(config, topology, learner, state, *engine_sizes(config, algorithm, row_shards(mesh)))
+    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(mesh)), topology.hosts)
+    return RunShapes(config, topology, learner, state, *sizes)
 
 
 class StateShapes(NamedTuple):
@@ -174,22 +177,26 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning))
 
 
-def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int) -> tuple[Size, Size | None]:
+def engine_sizes(
+    config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1
+) -> tuple[Size, Size | None]:
     """The engine of a step, with prompts and completions as long as the settings allow, and that of an evaluation.
 
-    devices: over which rows are sharded.
+    devices: of a host, over which rows are sharded. hosts: each with an engine for its share of the prompts.
     """
-    wanted, strategy = config.prompts_per_step, strategy_of(config, algorithm)
-    rows = wanted * config.group_size
+    strategy, G = strategy_of(config, algorithm), config.group_size
+    rows, slots = -(-config.prompts_per_step * G // hosts), -(-config.slots // hosts)
     if strategy is None:
-        shape = slots_for([number for number in range(wanted) for _ in range(config.group_size)], config.slots, devices)
+        own = range(-(-config.prompts_per_step // hosts))
+        shape = slots_for([number for number in own for _ in range(G)], slots, devices)
     else:
-        shape = lasting(config.slots or rows, strategy.in_flight(wanted), config.group_size, devices)
+        flight = -(-strategy.in_flight(config.prompts_per_step) // hosts)
+        shape = lasting(slots or rows, flight, G, devices)
     width, tokens = bucket(config.max_prompt_tokens), bucket(config.max_new_tokens, least=4)
     size = Size(shape, width, max(tokens, rollout_of(config, algorithm).room(config.max_new_tokens)))
     if not config.eval_size:
         return size, None
-    return size, Size(slots_for(range(config.eval_size), config.slots or rows, devices), width, tokens)
+    return size, Size(slots_for(range(-(-config.eval_size // hosts)), slots or rows, devices), width, tokens)
 
 
 def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Trajectories:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxrl_llm.distributed.mesh import Program, program_of
+from jaxrl_llm.distributed.on_hosts import by_host, of_this_host
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import PrefixCache, PrefixSlots
@@ -24,50 +25,49 @@ NAMES = ("convert", "prefill", "begin", "decode")
 
 
 class Arrays(NamedTuple):
-    """What an engine keeps on the devices: shapes with shardings."""
+    """What an engine keeps on the devices of a host: shapes with shardings."""
 
     prompts: Shapes  # the weights that prefill reads
     loop: Shapes  # the weights of the decode loop
     prefix_cache: PrefixCache
     ring_cache: RingCache
+    shares: bool = False  # the decode loop reads the training's own parameters
 
     @property
     def weights(self) -> Shapes:
         """Those weights that are no parameters of the training."""
-        return None if self.loop is self.prompts and self.shares else self.loop
-
-    shares: bool = False  # the decode loop reads the training's own parameters
+        return None if self.shares else self.loop
 
 
 def engine_arrays(policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_dtype: Any = None) -> Arrays:
     """The weights and caches of an engine of this size.
 
-    params: shapes, with shardings, of the policy's parameters. cache_dtype: the policy's by default.
+    params: shapes, with shardings, of the policy's parameters. mesh: of the training. cache_dtype: the policy's by
+    default.
     """
     params = {name: x for name, x in params.items() if name != "critic"}
-    dtype = cache_dtype or policy.dtype
+    dtype, own = cache_dtype or policy.dtype, of_this_host(mesh)
     prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype))
     ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype))
-    loop = abstract_weights(policy, params, mesh)
+    loop = abstract_weights(policy, params, own)
+    caches = [spread(tree, mesh) for tree in (prefix_cache, ring_cache)]
     if mesh.size > 1:
-        return Arrays(loop, loop, *(spread(tree, mesh) for tree in (prefix_cache, ring_cache)))
-    here = [spread(tree, mesh) for tree in (params, loop, prefix_cache, ring_cache)]
+        return Arrays(loop, loop, *caches)
     # On one CPU, in float32, the loop reads views of the parameters.
     floats = {x.dtype for x in jax.tree.leaves(params)} | {jnp.dtype(policy.dtype)}
     shares = mesh.devices.flat[0].platform == "cpu" and floats == {jnp.dtype(jnp.float32)}
-    return Arrays(*here, shares=shares)
+    return Arrays(spread(params, mesh), spread(loop, mesh), *caches, shares=shares)
 
 
 def spread(tree: Shapes, mesh: Mesh) -> Shapes:
-    """Shapes with the shardings of an engine's arrays; on one device, with that device."""
-    one = mesh.size == 1
-    places = jax.tree.map(lambda x: SingleDeviceSharding(mesh.devices.flat[0]), tree) if one else shardings(tree, mesh)
+    """Shapes with the shardings of an engine's arrays on this host's devices. mesh: of the training."""
+    one, own = mesh.size == 1, of_this_host(mesh)
+    places = jax.tree.map(lambda x: SingleDeviceSharding(mesh.devices.flat[0]), tree) if one else shardings(tree, own)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
-def prompts_together(size: Size, mesh: Mesh | AbstractMesh) -> int:
-    """How many prompts of the full width go through one call of prefill."""
-    devices = row_shards(mesh)
+def prompts_together(size: Size, devices: int) -> int:
+    """How many prompts of the full width go through one call of prefill. devices: over which rows are sharded."""
     most = min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // devices))
     return devices << (most.bit_length() - 1)
 
@@ -104,7 +104,7 @@ def compile_sampling(
     slots = None
     if not shape.fixed:
         slots = PrefixSlots(number(jnp.int32, shape.rows), number(jnp.int32, shape.prompts * shape.slots_per_prompt))
-    together = prompts_together(size, mesh)
+    together = prompts_together(size, row_shards(of_this_host(mesh)))
     asked = spread((number(jnp.int32, together, size.width), *[number(jnp.int32, together)] * 2), mesh)
     one = number(jnp.int32)
     trace: dict[str, Callable[[], Any]] = {
@@ -121,5 +121,6 @@ def compile_sampling(
 
 
 def _convert(policy: Policy, params: Params, mesh: Mesh) -> Any:
-    convert, options = converter(policy, params, mesh)
+    several = len({device.process_index for device in mesh.devices.flat}) > 1
+    convert, options = converter(policy, params, by_host(mesh) if several else mesh)
     return convert.trace(policy, params, *options)
