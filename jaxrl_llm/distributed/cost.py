@@ -74,12 +74,13 @@ def cost_of(program: Program, slices: Sequence[int] = ()) -> Cost:
 
 
 def _given(program: Program) -> int:
-    """Bytes of the arguments on each device."""
-    shapes, shardings = jax.tree.leaves(program.lowered.args_info), jax.tree.leaves(program.compiled.input_shardings)
+    """Bytes of the arguments on each device, those left out that the program does not read."""
+    tree = program.compiled.in_tree
+    shapes, shardings = tree.flatten_up_to(program.lowered.args_info), tree.flatten_up_to(program.compiled.input_shardings)
     return sum(
         math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
-        for x, sharding in zip(shapes, shardings, strict=True)
-    )
+        for x, sharding in zip(shapes, shardings, strict=True) if sharding is not None
+    )  # fmt: skip
 
 
 def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> Cost:

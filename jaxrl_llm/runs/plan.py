@@ -9,6 +9,7 @@ the TPU compiler's own estimate of cycles.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -135,11 +136,7 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
             costs[name] = costs[name]._replace(flops=flops)
     layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
     _sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
-    times = {
-        name: seconds_of(cost, topology.chip, calls(config, shapes.size, topology.hosts, row_shards(of_this_host(shapes.mesh)), name))
-        for name, cost in costs.items()
-    }
-    return found._replace(costs=costs, seconds=times)
+    return found._replace(costs=costs, seconds=_times(config, topology, shapes.mesh, shapes.size, costs))
 
 
 def compiled_plan(config: TrainConfig, topology: Topology) -> Plan:
@@ -178,12 +175,19 @@ def _assembled(
     config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, arrays: RunShapes | StateShapes,
     held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
 ) -> Plan:  # fmt: skip
-    own = row_shards(of_this_host(mesh))
-    times = {n: seconds_of(cost, topology.chip, calls(config, size, topology.hosts, own, n)) for n, cost in costs.items()}
     return Plan(
         config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape), held, phases, costs,
-        times, host_memory(config, topology, arrays),
+        _times(config, topology, mesh, size, costs), host_memory(config, topology, arrays),
     )  # fmt: skip
+
+
+def _times(
+    config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, costs: Mapping[str, Cost]
+) -> dict[str, Seconds]:  # fmt: skip
+    own, hosts = row_shards(of_this_host(mesh)), topology.hosts
+    return {
+        name: seconds_of(cost, topology.chip, calls(config, size, hosts, own, name)) for name, cost in costs.items()
+    }
 
 
 def held_by(shapes: RunShapes) -> dict[str, int]:
@@ -192,7 +196,7 @@ def held_by(shapes: RunShapes) -> dict[str, int]:
     return {
         "parameters": bytes_on_a_device(state.params),
         "frozen": bytes_on_a_device(shapes.learner.frozen),
-        "optimiser": bytes_on_a_device(state.optimizer) + 4,  # the counter of steps
+        "optimiser": bytes_on_a_device(state[1:]),  # with the counter of steps
         "reference": bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0,
     }
 

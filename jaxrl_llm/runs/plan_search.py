@@ -144,20 +144,25 @@ def candidates(
             changed = applied(config, changes)
         except InputError:  # the settings do not go together
             continue
+        by_micro: dict[int, TrainConfig] = {}
         fitting = []
         for mesh in meshes:
             own = max(row_shards(mesh) // hosts, 1)
             of_mesh, engine = held_by(changed, mesh), engines(changed, own)
             for micro in _micro_batches(changed, mesh):
-                more = {"mesh": _text(mesh)} | ({"micro_batches": micro} if micro != config.micro_batches else {})
-                one = dataclasses.replace(changed, mesh=more["mesh"], micro_batches=micro)
-                found = arithmetic(one, model, algorithm, mesh, of_mesh, engine, hosts, ratio)
+                if micro not in by_micro:
+                    by_micro[micro] = dataclasses.replace(changed, micro_batches=micro)
+                found = arithmetic(by_micro[micro], model, algorithm, mesh, of_mesh, engine, hosts, ratio)
                 if found.peak <= MARGIN * chip.usable:
                     costs = found.costs.items()
-                    seconds = sum(max(seconds_of(c, chip, calls(one, engine[0], hosts, own, n))) for n, c in costs)
-                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), Candidate(changes | more, one, seconds)))
+                    seconds = sum(
+                        max(seconds_of(cost, chip, calls(changed, engine[0], hosts, own, name))) for name, cost in costs
+                    )
+                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), _text(mesh)))
                     break  # more micro-batches take longer
-        yield from (one for *_, one in sorted(fitting, key=lambda each: each[:3]))
+        for seconds, micro, _, text in sorted(fitting):
+            more = {"mesh": text} | ({"micro_batches": micro} if micro != config.micro_batches else {})
+            yield Candidate(changes | more, dataclasses.replace(by_micro[micro], mesh=text), seconds)
 
 
 def applied(config: TrainConfig, changes: Change) -> TrainConfig:
