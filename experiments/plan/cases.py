@@ -63,7 +63,9 @@ def by_hand(model: str, changes: dict[str, Any], sizes: dict[str, int]) -> tuple
     if not raw["tie_word_embeddings"]:
         split["unembed"] = (V * D, V)
     numbers = D + sum(size // (tensor if axis % tensor == 0 else 1) // fsdp for size, axis in split.values())
-    numbers += 2 * n * D // fsdp + (n * D * E // fsdp if E else 0) + (2 * n * h // fsdp if "qwen3" in raw["model_type"] else 0)
+    numbers += 2 * n * D // fsdp + n * D * E // fsdp
+    if "qwen3" in raw["model_type"]:  # norms of queries and keys
+        numbers += 2 * n * h // (fsdp if h % fsdp == 0 else 1)
     half = changes.get("param_dtype") == "bfloat16"
     moments = {"float32": 8, "bfloat16": 6}[changes.get("optimizer.moments", "float32")]
     return numbers * (2 if half else 4), numbers * (moments + 4 * half)
