@@ -29,8 +29,16 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan import Plan, estimated_plan
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
 from jaxrl_llm.runs.plan_search import Found, applied, candidates, options
-from jaxrl_llm.runs.plan_shapes import config_of, depths, full_batch, reward_names, sharding_table, shapes_of
-from jaxrl_llm.runs.plan_shapes import state_shapes, with_layers
+from jaxrl_llm.runs.plan_shapes import (
+    config_of,
+    depths,
+    full_batch,
+    reward_names,
+    shapes_of,
+    sharding_table,
+    state_shapes,
+    with_layers,
+)
 from jaxrl_llm.runs.setup import make_algorithm
 
 TESTS = Path(__file__).parents[1]
