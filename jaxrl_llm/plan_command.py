@@ -14,10 +14,10 @@ from jaxrl_llm.options import flag, parse_config, take
 
 
 def plan_command(arguments: list[str]) -> int:
-    """Whether a run fits a topology, its least time and price, and what to change: --topology v5e:4x4 and train's options.
+    """Whether a run fits on some devices, its least time and price, and what to change: --topology v5e:4x4 and so on.
 
-    A topology is a TPU slice (v5e:4x4; --slices N: several of them), GPUs (h100:8) or CPUs (cpu:1); none of them need be
-    there, nor the model's weights. The run's programs are compiled for TPUs (needs libtpu) and CPUs, and estimated for
+    A topology is a TPU slice (v5e:4x4; --slices N: several of them), GPUs (h100:8) or CPUs (cpu:1); none of them need
+    be there, nor the model's weights. The run's programs are compiled for TPUs (needs libtpu) and CPUs, and estimated for
     GPUs. Where the run does not fit, mesh, micro-batches, precision, caches and adapters are searched, and the command
     of the best configuration is printed. --json prints a JSON object, --shardings every array with its sharding and
     bytes, --picture FILE draws the memory over the phases. Other options are those of jaxrl train.
@@ -63,7 +63,9 @@ def _prepare(topology: str) -> None:
     if count.isdecimal() and 1 < int(count) <= 4096:
         own = f"--xla_force_host_platform_device_count={count}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {own}".strip()
-    beside = Path(sys.prefix) / "aot"  # where `make` puts libtpu, which beside JAX would make every start print warnings
+    beside = (
+        Path(sys.prefix) / "aot"
+    )  # where `make` puts libtpu, which beside JAX would make every start print warnings
     if not count.isdecimal() and importlib.util.find_spec("libtpu") is None and (beside / "libtpu").is_dir():
         sys.path.append(str(beside))
 

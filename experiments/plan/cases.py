@@ -58,8 +58,9 @@ def by_hand(model: str, changes: dict[str, Any], sizes: dict[str, int]) -> tuple
     h, E = raw.get("head_dim", D // H), raw.get("num_experts", 0)
     F = raw.get("moe_intermediate_size", raw["intermediate_size"])
     tensor, fsdp = sizes.get("tensor", 1), sizes.get("fsdp", 1)
-    split = {"embed": (V * D, V), "query": (n * D * H * h, K), "key": (n * D * K * h, K), "value": (n * D * K * h, K),
-             "out": (n * D * H * h, K), **{name: (n * max(E, 1) * D * F, F) for name in ("gate", "up", "down")}}  # fmt: skip
+    split = {name: (n * D * H * h, K) for name in ("query", "out")}
+    split |= {name: (n * D * K * h, K) for name in ("key", "value")} | {"embed": (V * D, V)}
+    split |= {name: (n * max(E, 1) * D * F, F) for name in ("gate", "up", "down")}
     if not raw["tie_word_embeddings"]:
         split["unembed"] = (V * D, V)
     numbers = D + sum(size // (tensor if axis % tensor == 0 else 1) // fsdp for size, axis in split.values())
@@ -83,7 +84,9 @@ def line(name: str, found: dict[str, Any], seconds: float) -> tuple[str, bool]:
         parameters, optimiser = by_hand(model, changes, plan["mesh"])
         held = plan["held"]
         exact = held["parameters"] == parameters and 0 <= held["optimiser"] - optimiser <= 16  # counters
-    binds = max(plan["seconds"].items(), key=lambda each: max(each[1][k] for k in ("compute", "memory", "links", "compiler")))
+    binds = max(
+        plan["seconds"].items(), key=lambda each: max(each[1][k] for k in ("compute", "memory", "links", "compiler"))
+    )
     good = found["fits"] and plan["fits"] and plan["compiled"] and exact and seconds < LIMIT
     tokens = plan["tokens"] / plan["iteration_seconds"]
     return (

@@ -76,7 +76,10 @@ def cost_of(program: Program, slices: Sequence[int] = ()) -> Cost:
 def _given(program: Program) -> int:
     """Bytes of the arguments on each device, those left out that the program does not read."""
     tree = program.compiled.in_tree
-    shapes, shardings = tree.flatten_up_to(program.lowered.args_info), tree.flatten_up_to(program.compiled.input_shardings)
+    shapes, shardings = (
+        tree.flatten_up_to(program.lowered.args_info),
+        tree.flatten_up_to(program.compiled.input_shardings),
+    )
     return sum(
         math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x, sharding in zip(shapes, shardings, strict=True) if sharding is not None
@@ -91,10 +94,11 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
     part = (depth - depths[0]) / (depths[1] - depths[0])
 
     def between(a: float, b: float) -> int:
-        return max(round(a + (b - a) * part), 0)
+        # More layers never need less than the deeper of the two.
+        return round(max(a + (b - a) * part, b if part >= 1 else 0))
 
     kinds = sorted({*shallow.collectives, *deep.collectives})
-    numbers = {
+    numbers: dict[str, Any] = {
         name: between(getattr(shallow, name), getattr(deep, name))
         for name in Cost._fields if name not in ("name", "collectives")
     }  # fmt: skip

@@ -31,6 +31,8 @@ def fully_sharded(tree: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> 
             return NamedSharding(mesh, PartitionSpec())
         # Some weights of a critic's head have the names of a decoder's.
         spec = [] if "head" in names[:-1] else list(split_spec(names[-1], x.ndim, config, tensor))
+        # Factored moments lack axes of their parameter.
+        spec = [axis if x.shape[at] % tensor == 0 else None for at, axis in enumerate(spec)]
         spec += [None] * (x.ndim - len(spec))
         first = 1 if "layers" in names and x.ndim > 2 else 0
         free = [axis for axis in range(first, x.ndim) if spec[axis] is None and x.shape[axis] % shards == 0]

@@ -84,7 +84,9 @@ def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
 
     between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
     if between is None:
-        raise InputError(f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}")
+        raise InputError(
+            f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
+        )
     outer = [slices if name == between else 1 for name in sizes]
     inner = [size // count for size, count in zip(sizes.values(), outer, strict=True)]
     return Mesh(create_hybrid_device_mesh(inner, outer, devices), tuple(sizes), axis_types=types)

@@ -177,9 +177,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning))
 
 
-def engine_sizes(
-    config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1
-) -> tuple[Size, Size | None]:
+def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:
     """The engine of a step, with prompts and completions as long as the settings allow, and that of an evaluation.
 
     devices: of a host, over which rows are sharded. hosts: each with an engine for its share of the prompts.
@@ -217,10 +215,10 @@ def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Tr
     scores: dict[str, Any] = {"rewards": dict.fromkeys(reward_names(config), reward), "reward": reward}
     batch = batch.replace(**scores)
     for text in sorted(algorithm.needs):
-        (_, number), need = value_of(text), need_of(text)
-        if need.provider is not None and need.stand_in.value is not None and need.of(batch, number) is None:
-            value: Any = np.asarray(need.stand_in.value(batch, number))
-            batch = need.put(batch, value, number)
+        (_, carried), need = value_of(text), need_of(text)
+        if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:
+            value: Any = np.asarray(need.stand_in.value(batch, carried))
+            batch = need.put(batch, value, carried)
     strategy = strategy_of(config, algorithm)
     if strategy is not None and strategy.train_unfinished:
         unfinished: Any = np.zeros(N, bool)

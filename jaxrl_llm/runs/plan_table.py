@@ -15,8 +15,8 @@ from jaxrl_llm.runs.plan_shapes import Row
 COLAB = 12.0  # GiB of host memory, near which a free Colab machine ends the process
 ASSUMPTIONS = (
     "every completion is of full length; a program takes as long as its most loaded resource alone: operations at the "
-    "peak of bfloat16, bytes at the memory's bandwidth, collectives over rings at the rate of all links together, or the "
-    "TPU compiler's estimate; rewards, loading, evaluations and checkpoints are left out"
+    "peak of bfloat16, bytes at the memory's bandwidth, collectives over rings at the rate of all links together, or "
+    "the TPU compiler's estimate; rewards, loading, evaluations and checkpoints are left out"
 )
 PARTS = (
     "parameters", "frozen", "optimiser", "reference", "padding", "sampler's weights", "caches", "batch", "temporaries",
@@ -131,7 +131,8 @@ def shardings_text(rows: Sequence[Row]) -> str:
         [row.name, f"{row.dtype}[{', '.join(map(str, row.shape))}]", row.sharding, f"{row.bytes:,}"] for row in rows
     ]
     total = sum(row.bytes for row in rows)
-    return "\n".join(_table(["array", "shape", "sharding", "bytes on a device"], [*said, ["all", "", "", f"{total:,}"]]))
+    said.append(["all", "", "", f"{total:,}"])
+    return "\n".join(_table(["array", "shape", "sharding", "bytes on a device"], said))
 
 
 def write_picture(plan: Mapping[str, Any], path: str | Path) -> None:

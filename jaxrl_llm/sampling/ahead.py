@@ -50,13 +50,13 @@ def engine_arrays(policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_
     prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype))
     ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype))
     loop = abstract_weights(policy, params, own)
-    caches = [spread(tree, mesh) for tree in (prefix_cache, ring_cache)]
+    prefix_cache, ring_cache = (spread(tree, mesh) for tree in (prefix_cache, ring_cache))
     if mesh.size > 1:
-        return Arrays(loop, loop, *caches)
+        return Arrays(loop, loop, prefix_cache, ring_cache)
     # On one CPU, in float32, the loop reads views of the parameters.
     floats = {x.dtype for x in jax.tree.leaves(params)} | {jnp.dtype(policy.dtype)}
     shares = mesh.devices.flat[0].platform == "cpu" and floats == {jnp.dtype(jnp.float32)}
-    return Arrays(spread(params, mesh), spread(loop, mesh), *caches, shares=shares)
+    return Arrays(spread(params, mesh), spread(loop, mesh), prefix_cache, ring_cache, shares)
 
 
 def spread(tree: Shapes, mesh: Mesh) -> Shapes:

@@ -130,8 +130,8 @@ def f(x, w):
     total = jax.lax.scan(turn, w, None, length=3)[0]
     return jnp.sum(x @ total.T)  # all-reduce of one number
 
-shapes = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=rows), jax.ShapeDtypeStruct((1, 16), jnp.float32, sharding=whole)
-traced = jax.jit(f).trace(*shapes)
+x = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=rows)
+traced = jax.jit(f).trace(x, jax.ShapeDtypeStruct((1, 16), jnp.float32, sharding=whole))
 lowered = traced.lower()
 cost = cost_of(Program("f", lowered, lowered.compile(), traced.jaxpr))
 print("RESULT" + json.dumps(cost._asdict()))

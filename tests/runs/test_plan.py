@@ -73,7 +73,8 @@ def test_a_full_batch_is_a_rollouts() -> None:
     assert (batch.tokens[:4, :10] == batch.tokens[0, :10]).all()
     assert not (batch.tokens[4, :10] == batch.tokens[0, :10]).all()
     assert set(batch.rewards) == {"number_match", "exact_match", "format_match"}
-    assert batch.support_floor is not None and batch.untruncated_logp is not None
+    assert batch.support_floor is not None
+    assert batch.untruncated_logp is not None
     assert full_batch(tiny(), make_algorithm(tiny()), 64).support_floor is None
     assert reward_names(tiny(rewards=("folder/file.py:even*2",))) == ["even"]
 
@@ -82,7 +83,8 @@ def test_bytes_are_those_of_arithmetic() -> None:
     config = tiny(algorithm="grpo")
     found, count = estimated_plan(config, here()), numbers(config_of(config.model))
     assert found.held["parameters"] == found.held["reference"] == 4 * count
-    assert found.held["optimiser"] == 8 * count + 4 * 3  # counters of Adam, of the schedule, and of steps
+    assert found.held["optimiser"] == 8 * count + 4 * 3  # counters of Adam, of the schedule,
+    assert of steps
     half = dataclasses.replace(config, param_dtype="bfloat16", optimizer=OptimizerConfig(moments="bfloat16"))
     found = estimated_plan(half, here())
     assert found.held["parameters"] == 2 * count
@@ -133,7 +135,11 @@ class TestSearch:
 
     def possible(self, memory: float, **changes: Any) -> list[Any]:
         config = TrainConfig(
-            model=str(CONFIGS / "smollm2-135m.json"), prompts_per_step=8, group_size=8, max_new_tokens=256, eval_size=0,
+            model=str(CONFIGS / "smollm2-135m.json"),
+            prompts_per_step=8,
+            group_size=8,
+            max_new_tokens=256,
+            eval_size=0,
             **changes,
         )
         topology = self.FOUR._replace(chip=self.FOUR.chip._replace(memory=memory))
@@ -148,7 +154,8 @@ class TestSearch:
     def test_less_memory_costs_precision(self) -> None:
         best = self.possible(1.3)[0]
         assert "bfloat16" in best.changes.values()
-        assert not best.config.lora_rank and best.config.optimizer.moments == "float32"
+        assert not best.config.lora_rank
+        assert best.config.optimizer.moments == "float32"
 
     @pytest.mark.heavy
     def test_little_memory_costs_the_method(self) -> None:
@@ -176,10 +183,12 @@ class TestTables:
     def test_text_and_json_say_the_same(self) -> None:
         plan, found = self.found()
         said, text = plan_table.as_json(found), plan_table.as_text(found, "jaxrl train --model x")
-        assert said["fits"] and said["plan"]["peak"] == plan.peak == max(said["plan"]["peaks"].values())
+        assert said["fits"]
+        assert said["plan"]["peak"] == plan.peak == max(said["plan"]["peaks"].values())
         assert said["plan"]["usable"] < 16 * GIB
         json.dumps(said)
-        assert "fits: " in text and text.endswith("jaxrl train --model x")
+        assert "fits: " in text
+        assert text.endswith("jaxrl train --model x")
         assert f"{plan.new_tokens / plan.iteration:,.0f} new tokens/s" in text
         assert plan.chip_hours == pytest.approx(plan.iteration * 100 / 3600)
 
@@ -190,7 +199,8 @@ class TestTables:
         assert "does not fit: 20." in text
         assert text.endswith("jaxrl train --mesh fsdp=4")
         text = plan_table.as_text(Found(None, "no such mesh", None, {}), "jaxrl train")
-        assert "no such mesh" in text and text.endswith("take more chips.")
+        assert "no such mesh" in text
+        assert text.endswith("take more chips.")
 
     def test_the_picture_is_written(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
@@ -214,7 +224,8 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     with mock.patch.dict(os.environ), mock.patch.object(sys, "path", list(sys.path)):
         assert main(["plan", *arguments]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_topologies() -> None:
@@ -247,7 +258,8 @@ jax.config.update("jax_dump_ir_to", "")
 ran = {path.read_text().strip() for path in (folder / "programs").glob("*.mlir")}
 shapes = shapes_of(config, topology_of("cpu:4"))
 learner, engine = shapes.learner, config.sampling
-programs = compile_learning(learner, shapes.state.params, full_batch(config, learner.algorithm, learner.policy.config.vocab_size))
+batch = full_batch(config, learner.algorithm, learner.policy.config.vocab_size)
+programs = compile_learning(learner, shapes.state.params, batch)
 programs += compile_sampling(
     shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=engine.cache_dtype, filtered=engine.truncating
 ).values()
@@ -283,7 +295,8 @@ def test_the_programs_of_a_plan_are_those_of_the_run(tmp_path: Path) -> None:
     done = run(RUN, str(tmp_path), XLA_FLAGS=with_devices(4))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.endswith("the same\n")
-    assert "decode" in done.stdout and "update" in done.stdout
+    assert "decode" in done.stdout
+    assert "update" in done.stdout
 
 
 @pytest.mark.heavy
@@ -298,7 +311,9 @@ def test_a_plan_for_four_v5e_chips(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     plan, model = found["plan"], config_of(str(runs.MODEL))
-    assert found["fits"] and plan["compiled"] and plan["chips"] == 4
+    assert found["fits"]
+    assert plan["compiled"]
+    assert plan["chips"] == 4
     assert set(plan["programs"]) == {"convert", "prefill", "begin", "decode", "outputs_of", "prepare", "update"}
     by_hand = held_bytes(
         state_shapes(TrainConfig(model=str(runs.MODEL)), model, make_algorithm(TrainConfig())),
@@ -307,7 +322,9 @@ def test_a_plan_for_four_v5e_chips(tmp_path: Path) -> None:
     assert plan["held"]["parameters"] == by_hand.parameters
     assert plan["held"]["optimiser"] == by_hand.optimiser
     update = plan["programs"]["update"]
-    assert update["collectives"]["all-gather"] > 0 and update["flops"] > 0 and update["cycles"] > 0
+    assert update["collectives"]["all-gather"] > 0
+    assert update["flops"] > 0
+    assert update["cycles"] > 0
     assert update["given"] >= plan["held"]["parameters"] + plan["held"]["optimiser"]
     assert np.isclose(sum(max(s[k] for k in ("compute", "memory", "links", "compiler"))
                           for s in plan["seconds"].values()), plan["iteration_seconds"])  # fmt: skip
