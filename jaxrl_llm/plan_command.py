@@ -46,7 +46,7 @@ def plan_command(arguments: list[str]) -> int:
     if table:
         print(plan_table.shardings_text(sharding_table(shapes_of(config, devices))))
         return 0
-    found = search(config, devices)
+    found = search(config, devices, lambda text: print(text, file=sys.stderr, flush=True))
     shown = found.best or found.first
     if picture is not None and shown is not None:
         plan_table.write_picture(plan_table.plan_json(shown), picture)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import AbstractMesh
 
 from jaxrl_llm.algorithms import Algorithm
@@ -51,15 +52,16 @@ class Candidate(NamedTuple):
     seconds: float  # of an iteration, by arithmetic
 
 
-def search(config: TrainConfig, topology: Topology) -> Found:
+def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] = lambda text: None) -> Found:
     """The plan of a run and, where it does not fit, of the cheapest changes that make it fit.
 
-    Programs are compiled where there is a compiler and arithmetic does not already refuse them. Raises InputError for
-    what no change of mesh, memory or precision can mend.
+    Programs are compiled where there is a compiler and arithmetic does not already refuse them. say: told what is tried
+    next. Raises InputError for what no change of mesh, memory or precision can mend.
     """
     first, refused, ratio, tried = None, "", 1.0, list[TrainConfig]()
     model, algorithm = config_of(config.model), make_algorithm(config)
     try:
+        say("planning the run as it is")
         first = _plan(config, topology)
         if first.fits:
             return Found(first, "", None, {})
@@ -76,6 +78,7 @@ def search(config: TrainConfig, topology: Topology) -> Found:
         if best is None:
             break
         tried.append(best.config)
+        say(f"trying {options(best.changes)}")
         found = _plan(best.config, topology)
         if found.fits:
             return Found(first, refused, found, best.changes)
@@ -90,7 +93,14 @@ def _plan(config: TrainConfig, topology: Topology) -> Plan:
     estimate = estimated_plan(config, topology)
     if estimate.least > topology.chip.usable:
         return estimate
-    return (lowered_plan if topology.platform == "cuda" else compiled_plan)(config, topology)
+    try:
+        return (lowered_plan if topology.platform == "cuda" else compiled_plan)(config, topology)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        # The compiler gives up on programs far beyond the memory.
+        update = estimate.phases["update"] | {"temporaries": topology.chip.usable}
+        return estimate._replace(phases=estimate.phases | {"update": update})
 
 
 def _runs(config: TrainConfig, topology: Topology) -> bool:

@@ -83,8 +83,7 @@ def test_bytes_are_those_of_arithmetic() -> None:
     config = tiny(algorithm="grpo")
     found, count = estimated_plan(config, here()), numbers(config_of(config.model))
     assert found.held["parameters"] == found.held["reference"] == 4 * count
-    assert found.held["optimiser"] == 8 * count + 4 * 3  # counters of Adam, of the schedule,
-    assert of steps
+    assert found.held["optimiser"] == 8 * count + 4 * 3  # counters of Adam, of the schedule, and of steps
     half = dataclasses.replace(config, param_dtype="bfloat16", optimizer=OptimizerConfig(moments="bfloat16"))
     found = estimated_plan(half, here())
     assert found.held["parameters"] == 2 * count
