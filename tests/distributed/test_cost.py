@@ -124,11 +124,13 @@ mesh = make_mesh(4, devices=jax.devices())
 rows, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
 
 def f(x, w):
-    def turn(total, _):
-        y = jax.lax.with_sharding_constraint(x * total.sum(), whole)  # all-gather in each of 3 turns
-        return total + y.sum(0)[None] * 0.5, None
-    total = jax.lax.scan(turn, w, None, length=3)[0]
-    return jnp.sum(x @ total.T)  # all-reduce of one number
+    def turn(carry, _):
+        x, total = carry
+        x = jax.lax.with_sharding_constraint(jnp.sin(x), rows)
+        y = jax.lax.with_sharding_constraint(x, whole)  # an all-gather in each of 3 turns
+        return (x, total + (y * y[::-1]).sum(0)[None]), None
+    x, total = jax.lax.scan(turn, (x, w), None, length=3)[0]
+    return jnp.sum(x @ total.T)  # an all-reduce of one number
 
 x = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=rows)
 traced = jax.jit(f).trace(x, jax.ShapeDtypeStruct((1, 16), jnp.float32, sharding=whole))

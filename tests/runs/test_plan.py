@@ -248,7 +248,6 @@ from jaxrl_llm.sampling.ahead import compile_sampling
 folder = Path(sys.argv[1])
 config = runs.small_config(
     folder, steps=1, eval_size=0, max_prompt_tokens=10, mesh="fsdp=4", dtype="bfloat16", slots=8,
-    model=str(folder / "model"),
 )
 jax.config.update("jax_include_debug_info_in_dumps", False)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))
@@ -267,15 +266,6 @@ for program in programs:
     assert program.lowered.as_text().strip() in ran, program.name
 print("the same")
 """
-MAKE_MODEL = """
-import dataclasses, sys
-import jax
-from jaxrl_llm import load_policy, save_policy
-from jaxrl_llm.models import Policy, init_params
-policy, _, tokenizer = load_policy(sys.argv[1])
-config = dataclasses.replace(policy.config, eos_token_ids=())
-save_policy(sys.argv[2], Policy(config), init_params(jax.random.key(0), config), tokenizer)
-"""
 
 
 def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -288,9 +278,7 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
 
 @pytest.mark.heavy
 def test_the_programs_of_a_plan_are_those_of_the_run(tmp_path: Path) -> None:
-    """Sampling, preparation and update, in bfloat16 and sharded, where no completion ends early."""
-    made = run(MAKE_MODEL, str(runs.MODEL), str(tmp_path / "model"))
-    assert made.returncode == 0, made.stderr[-3000:]
+    """Sampling, preparation and update, in bfloat16 and sharded; one completion at least is of full length."""
     done = run(RUN, str(tmp_path), XLA_FLAGS=with_devices(4))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.endswith("the same\n")
