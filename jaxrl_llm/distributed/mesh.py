@@ -74,12 +74,14 @@ def make_mesh(data: int = -1, tensor: int = 1, devices: list[Any] | None = None,
 def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
     """The devices along these axes; of several slices, whose network is slower than their links, along the first.
 
-    InputError where neither "data" nor "fsdp" is a multiple of the number of slices.
+    Those of a host stand together, so that each host can sample on its own (`on_hosts.by_host`). InputError where
+    neither "data" nor "fsdp" is a multiple of the number of slices.
     """
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
-        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+        mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+        return Mesh(_by_process(mesh.devices), mesh.axis_names, axis_types=types)
     from jax.experimental.mesh_utils import create_hybrid_device_mesh
 
     between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
@@ -89,7 +91,14 @@ def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
         )
     outer = [slices if name == between else 1 for name in sizes]
     inner = [size // count for size, count in zip(sizes.values(), outer, strict=True)]
-    return Mesh(create_hybrid_device_mesh(inner, outer, devices), tuple(sizes), axis_types=types)
+    return Mesh(_by_process(create_hybrid_device_mesh(inner, outer, devices)), tuple(sizes), axis_types=types)
+
+
+def _by_process(devices: np.ndarray) -> np.ndarray:
+    """An array of devices with those of each process next to each other, else in their order."""
+    ordered = np.empty(devices.size, object)
+    ordered[:] = sorted(devices.flat, key=lambda device: device.process_index)
+    return ordered.reshape(devices.shape)
 
 
 def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:

@@ -32,6 +32,8 @@ from jaxrl_llm.sampling.schedule import Size
 COMPILED = 3  # configurations that a search compiles at most
 MARGIN = 0.97  # of the memory, which an estimate may take
 RANK = 16  # of the adapters that are tried
+# Of the update's temporaries: where there is much memory, the compiler takes more than it does where there is little.
+LARGE, RATIO = 64, 1.6
 Change = dict[str, Any]  # setting -> value; "optimizer.moments" is the optimiser's
 
 
@@ -58,14 +60,15 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
     Programs are compiled where there is a compiler and arithmetic does not already refuse them. say: told what is tried
     next. Raises InputError for what no change of mesh, memory or precision can mend.
     """
-    first, refused, ratio, tried = None, "", 1.0, list[TrainConfig]()
+    first, refused, tried = None, "", list[TrainConfig]()
+    least = ratio = RATIO if topology.platform == "tpu" and topology.chip.memory > LARGE else 1.0
     model, algorithm = config_of(config.model), make_algorithm(config)
     try:
         say("planning the run as it is")
         first = _plan(config, topology)
         if first.fits:
             return Found(first, "", None, {})
-        ratio = _ratio(first, topology)
+        ratio = _ratio(first, topology) or least
     except InputError as error:
         refused = str(error)
     for _ in range(COMPILED):
@@ -113,9 +116,9 @@ def _runs(config: TrainConfig, topology: Topology) -> bool:
 
 
 def _ratio(found: Plan, topology: Topology) -> float:
-    """What the compiler says of the update's temporaries, in terms of the estimate."""
+    """What the compiler says of the update's temporaries, in terms of the estimate; 0 where it says nothing."""
     if not found.compiled:
-        return 1.0
+        return 0.0
     estimate = estimated_plan(found.config, topology).phases["update"]["temporaries"]
     return max(found.phases["update"]["temporaries"] / max(estimate, 1), 0.5)
 
