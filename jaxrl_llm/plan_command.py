@@ -16,11 +16,12 @@ from jaxrl_llm.options import flag, parse_config, take
 def plan_command(arguments: list[str]) -> int:
     """Whether a run fits on some devices, its least time and price, and what to change: --topology v5e:4x4 and so on.
 
-    A topology is a TPU slice (v5e:4x4; --slices N: several of them), GPUs (h100:8) or CPUs (cpu:1); none of them need
-    be there, nor the model's weights. The run's programs are compiled for TPUs (needs libtpu) and CPUs, and estimated for
-    GPUs. Where the run does not fit, mesh, micro-batches, precision, caches and adapters are searched, and the command
-    of the best configuration is printed. --json prints a JSON object, --shardings every array with its sharding and
-    bytes, --picture FILE draws the memory over the phases. Other options are those of jaxrl train.
+    A topology is a TPU slice (v5e:4x4; --slices N: several of them), GPUs (h100:8) or CPUs (cpu:1). None of them need
+    be there, nor the model's weights. The run's programs are compiled for TPUs (needs libtpu) and CPUs, and lowered
+    for GPUs, whose memory is estimated. Where the run does not fit, mesh, micro-batches, precision, caches and adapters
+    are searched, and the command of the best configuration is printed. --json prints a JSON object, --shardings every
+    array with its sharding and bytes, --picture FILE draws the memory over the phases. Other options are those of jaxrl
+    train.
     """
     given = list(arguments)
     topology, arguments = take(arguments, "--topology")
