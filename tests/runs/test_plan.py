@@ -150,9 +150,9 @@ class TestSearch:
         assert set(best.changes) <= {"mesh", "micro_batches"}
         assert best.config.dtype == "float32"
 
-    def test_less_memory_costs_precision(self) -> None:
-        best = self.possible(1.3)[0]
-        assert "bfloat16" in best.changes.values()
+    def test_less_memory_costs_more_than_a_mesh(self) -> None:
+        best = self.possible(1.1)[0]
+        assert set(best.changes) - {"mesh", "micro_batches"}
         assert not best.config.lora_rank
         assert best.config.optimizer.moments == "float32"
 
