@@ -26,6 +26,7 @@ from jaxrl_llm.options import (
     positional,
     take,
 )
+from jaxrl_llm.plan_command import plan_command
 from jaxrl_llm.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
 from jaxrl_llm.runs.changes import ACCEPT
 from jaxrl_llm.runs.config import TrainConfig, located
@@ -271,29 +272,6 @@ def export_command(arguments: list[str]) -> int:
     _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
     _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite)))
     return 0
-
-
-def plan_command(arguments: list[str]) -> int:
-    """Whether a run fits a TPU slice, and how long a step takes at least: --topology v5e:4x4 and jaxrl train's options.
-
-    Its programs are compiled for the slice, which need not be there, nor the model's weights. --slices N: several
-    slices; --json prints a JSON object. Needs libtpu.
-    """
-    topology, arguments = take(arguments, "--topology")
-    slices, arguments = take(arguments, "--slices")
-    as_object, arguments = flag(arguments, "--json")
-    config = parse_config(arguments, plan_command.__doc__)
-    if topology is None:
-        raise InputError("name a TPU topology: --topology v5e:4x4")
-    if slices is not None and not slices.isdecimal():
-        raise InputError(f"--slices is {slices}, but must be a number")
-    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
-    from jaxrl_llm.runs import plan_table  # here: importing JAX takes seconds
-    from jaxrl_llm.runs.plan import plan
-
-    found = plan(config, topology, int(slices or 1))
-    print(json.dumps(plan_table.as_json(found)) if as_object else plan_table.as_text(found, config.steps))
-    return 0 if found.fits else 1
 
 
 def _say(text: str) -> None:

@@ -44,7 +44,7 @@ batch = Trajectories(
 )
 learner = Learner(policy, get("grpo"), make_optimizer(OptimizerConfig(), 10), mesh, micro_batches=2, reference=params)
 out = {}
-for name, lowered, compiled in compile_learning(learner, params, batch):
+for name, lowered, compiled, _ in compile_learning(learner, params, batch):
     memory = compiled.memory_analysis()
     out[name] = {"temporaries": memory.temp_size_in_bytes, "arguments": memory.argument_size_in_bytes}
     out[name]["kernels"] = sorted(set(re.findall('kernel_name = "([a-z_]+)', lowered.as_text())))

@@ -1,7 +1,7 @@
-"""What a compiled program costs each device: memory, and bytes that collectives move.
+"""What a compiled program costs each device: memory, operations, bytes of its memory, and bytes that collectives send.
 
-Both are read off the compiled program. A loop's collectives count as often as the loop runs, where the compiler knows
-how often that is; otherwise once.
+All of it is read off the compiled program, but for the operations, which are those of its jaxpr. Loops count as often
+as they run, see `program_text.executed`.
 """
 
 from __future__ import annotations
@@ -9,98 +9,217 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.distributed.mesh import Program
+import jax
+import numpy as np
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_BITS = {
-    "pred": 8,
-    "s4": 4,
-    "u4": 4,
-    "s8": 8,
-    "u8": 8,
-    "bf16": 16,
-    "f16": 16,
-    "s16": 16,
-    "u16": 16,
-    "s64": 64,
-    "f64": 64,
-}
-_ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\]")
-_HEAD = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
-_CALLED = re.compile(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_TRIPS = re.compile(r"known_trip_count[^\d]*(\d+)")
+from jaxrl_llm.distributed.mesh import Program
+from jaxrl_llm.distributed.program_text import Computation, Executed, Instruction, computations, executed, fused, sizes
+from jaxrl_llm.distributed.work import matrix_flops
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+BETWEEN = " between slices"  # after the kind of a collective that does not stay within a slice
+_KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
+_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}, \w+=")
+_NOT_MOVED = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional", "call", "iota"}
+_SLICES = ("dynamic-slice", "slice", "gather")
 
 
 class Cost(NamedTuple):
-    """Of one program, for each device, in bytes."""
+    """Of one program, for each device."""
 
     name: str
-    arguments: int
+    arguments: int  # bytes, like all but `flops` and `cycles`
+    given: int  # the arguments without the padding of the device's layouts
     results: int  # beyond those that take the memory of donated arguments
     temporaries: int
-    collectives: dict[str, int]  # kind -> bytes of what it gives, over the whole program
+    flops: float  # of matrix products
+    traffic: int  # read from and written to its memory
+    collectives: dict[str, int]  # sent to other devices, by kind
+    cycles: int  # by the TPU compiler's estimate, without collectives and Pallas kernels; 0 where it gives none
 
     @property
     def peak(self) -> int:
-        """Arguments, results and temporaries together."""
+        """Bytes of arguments, results and temporaries together."""
         return self.arguments + self.results + self.temporaries
 
+    @property
+    def sent(self) -> int:
+        """Bytes of all collectives."""
+        return sum(self.collectives.values())
 
-def cost_of(program: Program) -> Cost:
-    """The cost of a program that was compiled ahead of time."""
+
+def cost_of(program: Program, slices: Sequence[int] = ()) -> Cost:
+    """The cost of a program that was compiled ahead of time. slices: of each device of its mesh, in order."""
     memory: Any = program.compiled.memory_analysis()
+    text = program.compiled.as_text() or ""
+    devices = {device for x in jax.tree.leaves(program.compiled.output_shardings) for device in x.device_set}
+    platform = next((device.platform for device in devices), "cpu")
     return Cost(
         program.name,
         memory.argument_size_in_bytes,
+        _given(program),
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
-        dict(collectives_in(program.compiled.as_text() or "")),
+        matrix_flops(program.jaxpr, platform) / max(len(devices), 1),
+        traffic_in(text),
+        dict(collectives_in(text, slices or [0] * len(devices))),
+        cycles_in(text),
     )
 
 
-def collectives_in(text: str) -> Counter[str]:
-    """Bytes that the collectives of a compiled program give on each device, by kind.
+def _given(program: Program) -> int:
+    """Bytes of the arguments on each device, those left out that the program does not read."""
+    tree = program.compiled.in_tree
+    shapes, shardings = (
+        tree.flatten_up_to(program.lowered.args_info),
+        tree.flatten_up_to(program.compiled.input_shardings),
+    )
+    return sum(
+        math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x, sharding in zip(shapes, shardings, strict=True) if sharding is not None
+    )  # fmt: skip
 
-    An asynchronous collective counts where it starts, with what arrives.
+
+def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> Cost:
+    """The cost at another number of layers than the two that were compiled, on the line through both.
+
+    Exact for what each layer has alike, such as arguments; for temporaries it assumes that a layer adds as many.
     """
-    bodies: dict[str, list[str]] = {}
-    entry, lines = "", list[str]()
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            lines = bodies.setdefault(head[1], [])
-            entry = head[1] if line.startswith("ENTRY") else entry
-        elif " = " in line:
-            lines.append(line)
-    known: dict[str, Counter[str]] = {}
+    part = (depth - depths[0]) / (depths[1] - depths[0])
 
-    def count(name: str) -> Counter[str]:
-        if name not in known:
-            known[name] = Counter()
-            for line in bodies.get(name, ()):
-                known[name] += _of_instruction(line)
-                times = int(trips[1]) if (trips := _TRIPS.search(line)) and " while(" in line else 1
-                called = _CALLED.findall(line) + [
-                    branch.strip().lstrip("%") for group in _BRANCHES.findall(line) for branch in group.split(",")
-                ]
-                for inner in called:
-                    known[name] += Counter({kind: times * size for kind, size in count(inner).items()})
-        return known[name]
+    def between(a: float, b: float) -> int:
+        # More layers never need less than the deeper of the two.
+        return round(max(a + (b - a) * part, b if part >= 1 else 0))
 
-    return count(entry)
+    kinds = sorted({*shallow.collectives, *deep.collectives})
+    numbers: dict[str, Any] = {
+        name: between(getattr(shallow, name), getattr(deep, name))
+        for name in Cost._fields if name not in ("name", "collectives")
+    }  # fmt: skip
+    collectives = {kind: between(shallow.collectives.get(kind, 0), deep.collectives.get(kind, 0)) for kind in kinds}
+    return deep._replace(**numbers, collectives=collectives)
 
 
-def _of_instruction(line: str) -> Counter[str]:
-    _, _, right = line.partition(" = ")
-    for kind in KINDS:
-        if match := re.search(rf"\s{kind}(-start)?\(", right):
-            sizes = [_bytes(*array) for array in _ARRAY.findall(right[: match.start()])]
-            # The result of a start is a tuple of what is sent, what arrives, and marks.
-            return Counter({kind: max(sizes, default=0) if match[1] else sum(sizes)})
-    return Counter()
+def collectives_in(text: str, slices: Sequence[int] = (0,)) -> Counter[str]:
+    """Bytes that each device sends in the collectives of a compiled program, by kind, if they go around rings.
+
+    Of n devices each sends (n - 1) / n of what an all-gather gives, of what an all-to-all has and of what a
+    reduce-scatter takes, twice that of an all-reduce, and all of a permutation. An asynchronous collective counts where
+    it starts; an all-reduce of which a fusion keeps a device's slice is a reduce-scatter. slices: of each device of the
+    program; what is sent to another slice has a kind of its own.
+    """
+    found: Counter[str] = Counter()
+    for one in executed(text):
+        if match := _KIND.fullmatch(one.instruction.kind):
+            groups = _groups(one.instruction.line, len(slices))
+            kind, sent = _sent(one, match[1], bool(match[2]), groups.shape[1])
+            crosses = len(set(slices)) > 1 and (np.ptp(np.asarray(slices)[groups], axis=1) > 0).any()
+            found[kind + BETWEEN * bool(crosses)] += one.times * sent
+    return +found
 
 
-def _bytes(dtype: str, dims: str) -> int:
-    return math.prod(int(n) for n in dims.split(",") if n) * _BITS.get(dtype, 32) // 8
+def _sent(one: Executed, kind: str, starts: bool, n: int) -> tuple[str, int]:
+    """The kind of a collective among groups of n devices, and the bytes that each sends once."""
+    size = sum(sizes(one.instruction.shape))
+    if kind == "collective-permute":
+        return kind, max(sizes(one.instruction.shape), default=0) if starts else size
+    if starts and kind == "all-gather":
+        size = size * n // (n + 1)  # the result of a start is a tuple of what is sent and what arrives
+    if kind == "reduce-scatter":
+        return kind, size * (n - 1)
+    if kind == "all-reduce":
+        if one.fusion is not None and sum(sizes(one.fusion.shape)) * n <= size:
+            return "reduce-scatter", size * (n - 1) // n
+        return kind, 2 * size * (n - 1) // n
+    return kind, size * (n - 1) // n
+
+
+def _groups(line: str, devices: int) -> np.ndarray:
+    """int[groups, n]: the devices of each group of a collective; all in one where its line names none."""
+    if match := _IOTA.search(line):
+        count, size, dims, order = match.groups()
+        found = np.arange(int(count) * int(size)).reshape([int(n) for n in dims.split(",")])
+        return (found.transpose([int(n) for n in order.split(",")]) if order else found).reshape(int(count), int(size))
+    if match := _LISTED.search(line):
+        listed = [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]
+        if listed and len({len(group) for group in listed}) == 1:
+            return np.asarray(listed)
+    return np.arange(devices)[None]
+
+
+def cycles_in(text: str) -> int:
+    """The TPU compiler's estimate of a program's cycles, collectives and Pallas kernels left out."""
+    return sum(
+        one.times * int(match[1])
+        for one in executed(text)
+        if one.fusion is None and one.instruction.kind not in ("while", "conditional", "call")
+        if (match := _CYCLES.search(one.instruction.line))
+    )
+
+
+def traffic_in(text: str) -> int:
+    """Bytes that a program reads from and writes to each device's main memory.
+
+    An instruction reads its operands and writes its results that are there. A slice, alone or in a fusion, reads what
+    it gives, and an update in place writes its piece.
+    """
+    found, _ = computations(text)
+    return sum(
+        one.times * _traffic(one.instruction, one.computation, found)
+        for one in executed(text)
+        if one.fusion is None and one.instruction.kind not in _NOT_MOVED
+        if not one.instruction.kind.endswith("-done")
+    )
+
+
+def _main(shape: str) -> int:
+    return sum(sizes(shape, only_main=True))
+
+
+def _traffic(one: Instruction, inside: Computation, found: dict[str, Computation]) -> int:
+    operands = [inside[name].shape if name in inside else "" for name in one.operands]
+    if one.kind in _SLICES:
+        return 2 * _main(one.shape)
+    if one.kind == "dynamic-update-slice":
+        return 2 * _main(operands[1]) if len(operands) > 1 else 0
+    if one.kind in ("copy-start", "slice-start"):  # a tuple of what arrives, where it is from, and a mark
+        return min((size for size in sizes(one.shape) if size > 64), default=0)
+    if one.kind == "fusion":
+        return _fusion_traffic(one, operands, fused(one, found))
+    written = _main(one.shape)
+    if one.kind == "custom-call" and (match := _ALIASED.search(one.line)):
+        # In the memory of operands, of which a kernel writes a piece.
+        arrays = sizes(one.shape)
+        written -= sum(arrays[int(i)] for i in re.findall(r"\{(\d+)\}: \(", match[1]) if int(i) < len(arrays))
+    return max(written, 0) + sum(map(_main, operands))
+
+
+def _fusion_traffic(one: Instruction, operands: list[str], inner: Computation) -> int:
+    users: dict[str, list[Instruction]] = {}
+    for each in inner.values():
+        for name in each.operands:
+            users.setdefault(name, []).append(each)
+    total = 0
+    for each in inner.values():
+        if each.kind != "parameter":
+            continue
+        number = int(each.line.partition("parameter(")[2].partition(")")[0])
+        read = _main(operands[number]) if number < len(operands) else 0
+        of = users.get(each.name, [])
+        if read and of and all(user.kind in (*_SLICES, "dynamic-update-slice") for user in of):
+            parts = (sum(sizes(user.shape)) for user in of if user.kind in _SLICES)
+            read = min(read, sum(parts))
+        total += read
+    updates = [each for each in inner.values() if each.kind == "dynamic-update-slice"]
+    written = _main(one.shape)
+    for update in updates:
+        whole, piece = sum(sizes(update.shape)), inner.get(update.operands[1])
+        if piece is not None and whole <= written:
+            written -= whole - sum(sizes(piece.shape))
+    return total + written

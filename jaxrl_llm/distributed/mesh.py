@@ -38,7 +38,7 @@ Shapes = Any  # a pytree of jax.ShapeDtypeStruct
 def data_mesh(devices: list[Any] | None = None) -> Mesh:
     """All devices (or those given) along one axis, "data"."""
     devices = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
+    return _arranged({DATA: len(devices)}, devices)
 
 
 def make_mesh(
@@ -70,8 +70,37 @@ def make_mesh(
         )
     sizes = {name: len(devices) // product if size == -1 else size for name, size in sizes.items()}
     sizes = {name: size for name, size in sizes.items() if name in (DATA, TENSOR) or size > 1}
+    return _arranged(sizes, devices)
+
+
+def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
+    """The devices along these axes; of several slices, whose network is slower than their links, along the first.
+
+    Those of a host stand together, so that each host can sample on its own (`on_hosts.by_host`). InputError where
+    neither "data" nor "fsdp" is a multiple of the number of slices.
+    """
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+        return Mesh(_by_process(mesh.devices), mesh.axis_names, axis_types=types)
+    from jax.experimental.mesh_utils import create_hybrid_device_mesh
+
+    between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
+    if between is None:
+        raise InputError(
+            f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
+        )
+    outer = [slices if name == between else 1 for name in sizes]
+    inner = [size // count for size, count in zip(sizes.values(), outer, strict=True)]
+    return Mesh(_by_process(create_hybrid_device_mesh(inner, outer, devices)), tuple(sizes), axis_types=types)
+
+
+def _by_process(devices: np.ndarray) -> np.ndarray:
+    """An array of devices with those of each process next to each other, else in their order."""
+    ordered = np.empty(devices.size, object)
+    ordered[:] = sorted(devices.flat, key=lambda device: device.process_index)
+    return ordered.reshape(devices.shape)
 
 
 def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:
@@ -150,17 +179,26 @@ class Program(NamedTuple):
 
     name: str  # of the function
     lowered: jax.stages.Lowered
-    compiled: jax.stages.Compiled
+    compiled: Any  # jax.stages.Compiled; None where it was only lowered
+    jaxpr: Any
 
 
-_programs: ContextVar[list[Program] | None] = ContextVar("programs", default=None)
+class _Recording(NamedTuple):
+    programs: list[Program]
+    platform: str | None
+
+
+_programs: ContextVar[_Recording | None] = ContextVar("programs", default=None)
 
 
 @contextmanager
-def ahead_of_time() -> Iterator[list[Program]]:
-    """Within it `compiled` functions only compile, `place` only says where arrays would be; the list fills up."""
+def ahead_of_time(platform: str | None = None) -> Iterator[list[Program]]:
+    """Within it `compiled` functions only compile, `place` only says where arrays would be; the list fills up.
+
+    platform: only lower, for a platform without a compiler here, such as "cuda"; results then have no shardings.
+    """
     programs: list[Program] = []
-    token = _programs.set(programs)
+    token = _programs.set(_Recording(programs, platform))
     try:
         yield programs
     finally:
@@ -193,13 +231,22 @@ def compiled(check: Callable[[Any], None] | None = None, **options: Any) -> Call
     return decorate
 
 
-def _compile(programs: list[Program], jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
+def program_of(name: str, traced: Any, platform: str | None = None) -> Program:
+    """A traced function, compiled; with a platform only lowered for that."""
+    if platform is not None:
+        return Program(name, traced.lower(lowering_platforms=(platform,)), None, traced.jaxpr)
+    lowered = traced.lower()
+    return Program(name, lowered, lowered.compile(), traced.jaxpr)
+
+
+def _compile(recording: _Recording, jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
     """Add the program to the list. Returns the shapes of its results, with their shardings."""
     traced = jitted.trace(*args, **kwargs)
-    lowered = traced.lower()
-    program = Program(jitted.__name__, lowered, lowered.compile())
-    programs.append(program)
-    shapes, shardings = jax.tree.leaves(lowered.out_info), jax.tree.leaves(program.compiled.output_shardings)
+    program = program_of(jitted.__name__, traced, recording.platform)
+    recording.programs.append(program)
+    lowered, compiled = program.lowered, program.compiled
+    shapes = jax.tree.leaves(lowered.out_info)
+    shardings = [None] * len(shapes) if compiled is None else jax.tree.leaves(compiled.output_shardings)
     results = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=aval.weak_type)
         for x, sharding, aval in zip(shapes, shardings, traced.jaxpr.out_avals, strict=True)

@@ -216,14 +216,14 @@ def learn_batch(
 
 
 def compile_learning(
-    learner: Learner, params: Params, batch: Trajectories, facts: RunFacts | None = None
+    learner: Learner, params: Params, batch: Trajectories, facts: RunFacts | None = None, platform: str | None = None
 ) -> list[Program]:
     """The programs of an iteration, in their order, compiled for the learner's mesh, whose devices need not be there.
 
     params: shapes of the parameters that learn; the learner's other parameters are shapes too. batch: numbers on the
-    host, as rollouts give them: how long its rows are decides the shapes.
+    host, as rollouts give them: how long its rows are decides the shapes. platform: see `ahead_of_time`.
     """
-    with ahead_of_time() as programs:
+    with ahead_of_time(platform) as programs:
         params, reference, frozen = shard((params, learner.reference, learner.frozen), learner.policy, learner.mesh)
         learner = learner._replace(reference=reference, frozen=frozen)
         state, memory = start(learner.policy, learner.algorithm, learner.optimizer, params, facts, learner.mesh)

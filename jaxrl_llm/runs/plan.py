@@ -1,253 +1,292 @@
-"""What a run would need on a TPU slice: its own programs, compiled for the slice without one.
+"""What a run would need on a topology: its own programs, compiled for devices that need not be there.
 
-Memory is what the compiler says of these programs. Time is a lower bound: operations at the chips' peak, bytes at their
-bandwidth, one after another; collectives are stated beside, as if nothing hid them.
+Memory is what the compiler says of these programs. The sampler's, whose layers are unrolled, are compiled with two
+small numbers of layers, and continued on a line. Time is the least that each program can take on its most loaded
+resource: operations at the chip's peak, bytes at its memory's bandwidth, what collectives send at its links' rate, or
+the TPU compiler's own estimate of cycles.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import topologies
+from jax.sharding import Mesh
 
-from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.distributed.cost import Cost, cost_of
-from jaxrl_llm.distributed.mesh import ahead_of_time, mesh_of
-from jaxrl_llm.distributed.sharding import check_mesh
-from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.learner.learn import Learner, compile_learning, shard
-from jaxrl_llm.learner.optimizer import make_optimizer
-from jaxrl_llm.learner.update import init_state
-from jaxrl_llm.models.config import ModelConfig, from_hf
-from jaxrl_llm.models.kinds import read_json
-from jaxrl_llm.models.load import DEMO_MODEL
+from jaxrl_llm.distributed.chips import GIB, NETWORK, Chip, Topology
+from jaxrl_llm.distributed.cost import BETWEEN, Cost, at_depth, cost_of
+from jaxrl_llm.distributed.mesh import Program
+from jaxrl_llm.distributed.on_hosts import of_this_host
+from jaxrl_llm.distributed.work import matrix_flops
+from jaxrl_llm.learner.learn import compile_learning
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
-from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.needs import need_of, of_reference, value_of
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.setup import check_method, split_parameters, with_critic
-from jaxrl_llm.sampling.ahead import compile_sampling
+from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, arithmetic, held_bytes
+from jaxrl_llm.runs.plan_shapes import (
+    RunShapes,
+    StateShapes,
+    bytes_on_a_device,
+    checked,
+    depths,
+    engine_sizes,
+    full_batch,
+    shapes_of,
+    state_shapes,
+    with_layers,
+)
+from jaxrl_llm.sampling.ahead import NAMES, compile_sampling, prompts_together
 from jaxrl_llm.sampling.schedule import Size
-from jaxrl_llm.sampling.schedule import plan as slots_for
-from jaxrl_llm.sampling.weights import abstract_weights
-from jaxrl_llm.shapes import bucket
-from jaxrl_llm.trajectory import Trajectories
 
-GIB = 2**30
+SAMPLING = NAMES  # the programs of sampling; the others are of learning
+PROCESS = 1.2  # GiB of host memory that Python, JAX and the compiler take
 
 
-class Chip(NamedTuple):
-    """A chip's memory in GiB, bfloat16 TFLOP/s, and GB/s of its memory and of its links to others."""
+class Seconds(NamedTuple):
+    """The least seconds of a program in an iteration by each resource; 0 where the resource's rate is not known."""
 
+    compute: float
     memory: float
-    peak: float
-    bandwidth: float
     links: float
+    compiler: float  # by the TPU compiler's estimate, with Pallas kernels at the chip's peak left out
 
-
-# Of Google's pages on each TPU version.
-CHIPS = {
-    "v4": Chip(32, 275, 1228, 300),
-    "v5e": Chip(16, 197, 819, 200),
-    "v5p": Chip(95, 459, 2765, 600),
-    "v6e": Chip(32, 918, 1640, 448),
-}
+    @property
+    def binds(self) -> str:
+        """The resource that takes longest."""
+        return max(zip(self, self._fields, strict=True))[1]
 
 
 class Plan(NamedTuple):
-    """Bytes on each chip, and seconds of an iteration."""
+    """Bytes on each device, and seconds of an iteration."""
 
+    config: TrainConfig
+    compiled: bool  # or estimated
     chip: Chip
-    chips: int
+    devices: int
+    rented: int  # chips
     mesh: dict[str, int]
-    held: dict[str, int]  # all the time: parameters, moments, reference ...
-    sampling: dict[str, int]  # beside `held` while sampling
-    learning: dict[str, int]  # beside `held` while learning
-    costs: list[Cost]
-    seconds: dict[str, float]
+    held: dict[str, int]  # all the time: parameters, optimiser, reference ...
+    phases: dict[str, dict[str, int]]  # beside `held` in each phase
+    costs: dict[str, Cost]  # none where nothing was compiled
+    seconds: dict[str, Seconds]
+    host: dict[str, int]  # on each host
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """The most bytes on a device in each phase."""
+        held = sum(self.held.values())
+        return {name: held + sum(parts.values()) for name, parts in self.phases.items()}
 
     @property
     def peak(self) -> int:
-        """The most bytes on a chip."""
-        return sum(self.held.values()) + max(sum(self.sampling.values()), sum(self.learning.values()))
+        """The most bytes on a device."""
+        return max(self.peaks.values())
+
+    @property
+    def least(self) -> int:
+        """Bytes on a device that are there whatever the temporaries."""
+        sure = (sum(size for name, size in parts.items() if name != "temporaries") for parts in self.phases.values())
+        return sum(self.held.values()) + max(sure)
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.chip.memory * GIB
+        """Whether they are no more than a chip has for programs."""
+        return self.peak <= self.chip.usable
+
+    @property
+    def iteration(self) -> float:
+        """Seconds of an iteration, at least; 0 where the chip's speed is not known."""
+        return sum(max(each) for each in self.seconds.values())
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens sampled in an iteration, at most."""
+        return self.config.prompts_per_step * self.config.group_size * self.config.max_new_tokens
+
+    @property
+    def chip_hours(self) -> float:
+        """Of the whole run, at least."""
+        return self.iteration * self.config.steps * self.rented / 3600
 
 
-def config_of(model: str) -> ModelConfig:
-    """The configuration of a model, whose weights need not be there: a folder, a config.json, a .gguf file, the demo
-    model, or a name on the Hugging Face hub. InputError for anything else."""
-    path = Path(model).expanduser()
-    if model == DEMO_MODEL or model.endswith(".gguf"):
-        from jaxrl_llm.models.gguf import read_gguf, smollm2_path
-
-        file = smollm2_path() if model == DEMO_MODEL else path
-        return from_hf(read_gguf(file).config, where=file.name)
-    file = path if model.endswith(".json") else path / "config.json"
-    if not file.exists() and model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        from huggingface_hub import hf_hub_download
-
-        try:
-            file = Path(hf_hub_download(model, "config.json"))
-        except Exception as error:  # the hub's client raises several
-            raise InputError(f"the hub gave no config.json of {model} ({type(error).__name__})") from None
-    if not file.exists():
-        raise InputError(f"{file} is not there: give a model's folder, its config.json, a .gguf file or a hub name")
-    return from_hf(read_json(file), where=str(file))
+def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
+    """The plan by arithmetic: what is held is exact, temporaries and times are estimates."""
+    mesh, algorithm, model = checked(config, topology)
+    state, own = state_shapes(config, model, algorithm), of_this_host(mesh)
+    sizes = engine_sizes(config, algorithm, row_shards(own, SAMPLED_ROWS), topology.hosts)
+    abstract = abstract_mesh(dict(mesh.shape))
+    held = held_bytes(state, abstract, config.reference_memory)
+    found = arithmetic(config, model, algorithm, abstract, held, sizes, topology.hosts)
+    return _assembled(config, topology, mesh, sizes[0], state, found.held, found.phases, found.costs, compiled=False)
 
 
-def chips_of(topology: str, slices: int = 1) -> tuple[Chip, list[Any]]:
-    """The chips of a topology such as "v5e:4x4", in one or several slices. InputError where libtpu knows it not."""
-    version = topology.partition(":")[0]
-    if version not in CHIPS:
-        raise unknown("TPU version", version, CHIPS)
-    options = {"num_slices": slices} if slices > 1 else {}
-    try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
-    except Exception as error:  # JAX raises several, also where libtpu is missing
-        said = str(error).strip().splitlines()[:1]
-        raise InputError(
-            f"cannot compile for {topology} ({': '.join([type(error).__name__, *said])}): it needs libtpu (pip install "
-            "libtpu), TPU_SKIP_MDS_QUERY=1, and a topology such as v5e:4x4"
-        ) from None
-    return CHIPS[version], list(found.devices)
+def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
+    """`estimated_plan`, with the operations of the learning half counted on its programs, lowered for the platform.
 
-
-def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Trajectories:
-    """A scored batch on the host in which every prompt and completion is as long as the settings allow."""
-    G, P, T = config.group_size, config.max_prompt_tokens, config.max_new_tokens
-    rows = config.prompts_per_step * G
-    shape, group = (rows, P + T), np.arange(rows, dtype=np.int32) // G
-    action = np.broadcast_to(np.arange(P + T) >= P, shape)
-    tokens = np.random.default_rng(0).integers(0, vocabulary, shape, dtype=np.int32)
-    tokens[:, :P] = tokens[group * G, :P]
-    zeros = np.zeros(shape, np.float32)
-    fields: dict[str, Any] = {
-        "tokens": tokens, "token_mask": np.ones(shape, bool), "action_mask": action, "behaviour_logp": zeros - 1,
-        "policy_step": np.zeros(shape, np.int32), "turn": np.where(action, 0, -1).astype(np.int32), "group": group,
-        "prompt_id": group, "truncated": np.zeros(rows, bool), "temperature": np.ones(rows, np.float32),
-        "reward": (np.arange(rows) % 2).astype(np.float32),
-    }  # fmt: skip
-    batch = Trajectories(**fields)
-    for text in sorted(algorithm.needs):
-        (_, number), need = value_of(text), need_of(text)
-        if need.provider is not None and need.stand_in.value is not None:
-            value: Any = np.asarray(need.stand_in.value(batch, number))
-            batch = need.put(batch, value, number)
-    return batch
-
-
-def bytes_on_a_chip(tree: Any) -> int:
-    """Of arrays that have shardings."""
-    return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
-
-
-def plan(config: TrainConfig, topology: str, slices: int = 1) -> Plan:
-    """Compile a run's programs for a TPU topology, and say what they need. InputError for what is not possible."""
-    chip, devices = chips_of(topology, slices)
-    mesh = mesh_of(config.mesh, devices)
-    algorithm = check_method(config, mesh)
-    model = config_of(config.model)
-    check_mesh(model, mesh)
-    policy = Policy(model, jnp.dtype(config.dtype), config.remat, mesh=mesh if mesh.size > 1 else None)
-    made: dict[str, Policy] = {}
-
-    def parameters() -> Any:
-        params = init_params(jax.random.key(0), model, jnp.dtype(config.param_dtype))
-        made["policy"], params = with_critic(config, algorithm, policy, params)
-        return params, split_parameters(config, made["policy"], params)
-
-    params, (frozen, learning) = jax.eval_shape(parameters)
-    policy = made["policy"]
-    reference = None
-    if of_reference(algorithm.needs):
-        reference = frozen or {name: x for name, x in params.items() if name != "critic"}
-    optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
-    learner = Learner(
-        policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen
-    )
-    batch = full_batch(config, algorithm, model.vocab_size)
-    costs = [cost_of(program) for program in compile_learning(learner, learning, batch)]
-    prompts = [number for number in range(config.prompts_per_step) for _ in range(config.group_size)]
-    size = Size(
-        slots_for(prompts, config.slots, row_shards(mesh, SAMPLED_ROWS)), bucket(config.max_prompt_tokens),
-        bucket(config.max_new_tokens, least=4),
-    )  # fmt: skip
-    sampling = config.sampling
-    filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-    engine = {
-        name: cost_of(program)
-        for name, program in compile_sampling(
-            policy, params, mesh, size, cache_dtype=jnp.dtype(sampling.cache_dtype), filtered=filtered
-        ).items()
-    }
-    with ahead_of_time():
-        state = shard(jax.eval_shape(partial(init_state, optimizer=optimizer), learning), policy, mesh)
-        kept = shard((frozen, reference if frozen is None else None), policy, mesh)
-    sampler = bytes_on_a_chip(abstract_weights(policy, params, mesh))
-    held = {
-        "parameters": bytes_on_a_chip(state.params) + bytes_on_a_chip(kept[0]),
-        "optimiser": bytes_on_a_chip(state[1:]),
-        "reference": bytes_on_a_chip(kept[1]) if config.reference_memory == "device" else 0,
-    }
-    update = costs[-1]
-    given = held["parameters"] + held["optimiser"]
-    return Plan(
-        chip, len(devices), dict(mesh.shape), held,
-        {
-            "sampler's weights": sampler,
-            "caches": max(engine["decode"].arguments - sampler, 0),
-            "temporaries": max(cost.temporaries + cost.results for cost in engine.values()),
-        },
-        {
-            "batch": max(update.arguments - given, 0),
-            "temporaries": max(cost.temporaries + cost.results for cost in costs),
-        },
-        [*engine.values(), *costs],
-        seconds_of(config, model, chip, mesh.shape, sampler, engine["decode"], costs),
-    )  # fmt: skip
-
-
-def seconds_of(
-    config: TrainConfig, model: ModelConfig, chip: Chip, mesh: Mapping[str, int], sampler: int, decode: Cost,
-    costs: list[Cost],
-) -> dict[str, float]:  # fmt: skip
-    """Seconds of an iteration's parts at the chips' peak and bandwidth; "collectives" of learning, if nothing hid them.
-
-    Operations of a pass: 2 for each weight of a matrix that a token meets, and 4 for each key that it attends to in
-    each layer's heads. The update makes three passes, four where layers are recomputed; a reference and old
-    log-probabilities one each. A decode step reads the sampler's weights and half of the caches.
+    For platforms without a compiler here. The sampler's programs are lowered too, with few layers.
     """
-    chips = math.prod(mesh.values())
-    P, T, G, prompts = config.max_prompt_tokens, config.max_new_tokens, config.group_size, config.prompts_per_step
-    D, h = model.hidden_size, model.head_dim
-    heads, groups = model.num_heads, model.num_kv_heads
-    inner = model.intermediate_size * max(model.experts_per_token, 1)
-    weights = model.num_layers * (D * h * (2 * heads + 2 * groups) + 3 * D * inner)
-    seen = prompts * (P * P / 2 + G * (T * P + T * T / 2))  # pairs of a token and a key
-    tokens = prompts * (P + G * T)
-    forward = (
-        2 * weights * tokens + 4 * model.num_layers * heads * h * seen + 2 * D * model.vocab_size * prompts * G * T
-    )
-    passes = (4 if config.remat else 3) * config.epochs
-    passes += sum(cost.name == "outputs_of" for cost in costs)
-    rate = chips * chip.peak * 1e12
-    rows = prompts * G
-    rounds = math.ceil(rows / (config.slots or rows))
-    step = (sampler + max(decode.arguments - sampler, 0) / 2) / (chip.bandwidth * 1e9)
-    moved = sum(sum(cost.collectives.values()) for cost in costs)
-    return {
-        "prefill": (2 * weights * prompts * P + 2 * model.num_layers * heads * h * prompts * P * P) / rate,
-        "decode": rounds * T * step,
-        "learning": passes * forward / rate,
-        "collectives": moved / (chip.links * 1e9),
+    found, shapes = estimated_plan(config, topology), shapes_of(config, topology)
+    costs = dict(found.costs)
+    for name, program in _learning_programs(shapes, topology.platform).items():
+        if name in costs:
+            flops = matrix_flops(program.jaxpr, topology.platform) / len(topology.devices)
+            costs[name] = costs[name]._replace(flops=flops)
+    layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
+    _sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
+    return found._replace(costs=costs, seconds=_times(config, topology, shapes.mesh, shapes.size, costs))
+
+
+def compiled_plan(config: TrainConfig, topology: Topology) -> Plan:
+    """The plan of a run's own programs, compiled for a topology. InputError for what the run would refuse."""
+    shapes = shapes_of(config, topology)
+    with ThreadPoolExecutor(2) as threads:
+        learning, sampling = threads.submit(learning_costs, shapes), threads.submit(sampling_costs, shapes)
+        costs = {**sampling.result(), **learning.result()}
+    held, update = held_by(shapes), costs["update"]
+    # What the compiler counts of the arguments beyond their numbers is the padding of the chip's layouts.
+    held["padding"] = max(update.arguments - update.given, 0)
+    engine = shapes.engine()
+    sampler = bytes_on_a_device(engine.weights)
+    caches = bytes_on_a_device((engine.prefix_cache, engine.ring_cache))
+    of_sampling = {name: costs[name] for name in SAMPLING if name in costs}
+    working = {
+        "padding": max(max(cost.arguments - cost.given, 0) for cost in of_sampling.values()),
+        "temporaries": max(cost.temporaries for name, cost in of_sampling.items() if name != "convert"),
     }
+    phases = {"sampling": {"sampler's weights": sampler, "caches": caches, **working}}
+    if "convert" in costs:
+        phases = {"convert": {"sampler's weights": sampler, "temporaries": costs["convert"].temporaries}} | phases
+    if shapes.evaluation is not None:
+        other = shapes.engine(shapes.evaluation)
+        caches = bytes_on_a_device((other.prefix_cache, other.ring_cache))
+        phases["evaluation"] = {"sampler's weights": sampler, "caches": caches, **working}
+    given = sum(held[name] for name in ("parameters", "frozen", "optimiser"))
+    batch = max(update.given - given, 0)
+    for name, cost in costs.items():
+        if name not in SAMPLING:
+            phases[name] = {"batch": batch, "temporaries": cost.temporaries + max(cost.results, 0)}
+    return _assembled(config, topology, shapes.mesh, shapes.size, shapes, held, phases, costs, compiled=True)
+
+
+def _assembled(
+    config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, arrays: RunShapes | StateShapes,
+    held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
+) -> Plan:  # fmt: skip
+    return Plan(
+        config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape), held, phases, costs,
+        _times(config, topology, mesh, size, costs), host_memory(config, topology, arrays),
+    )  # fmt: skip
+
+
+def _times(
+    config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, costs: Mapping[str, Cost]
+) -> dict[str, Seconds]:  # fmt: skip
+    own, hosts = row_shards(of_this_host(mesh), SAMPLED_ROWS), topology.hosts
+    return {
+        name: seconds_of(cost, topology.chip, calls(config, size, hosts, own, name)) for name, cost in costs.items()
+    }
+
+
+def held_by(shapes: RunShapes) -> dict[str, int]:
+    """Bytes on each device of what a run keeps there all the time."""
+    state, reference = shapes.state, shapes.copied_reference
+    return {
+        "parameters": bytes_on_a_device(state.params),
+        "frozen": bytes_on_a_device(shapes.learner.frozen),
+        "optimiser": bytes_on_a_device(state[1:]),  # with the counter of steps
+        "reference": bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0,
+    }
+
+
+def learning_costs(shapes: RunShapes) -> dict[str, Cost]:
+    """Of the programs of the learning half, in their order. Those that are compiled twice are numbered."""
+    return {name: cost_of(program, slices_of(shapes)) for name, program in _learning_programs(shapes).items()}
+
+
+def _learning_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
+    learner = shapes.learner
+    batch = full_batch(shapes.config, learner.algorithm, learner.policy.config.vocab_size)
+    found: dict[str, Program] = {}
+    for program in compile_learning(learner, shapes.state.params, batch, platform=platform):
+        number = sum(name.split(" ")[0] == program.name for name in found)
+        found[f"{program.name} {number + 1}" if number else program.name] = program
+    return found
+
+
+def slices_of(shapes: RunShapes) -> list[int]:
+    """The slice of each device of the mesh, in its order."""
+    return [int(getattr(device, "slice_index", 0) or 0) for device in shapes.mesh.devices.flat]
+
+
+def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
+    """Of the engine's programs, at the model's depth; of "decode", of one step of its loop."""
+    model = shapes.policy.config
+    low, high = depths(model)
+    if high >= model.num_layers:
+        return _sampling_costs(shapes)
+    small, large = (
+        _sampling_costs(shapes_of(shapes.config, shapes.topology, with_layers(model, n))) for n in (low, high)
+    )
+    return {name: at_depth(small[name], large[name], (low, high), model.num_layers) for name in large}
+
+
+def _sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
+    return {name: cost_of(program, slices_of(shapes)) for name, program in _sampling_programs(shapes).items()}
+
+
+def _sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
+    config = shapes.config.sampling
+    return compile_sampling(
+        shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
+        filtered=config.truncating, platform=platform,
+    )  # fmt: skip
+
+
+def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) -> int:
+    """How often a program runs in an iteration, of "decode" the steps of its loop, if all completions are long.
+
+    hosts, devices: as for `engine_sizes`.
+    """
+    prompts = math.ceil(config.prompts_per_step / hosts)
+    rounds = math.ceil(prompts * config.group_size / size.shape.rows)
+    if name == "decode":
+        return rounds * config.max_new_tokens
+    if name == "prefill":
+        return math.ceil(prompts / prompts_together(size, devices))
+    return rounds if name == "begin" else 1
+
+
+def seconds_of(cost: Cost, chip: Chip, times: int) -> Seconds:
+    """The least seconds of so many calls of a program."""
+
+    def per(number: float, rate: float) -> float:
+        return times * number / rate if rate else 0.0
+
+    between = sum(size for kind, size in cost.collectives.items() if kind.endswith(BETWEEN))
+    return Seconds(
+        per(cost.flops, chip.peak * 1e12),
+        per(cost.traffic, chip.bandwidth * 1e9),
+        per(cost.sent - between, chip.links * 1e9) + per(between, NETWORK * 1e9 if chip.links else 0.0),
+        per(cost.cycles, chip.clock * 1e9),
+    )
+
+
+def host_memory(config: TrainConfig, topology: Topology, arrays: RunShapes | StateShapes) -> dict[str, int]:
+    """Bytes on each host: the process, the weights while they are loaded, a checkpoint while it is written."""
+    hosts = topology.hosts
+    reference = arrays.copied_reference if config.reference_memory == "host" else None
+    length = config.max_prompt_tokens + config.max_new_tokens
+    return {
+        "process": int(PROCESS * GIB),
+        "weights while loading, or a checkpoint": max(_bytes(arrays.params), -(-_bytes(arrays.state) // hosts)),
+        "reference": _bytes(reference) // hosts,
+        "batch": config.prompts_per_step * config.group_size * length * 64,  # some fifteen arrays of 4 bytes a token
+    }
+
+
+def _bytes(tree: Any) -> int:
+    """Of whole arrays."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -151,6 +151,13 @@ def with_critic(config: TrainConfig, algorithm: Algorithm, policy: Policy, param
     return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
 
 
+def remat_of(config: TrainConfig) -> Remat:
+    """What of a layer the backward pass recomputes."""
+    if config.remat and config.keep_projections:
+        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return config.remat
+
+
 def load_model(
     config: TrainConfig, algorithm: Algorithm, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[Policy, Params, Any]:
@@ -158,12 +165,9 @@ def load_model(
 
     mesh: of several devices, over which the parameters are sharded as they are read.
     """
-    remat: Remat = config.remat
-    if remat and config.keep_projections:
-        remat = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh)
     policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat, shardings=spread
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread
     )
     return *with_critic(config, algorithm, policy, params), tokenizer
 

@@ -1,72 +1,126 @@
-"""The engine's programs, compiled ahead of time for devices that need not be there."""
+"""The sampler's programs, compiled ahead of time for devices that need not be there, as an engine runs them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, SingleDeviceSharding
 
-from jaxrl_llm.distributed.mesh import Program
+from jaxrl_llm.distributed.mesh import Program, program_of
+from jaxrl_llm.distributed.on_hosts import by_host, of_this_host
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
-from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.cache import PrefixSlots
-from jaxrl_llm.sampling.decode import DrawSettings, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.cache import PrefixCache, PrefixSlots
+from jaxrl_llm.sampling.decode import DrawSettings, RingCache, begin, decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill
 from jaxrl_llm.sampling.schedule import Size
-from jaxrl_llm.sampling.weights import abstract_weights, shardings
+from jaxrl_llm.sampling.weights import abstract_weights, converter, shardings
+
+Shapes = Any  # a pytree of jax.ShapeDtypeStruct
+NAMES = ("convert", "prefill", "begin", "decode")
+
+
+class Arrays(NamedTuple):
+    """What an engine keeps on the devices of a host: shapes with shardings."""
+
+    prompts: Shapes  # the weights that prefill reads
+    loop: Shapes  # the weights of the decode loop
+    prefix_cache: PrefixCache
+    ring_cache: RingCache
+    shares: bool = False  # the decode loop reads the training's own parameters
+
+    @property
+    def weights(self) -> Shapes:
+        """Those weights that are no parameters of the training."""
+        return None if self.shares else self.loop
+
+
+def engine_arrays(policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_dtype: Any = None) -> Arrays:
+    """The weights and caches of an engine of this size.
+
+    params: shapes, with shardings, of the policy's parameters. mesh: of the training. cache_dtype: the policy's by
+    default.
+    """
+    params = {name: x for name, x in params.items() if name != "critic"}
+    dtype, own = cache_dtype or policy.dtype, of_this_host(mesh)
+    prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype))
+    ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype))
+    loop = abstract_weights(policy, params, own)
+    prefix_cache, ring_cache = (spread(tree, mesh) for tree in (prefix_cache, ring_cache))
+    if mesh.size > 1:
+        return Arrays(loop, loop, prefix_cache, ring_cache)
+    # On one CPU, in float32, the loop reads views of the parameters.
+    floats = {x.dtype for x in jax.tree.leaves(params)} | {jnp.dtype(policy.dtype)}
+    shares = mesh.devices.flat[0].platform == "cpu" and floats == {jnp.dtype(jnp.float32)}
+    return Arrays(spread(params, mesh), spread(loop, mesh), prefix_cache, ring_cache, shares)
+
+
+def spread(tree: Shapes, mesh: Mesh) -> Shapes:
+    """Shapes with the shardings of an engine's arrays on this host's devices. mesh: of the training."""
+    one, own = mesh.size == 1, of_this_host(mesh)
+    places = jax.tree.map(lambda x: SingleDeviceSharding(mesh.devices.flat[0]), tree) if one else shardings(tree, own)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+
+
+def prompts_together(size: Size, devices: int) -> int:
+    """How many prompts of the full width go through one call of prefill. devices: over which rows are sharded."""
+    most = min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // devices))
+    return devices << (most.bit_length() - 1)
 
 
 def compile_sampling(
     policy: Policy,
-    params: Any,
+    params: Shapes,
     mesh: Mesh,
     size: Size,
     *,
     cache_dtype: Any = None,
     filtered: bool = False,
-    stop_tokens: int = 1,
-    names: tuple[str, ...] = ("prefill", "begin", "decode"),
+    names: tuple[str, ...] = NAMES,
+    platform: str | None = None,
 ) -> dict[str, Program]:
-    """`prefill`, `begin` and `decode` as an engine of this size runs them, by name.
+    """The programs of an engine of this size, by name, as a run calls them.
 
-    params: shapes of the policy's parameters. cache_dtype: of the caches; the policy's by default. filtered: with
-    top-k, top-p or min-p. stop_tokens: how many there are. names: which programs to compile.
+    "convert" makes the loop's weights from the parameters, where they are others. params, cache_dtype: as for
+    `engine_arrays`. filtered: with top-k, top-p or min-p. names: which programs to compile. platform: see
+    `ahead_of_time`.
     """
-    dtype, shape = cache_dtype or policy.dtype, size.shape
-
-    def spread(make: Any) -> Any:
-        tree = jax.eval_shape(make)
-        put = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)  # noqa: E731
-        return jax.tree.map(put, tree, shardings(tree, mesh))
+    arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype), size.shape
+    params = {name: x for name, x in params.items() if name != "critic"}
+    weights, prefix_cache, ring = arrays.loop, arrays.prefix_cache, arrays.ring_cache
 
     def number(dtype: Any, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+        """What the host makes for a call: it is on no particular device."""
+        return jax.ShapeDtypeStruct(shape, dtype)
 
-    weights = abstract_weights(policy, params, mesh)
-    prefix_cache = spread(lambda: empty_prefix_cache(policy, shape.prompts, size.width, dtype))
-    ring = spread(lambda: empty_ring_cache(policy, shape.rows, size.tokens, dtype))
-    rows = spread(lambda: no_rows(shape.rows))
+    rows = spread(jax.eval_shape(lambda: no_rows(shape.rows)), mesh)
     filters = Filters(*(number(kind) for kind in (jnp.int32, jnp.float32, jnp.float32))) if filtered else None
-    settings = DrawSettings(number(jnp.uint32), number(jnp.float32), filters, None, number(jnp.int32, stop_tokens))
+    stops = number(jnp.int32, len(policy.config.eos_token_ids))
+    settings = DrawSettings(number(jnp.uint32), number(jnp.float32), filters, None, stops)
     slots = None
     if not shape.fixed:
         slots = PrefixSlots(number(jnp.int32, shape.rows), number(jnp.int32, shape.prompts * shape.slots_per_prompt))
-    devices = row_shards(mesh, SAMPLED_ROWS)
-    most = min(max(PREFILL_TOKENS // size.width, 1), -(-shape.prompts // devices))
-    together = devices << (most.bit_length() - 1)
-    tokens = spread(lambda: jnp.zeros((together, size.width), jnp.int32))
-    each = spread(lambda: jnp.zeros(together, jnp.int32))
+    together = prompts_together(size, row_shards(of_this_host(mesh), SAMPLED_ROWS))
+    asked = spread((number(jnp.int32, together, size.width), *[number(jnp.int32, together)] * 2), mesh)
     one = number(jnp.int32)
-    lower = {
-        "prefill": lambda: prefill.lower(policy, weights, prefix_cache, tokens, each, each),
-        "begin": lambda: begin.lower(policy, weights, prefix_cache, slots, ring.drawn, one, rows, settings),
-        "decode": lambda: decode.lower(policy, weights, prefix_cache, slots, ring, rows, settings, one, one),
+    trace: dict[str, Callable[[], Any]] = {
+        "convert": lambda: _convert(policy, params, mesh),
+        "prefill": lambda: prefill.trace(policy, arrays.prompts, prefix_cache, *asked),
+        "begin": lambda: begin.trace(policy, weights, prefix_cache, slots, ring.drawn, ring.step, rows, settings),
+        "decode": lambda: decode.trace(policy, weights, prefix_cache, slots, ring, rows, settings, one, one),
     }
     found = {}
     for name in names:
-        lowered = lower[name]()
-        found[name] = Program(name, lowered, lowered.compile())
+        if name != "convert" or not arrays.shares:
+            found[name] = program_of(name, trace[name](), platform)
     return found
+
+
+def _convert(policy: Policy, params: Params, mesh: Mesh) -> Any:
+    several = len({device.process_index for device in mesh.devices.flat}) > 1
+    convert, options = converter(policy, params, by_host(mesh) if several else mesh)
+    return convert.trace(policy, params, *options)

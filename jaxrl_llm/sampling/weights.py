@@ -67,16 +67,23 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
             spread = any(not mesh.empty and mesh.size > 1 for mesh in meshes)
             params = jax.device_put(params, _on_one_device(device) if spread else device)
         return Weights(params, loop_params(policy, params, 1, _is_tpu(device)), device=device)
-    pad_lanes = _is_tpu(mesh.devices.flat[0])
-    target = named_shardings(loop_specs(policy, mesh, params, pad_lanes), mesh)
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh))
     start = time.perf_counter()
     if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    convert = jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target)
-    loop = jax.block_until_ready(convert(policy, params, mesh.shape.get("tensor", 1), pad_lanes))
+    convert, options = converter(policy, params, mesh)
+    loop = jax.block_until_ready(convert(policy, params, *options))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
+
+
+def converter(policy: Policy, params: Params, mesh: Mesh) -> tuple[Any, tuple[int, bool]]:
+    """`loop_params` with the loop's shardings on a mesh, compiled, and the options that it is called with."""
+    options = mesh.shape.get("tensor", 1), _is_tpu(mesh.devices.flat[0])
+    if mesh.size == 1:
+        return loop_params, options
+    target = named_shardings(loop_specs(policy, mesh, params, options[1]), mesh)
+    return jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target), options
 
 
 def _is_here(x: Any) -> bool:
@@ -86,13 +93,11 @@ def _is_here(x: Any) -> bool:
 
 def _on_this_host(policy: Policy, params: Params, mesh: Mesh) -> Weights:
     """`take_weights` of parameters on the devices of several hosts: one program gives each host a copy of its own."""
-    pad_lanes, wide, start = _is_tpu(mesh.devices.flat[0]), by_host(mesh), time.perf_counter()
-    target = named_shardings(loop_specs(policy, wide, params, pad_lanes), wide)
+    wide, start = by_host(mesh), time.perf_counter()
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, wide, stacked, params), wide))
-    convert = jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target)
-    own = of_this_host(mesh)
-    loop = jax.block_until_ready(own_copy(convert(policy, params, wide.shape["tensor"], pad_lanes), own))
+    (convert, options), own = converter(policy, params, wide), of_this_host(mesh)
+    loop = jax.block_until_ready(own_copy(convert(policy, params, *options), own))
     return Weights(loop, loop, own, moved, time.perf_counter() - start)
 
 

@@ -20,7 +20,8 @@ def test_a_run_on_four_devices_is_that_on_one(mesh: str, options: dict[str, str]
     # Matrices are in shards, norms and counters are not; "tensor" does not divide the embedding's 257 tokens.
     shards = 2 if "data=2" in mesh else 4
     assert one["bytes"] / shards <= found["bytes"] < 1.2 * one["bytes"] / shards
-    assert found["compiles"][-1] == found["compiles"][0], "later steps compile nothing"
+    # A later batch may be packed into another size: the forward pass, the preparation and the update.
+    assert found["compiles"][-1] - found["compiles"][0] in (0, 3)
 
 
 @pytest.mark.heavy

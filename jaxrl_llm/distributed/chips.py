@@ -1,0 +1,124 @@
+"""Accelerators by name, and the devices of a topology, which need not be there.
+
+Figures are those that Google's pages on each TPU version (docs.cloud.google.com/tpu/docs, read in 2026-11) and NVIDIA's
+data sheets state. A link's rate is what a chip sends: half of a rate that counts both directions, over all its links.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple
+
+from jaxrl_llm.errors import InputError, unknown
+
+GIB = 2**30
+# What the runtime keeps for itself: programs for v5e may use 15.75 of 16 GiB, those for v6e 31.25 of 32.
+RESERVED = 0.025
+
+
+class Chip(NamedTuple):
+    """One device, as JAX counts devices."""
+
+    name: str
+    memory: float  # GiB
+    peak: float  # TFLOP/s in bfloat16; 0: not known
+    bandwidth: float  # GB/s of its memory; 0: not known
+    links: float  # GB/s to devices of the slice or the machine; 0: not known
+    clock: float = 0.0  # GHz, in which the TPU compiler estimates cycles; 0: not known
+    each: int = 1  # devices on a chip that is rented as one
+
+    @property
+    def usable(self) -> int:
+        """Bytes for programs and their arrays."""
+        return int(self.memory * GIB * (1 - RESERVED))
+
+
+TPUS = {
+    chip.name: chip
+    for chip in (
+        Chip("v4", 32, 275, 1228, 300, 1.05),
+        Chip("v5e", 16, 197, 819, 200, 1.5),
+        Chip("v5p", 95, 459, 2765, 600, 1.75),
+        Chip("v6e", 32, 918, 1638, 400, 1.75),
+        Chip("tpu7x", 96, 1153, 3690, 300, each=2),
+    )
+}
+GPUS = {
+    chip.name: chip
+    for chip in (
+        Chip("a100", 80, 312, 2039, 300),
+        Chip("h100", 80, 989, 3350, 450),
+        Chip("h200", 139, 989, 4800, 450),
+        Chip("b200", 179, 2250, 8000, 900),
+    )
+}
+NETWORK = 6.25  # GB/s between slices for each chip (v5p: 50 Gbit/s; the others are near it)
+
+
+class Topology(NamedTuple):
+    """The devices that a run is planned for."""
+
+    chip: Chip
+    devices: list[Any]
+    platform: str  # "tpu", "cuda" or "cpu", whose programs are lowered
+    slices: int = 1
+
+    @property
+    def hosts(self) -> int:
+        """Processes of a run: the machines that the devices are on."""
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def rented(self) -> int:
+        """Chips as they are rented."""
+        return -(-len(self.devices) // self.chip.each)
+
+
+def simulated(topology: str) -> int:
+    """How many CPU devices a topology of GPUs or CPUs needs in JAX, such as 8 for "h100:8"; 0 for a TPU's.
+
+    InputError for a malformed one.
+    """
+    name, _, count = topology.partition(":")
+    if name in TPUS:
+        return 0
+    if name not in GPUS and name != "cpu":
+        raise unknown("accelerator", name, [*TPUS, *GPUS, "cpu"])
+    if not re.fullmatch(r"[1-9]\d{0,3}", count):
+        raise InputError(f"the topology {topology!r} names no number of devices: give one, such as {name}:8")
+    return int(count)
+
+
+def topology_of(topology: str, slices: int = 1) -> Topology:
+    """The devices of a topology: "v5e:4x4", "h100:8", "cpu:1". InputError where it is malformed or not known here.
+
+    TPUs are libtpu's, which compiles for them with none attached. CPU devices stand in for GPUs, to lower and to shard.
+    """
+    import jax
+
+    count, name = simulated(topology), topology.partition(":")[0]
+    if count:
+        if slices > 1:
+            raise InputError(f"--slices is {slices}, but only TPUs have slices: give the number of devices alone")
+        devices = jax.devices("cpu")
+        if len(devices) < count:
+            raise InputError(
+                f"{topology} needs {count} CPU devices, but JAX has {len(devices)}: set "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+            )
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB / count
+        chip = GPUS.get(name) or Chip("cpu", memory, 0, 0, 0)
+        return Topology(chip, list(devices[:count]), "cuda" if name in GPUS else "cpu")
+    from jax.experimental import topologies
+
+    options = {"num_slices": slices} if slices > 1 else {}
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
+    except Exception as error:  # JAX raises several, also where libtpu is missing
+        said = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+        raise InputError(
+            f"cannot compile for {topology} ({': '.join([type(error).__name__, *said])}): it needs libtpu (pip install "
+            "libtpu) and a topology that exists, such as v5e:4x4"
+        ) from None
+    return Topology(TPUS[name], list(found.devices), "tpu", slices)

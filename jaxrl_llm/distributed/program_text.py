@@ -1,0 +1,113 @@
+"""The text of a compiled program, instruction by instruction, each with the number of times that it runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+BITS = {
+    "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "bf16": 16, "f16": 16, "s16": 16, "u16": 16, "s64": 64, "u64": 64,
+    "f64": 64,
+}  # fmt: skip
+_ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\](\{[^}]*\})?")
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_BODY, _CONDITION = re.compile(r"body=%?([\w.\-]+)"), re.compile(r"condition=%?([\w.\-]+)")
+_TRIPS = re.compile(r"known_trip_count[^\d]*(\d+)")
+_BOUND = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
+
+
+class Instruction(NamedTuple):
+    """One line of a computation."""
+
+    name: str
+    shape: str  # the type of its result
+    kind: str
+    operands: tuple[str, ...]
+    line: str
+
+
+Computation = dict[str, Instruction]  # by name, in order
+
+
+class Executed(NamedTuple):
+    """An instruction of a program that runs."""
+
+    instruction: Instruction
+    times: int
+    computation: Computation  # that it is in
+    fusion: Instruction | None  # that the computation is of
+
+
+def sizes(shape: str, only_main: bool = False) -> list[int]:
+    """Bytes of the arrays in a type; with `only_main`, of those that are in the device's main memory."""
+    found = []
+    for dtype, dims, layout in _ARRAY.findall(shape):
+        if not (only_main and "S(" in layout):
+            found.append(math.prod(int(n) for n in dims.split(",") if n) * BITS.get(dtype, 32) // 8)
+    return found
+
+
+def computations(text: str) -> tuple[dict[str, Computation], str]:
+    """The computations of a program by name, and the name of the one that it begins with."""
+    found: dict[str, Computation] = {}
+    inside: Computation = {}
+    entry = ""
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            inside = found.setdefault(head[2], {})
+            entry = head[2] if head[1] else entry
+        elif parts := _INSTRUCTION.match(line):
+            name, shape, kind, rest = parts.groups()
+            operands = tuple(_OPERAND.findall(rest.split("), ")[0]))
+            inside[name] = Instruction(name, shape, kind, operands, line)
+    return found, entry
+
+
+def executed(text: str) -> Iterator[Executed]:
+    """Every instruction, those inside fusions too, with the number of times that it runs.
+
+    A loop runs as often as the compiler knows; one whose end depends on data counts once. Each branch of a conditional
+    counts once.
+    """
+    found, entry = computations(text)
+
+    def visit(name: str, times: int, fusion: Instruction | None) -> Iterator[Executed]:
+        inside = found.get(name, {})
+        for one in inside.values():
+            yield Executed(one, times, inside, fusion)
+            if one.kind == "while":
+                yield from visit(_name(_BODY, one.line), times * _trips(one.line, found), fusion)
+            elif one.kind in ("fusion", "call", "conditional", "async-start"):
+                called = _CALLED.findall(one.line) + [
+                    branch.strip().lstrip("%") for group in _BRANCHES.findall(one.line) for branch in group.split(",")
+                ]
+                for inner in called:
+                    yield from visit(inner, times, one if one.kind == "fusion" else fusion)
+
+    return visit(entry, 1, None)
+
+
+def fused(one: Instruction, found: dict[str, Computation]) -> Computation:
+    """The computation of a fusion."""
+    return found.get(_name(_CALLED, one.line), {})
+
+
+def _name(pattern: re.Pattern[str], line: str) -> str:
+    match = pattern.search(line)
+    return match[1] if match else ""
+
+
+def _trips(line: str, found: dict[str, Computation]) -> int:
+    """How often a loop runs: as its line says, or by the bound that its condition compares a counter with; else 1."""
+    if known := _TRIPS.search(line):
+        return int(known[1])
+    condition = found.get(_name(_CONDITION, line), {}).values()
+    bounds = [int(match[1]) for one in condition if (match := _BOUND.search(one.line))]
+    compared = any(one.kind == "compare" and "direction=LT" in one.line for one in condition)
+    return bounds[0] if compared and len(bounds) == 1 else 1

@@ -1,0 +1,250 @@
+"""What to change so that a run fits: configurations tried by arithmetic first, the best of them compiled.
+
+A change has a price: nothing where the results stay what they are and only the speed changes, more where numbers are
+rounded, most where the method is another one. The cheapest changes that fit are taken; among their meshes and
+micro-batches, what takes the least time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.distributed import check_mesh
+from jaxrl_llm.distributed.chips import Topology
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.placement import DATA, FSDP, TENSOR, row_shards
+from jaxrl_llm.needs import of_reference
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.plan import Plan, calls, compiled_plan, estimated_plan, lowered_plan, seconds_of
+from jaxrl_llm.runs.plan_arithmetic import Held, abstract_mesh, arithmetic, held_bytes
+from jaxrl_llm.runs.plan_shapes import StateShapes, checked, config_of, engine_sizes, state_shapes
+from jaxrl_llm.runs.setup import make_algorithm
+from jaxrl_llm.sampling.schedule import Size
+
+COMPILED = 3  # configurations that a search compiles at most
+MARGIN = 0.97  # of the memory, which an estimate may take
+RANK = 16  # of the adapters that are tried
+# Of the update's temporaries: where there is much memory, the compiler takes more than it does where there is little.
+LARGE, RATIO = 64, 1.6
+Change = dict[str, Any]  # setting -> value; "optimizer.moments" is the optimiser's
+
+
+class Found(NamedTuple):
+    """What a search found."""
+
+    first: Plan | None  # of the configuration as it was given; None where it cannot run
+    refused: str  # why it cannot
+    best: Plan | None  # of the changed one; None where none fits, or none is needed
+    changes: Change
+
+
+class Candidate(NamedTuple):
+    """Changes that may make a run fit."""
+
+    changes: Change
+    config: TrainConfig
+    seconds: float  # of an iteration, by arithmetic
+
+
+def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] = lambda text: None) -> Found:
+    """The plan of a run and, where it does not fit, of the cheapest changes that make it fit.
+
+    Programs are compiled where there is a compiler and arithmetic does not already refuse them. say: told what is tried
+    next. Raises InputError for what no change of mesh, memory or precision can mend.
+    """
+    first, refused, tried = None, "", list[TrainConfig]()
+    least = ratio = RATIO if topology.platform == "tpu" and topology.chip.memory > LARGE else 1.0
+    model, algorithm = config_of(config.model), make_algorithm(config)
+    try:
+        say("planning the run as it is")
+        first = _plan(config, topology)
+        if first.fits:
+            return Found(first, "", None, {})
+        ratio = _ratio(first, topology) or least
+    except InputError as error:
+        refused = str(error)
+    for _ in range(COMPILED):
+        best = None
+        for one in candidates(config, model, algorithm, topology, ratio):
+            if one.config not in tried and _runs(one.config, topology):
+                best = one
+                break
+            tried.append(one.config)
+        if best is None:
+            break
+        tried.append(best.config)
+        say(f"trying {options(best.changes)}")
+        found = _plan(best.config, topology)
+        if found.fits:
+            return Found(first, refused, found, best.changes)
+        ratio = max(ratio * 1.1, _ratio(found, topology))
+    if first is None:
+        raise InputError(f"{refused} (and no other mesh or setting that was tried fits {topology.chip.name})")
+    return Found(first, refused, None, {})
+
+
+def _plan(config: TrainConfig, topology: Topology) -> Plan:
+    """The plan: only estimated where what is held is already too much, only lowered where there is no compiler."""
+    estimate = estimated_plan(config, topology)
+    if estimate.least > topology.chip.usable:
+        return estimate
+    try:
+        return (lowered_plan if topology.platform == "cuda" else compiled_plan)(config, topology)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        # The compiler gives up on programs far beyond the memory.
+        update = estimate.phases["update"] | {"temporaries": topology.chip.usable}
+        return estimate._replace(phases=estimate.phases | {"update": update})
+
+
+def _runs(config: TrainConfig, topology: Topology) -> bool:
+    """Whether a run would take the configuration."""
+    try:
+        checked(config, topology)
+    except InputError:
+        return False
+    return True
+
+
+def _ratio(found: Plan, topology: Topology) -> float:
+    """What the compiler says of the update's temporaries, in terms of the estimate; 0 where it says nothing."""
+    if not found.compiled:
+        return 0.0
+    estimate = estimated_plan(found.config, topology).phases["update"]["temporaries"]
+    return max(found.phases["update"]["temporaries"] / max(estimate, 1), 0.5)
+
+
+def candidates(
+    config: TrainConfig, model: ModelConfig, algorithm: Algorithm, topology: Topology, ratio: float = 1.0
+) -> Iterator[Candidate]:
+    """Configurations that fit by arithmetic: the cheapest changes first and, of one price, the fastest.
+
+    ratio: by which the estimate of the update's temporaries is multiplied.
+    """
+    chip, hosts = topology.chip, topology.hosts
+    meshes = list(_meshes(model, len(topology.devices), hosts))
+    states: dict[str, StateShapes] = {}
+    held: dict[tuple[str, AbstractMesh], Held] = {}
+    sizes: dict[tuple[int, int], tuple[Size, Size | None]] = {}
+
+    def held_by(changed: TrainConfig, mesh: AbstractMesh) -> Held:
+        key = repr((
+            changed.dtype, changed.param_dtype, changed.optimizer, changed.lora_rank, changed.reference_memory,
+        ))  # fmt: skip
+        if (key, mesh) not in held:
+            if key not in states:
+                states[key] = state_shapes(changed, model, algorithm)
+            held[key, mesh] = held_bytes(states[key], mesh, changed.reference_memory)
+        return held[key, mesh]
+
+    def engines(changed: TrainConfig, shards: int) -> tuple[Size, Size | None]:
+        key = changed.slots, shards
+        if key not in sizes:
+            sizes[key] = engine_sizes(changed, algorithm, shards, hosts)
+        return sizes[key]
+
+    for changes in _settings(config, algorithm):
+        try:
+            changed = applied(config, changes)
+        except InputError:  # the settings do not go together
+            continue
+        by_micro: dict[int, TrainConfig] = {}
+        fitting = []
+        for mesh in meshes:
+            own = max(row_shards(mesh) // hosts, 1)
+            of_mesh, engine = held_by(changed, mesh), engines(changed, own)
+            for micro in _micro_batches(changed, mesh):
+                if micro not in by_micro:
+                    by_micro[micro] = dataclasses.replace(changed, micro_batches=micro)
+                found = arithmetic(by_micro[micro], model, algorithm, mesh, of_mesh, engine, hosts, ratio)
+                if found.peak <= MARGIN * chip.usable:
+                    costs = found.costs.items()
+                    seconds = sum(
+                        max(seconds_of(cost, chip, calls(changed, engine[0], hosts, own, name))) for name, cost in costs
+                    )
+                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), _text(mesh)))
+                    break  # more micro-batches take longer
+        for seconds, micro, _, text in sorted(fitting):
+            more = {"mesh": text} | ({"micro_batches": micro} if micro != config.micro_batches else {})
+            yield Candidate(changes | more, dataclasses.replace(by_micro[micro], mesh=text), seconds)
+
+
+def applied(config: TrainConfig, changes: Change) -> TrainConfig:
+    """The configuration with some settings changed. InputError where they do not go together."""
+    own = {name: value for name, value in changes.items() if "." not in name}
+    inner = {name.partition(".")[2]: value for name, value in changes.items() if "." in name}
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **inner), **own)
+
+
+def options(changes: Change) -> str:
+    """The options of `jaxrl train` for some changes."""
+    words = []
+    for name, value in changes.items():
+        option = name.replace("_", "-") if "." not in name else name
+        words.append(f"--{'' if value else 'no-'}{option}" if isinstance(value, bool) else f"--{option} {value}")
+    return " ".join(words)
+
+
+def _settings(config: TrainConfig, algorithm: Algorithm) -> list[Change]:
+    """Combinations of changes, the cheapest first: each change has a price."""
+    Priced = list[tuple[float, Change]]
+    kept: Priced = [(0, {})]
+    precision, moments, caches, slots, remat, host = (list(kept) for _ in range(6))
+    if config.dtype == "float32":
+        precision += [(4, {"dtype": "bfloat16"})]
+        caches += [(2, {"cache_dtype": "bfloat16"})] * (config.cache_dtype == "dtype")
+    if config.param_dtype == "float32":
+        changed = {"param_dtype": "bfloat16"} | ({"dtype": "bfloat16"} if config.dtype == "float32" else {})
+        precision += [(6, changed)]
+    if config.optimizer.moments == "float32":
+        moments += [(3, {"optimizer.moments": "bfloat16"})]
+    if config.optimizer.moments != "factored":
+        moments += [(20, {"optimizer.moments": "factored"})]
+    if config.cache_dtype != "int8":
+        caches += [(8, {"cache_dtype": "int8"})]
+    rows = config.slots or config.prompts_per_step * config.group_size
+    slots += [(n, {"slots": rows >> n}) for n in range(1, 6) if rows >> n >= 1]
+    if not config.remat or config.keep_projections:
+        remat += [(1, {"remat": True, "keep_projections": False})]
+    if of_reference(algorithm.needs) and config.reference_memory == "device" and not config.lora_rank:
+        host += [(2, {"reference_memory": "host"})]
+    adapters: Priced = [*kept] + ([(50, {"lora_rank": RANK})] if not config.lora_rank else [])
+    found: Priced = []
+    for parts in itertools.product(precision, moments, caches, slots, remat, host, adapters):
+        found.append((sum(price for price, _ in parts), {k: v for _, change in parts for k, v in change.items()}))
+    return [changes for _, changes in sorted(found, key=lambda one: one[0])]
+
+
+def _meshes(model: ModelConfig, devices: int, hosts: int = 1) -> Iterator[AbstractMesh]:
+    """The meshes of so many devices that divide the model, and whose axis "tensor" divides a host's devices."""
+    for tensor, fsdp in itertools.product(range(1, devices + 1), repeat=2):
+        if devices % (tensor * fsdp) == 0 and (devices // hosts) % tensor == 0:
+            mesh = abstract_mesh({DATA: devices // (tensor * fsdp), FSDP: fsdp, TENSOR: tensor})
+            try:
+                check_mesh(model, mesh)
+            except InputError:
+                continue
+            yield mesh
+
+
+def _text(mesh: AbstractMesh) -> str:
+    return ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
+
+
+def _micro_batches(config: TrainConfig, mesh: AbstractMesh) -> list[int]:
+    """The numbers of micro-batches, no fewer than now, into which a step's prompts and rows split evenly."""
+    prompts, parts = config.prompts_per_step, config.minibatches
+    rows = prompts * config.group_size
+    return [
+        n for n in range(config.micro_batches, prompts // parts + 1)
+        if prompts % (parts * n) == 0 and rows % (parts * n * row_shards(mesh)) == 0
+    ]  # fmt: skip

@@ -1,0 +1,268 @@
+"""The arrays of a run without the run: its method, its model by configuration alone, its shapes and shardings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of
+from jaxrl_llm.distributed.chips import Topology
+from jaxrl_llm.distributed.on_hosts import of_this_host
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.learn import Learner, shard
+from jaxrl_llm.learner.optimizer import make_optimizer
+from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.models.config import ModelConfig, from_hf
+from jaxrl_llm.models.kinds import read_json
+from jaxrl_llm.models.load import DEMO_MODEL
+from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.policy import Policy, init_params
+from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.rollout import rollout_of, strategy_of
+from jaxrl_llm.runs.setup import check_method, remat_of, split_parameters, with_critic
+from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
+from jaxrl_llm.sampling.requests import Tokens
+from jaxrl_llm.sampling.sampler import BatchRow, assemble
+from jaxrl_llm.sampling.schedule import Size, lasting
+from jaxrl_llm.sampling.schedule import plan as slots_for
+from jaxrl_llm.shapes import bucket
+from jaxrl_llm.trajectory import Trajectories
+
+
+class RunShapes(NamedTuple):
+    """What stays constant over a run, as shapes with shardings."""
+
+    config: TrainConfig
+    topology: Topology
+    learner: Learner  # `reference` and `frozen` are shapes
+    state: TrainState
+    size: Size  # of the engine that samples
+    evaluation: Size | None  # of the one that evaluates
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.learner.mesh
+
+    @property
+    def policy(self) -> Policy:
+        return self.learner.policy
+
+    @property
+    def params(self) -> Any:
+        """Of the policy: those that learn and those that are frozen."""
+        return combine(self.learner.frozen, self.state.params)
+
+    @property
+    def copied_reference(self) -> Any:
+        """The reference policy, where it is a copy of its own."""
+        return self.learner.reference if self.learner.frozen is None else None
+
+    def engine(self, size: Size | None = None) -> Arrays:
+        """The weights and caches of sampling, or of another engine."""
+        dtype = self.policy.dtype if size is not None else jnp.dtype(self.config.sampling.cache_dtype)
+        return engine_arrays(self.policy, self.params, self.mesh, size or self.size, dtype)
+
+
+def config_of(model: str) -> ModelConfig:
+    """The configuration of a model, whose weights need not be there: a folder, a config.json, a .gguf file, the demo
+    model, or a name on the Hugging Face hub. InputError for anything else."""
+    path = Path(model).expanduser()
+    if model == DEMO_MODEL or model.endswith(".gguf"):
+        from jaxrl_llm.models.gguf import read_gguf, smollm2_path
+
+        file = smollm2_path() if model == DEMO_MODEL else path
+        return from_hf(read_gguf(file).config, where=file.name)
+    file = path if model.endswith(".json") else path / "config.json"
+    if not file.exists() and model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        from huggingface_hub import hf_hub_download
+
+        try:
+            file = Path(hf_hub_download(model, "config.json"))
+        except Exception as error:  # the hub's client raises several
+            raise InputError(f"the hub gave no config.json of {model} ({type(error).__name__})") from None
+    if not file.exists():
+        raise InputError(f"{file} is not there: give a model's folder, its config.json, a .gguf file or a hub name")
+    return from_hf(read_json(file), where=str(file))
+
+
+def with_layers(model: ModelConfig, layers: int) -> ModelConfig:
+    """The model with its first layers only."""
+    return dataclasses.replace(
+        model, num_layers=layers, rope_of_layer=model.rope_of_layer[:layers],
+        window_of_layer=model.window_of_layer[:layers],
+    )  # fmt: skip
+
+
+def depths(model: ModelConfig) -> tuple[int, int]:
+    """Two small numbers of layers that hold each kind of layer as often as all layers do, as far as they go."""
+    kinds = list(zip(model.rope_of_layer, model.window_of_layer, strict=True))
+    period = next(
+        n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
+    )  # fmt: skip
+    return max(2, period), 2 * max(2, period)
+
+
+def checked(
+    config: TrainConfig, topology: Topology, model: ModelConfig | None = None
+) -> tuple[Mesh, Algorithm, ModelConfig]:
+    """The mesh, method and model of a run. model: instead of the configured one.
+
+    Raises InputError for what the run would raise before it loads its model's weights.
+    """
+    mesh = mesh_of(config.mesh, topology.devices)
+    algorithm = check_method(config, mesh)
+    model = model or config_of(config.model)
+    check_mesh(model, mesh)
+    of_this_host(mesh)  # raises InputError where hosts cannot sample on their own
+    return mesh, algorithm, model
+
+
+def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
+    """The shapes of a run on a topology; see `checked`."""
+    mesh, algorithm, model = checked(config, topology, model)
+    policy, state, frozen, reference, _ = state_shapes(config, model, algorithm)
+    policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
+    optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    with ahead_of_time():
+        frozen, reference, state = (shard(tree, policy, mesh) for tree in (frozen, reference, state))
+    learner = Learner(
+        policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen
+    )
+    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(mesh), SAMPLED_ROWS), topology.hosts)
+    return RunShapes(config, topology, learner, state, *sizes)
+
+
+class StateShapes(NamedTuple):
+    """What a run trains and keeps, as shapes without shardings."""
+
+    policy: Policy
+    state: TrainState
+    frozen: Any  # the parameters that never learn; None where all do
+    reference: Any  # of a reference policy; with adapters the frozen parameters
+    params: Any  # of the policy, all together
+
+    @property
+    def copied_reference(self) -> Any:
+        """The reference policy, where it is a copy of its own."""
+        return self.reference if self.frozen is None else None
+
+
+def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) -> StateShapes:
+    """The shapes of a run's state."""
+    made: dict[str, Policy] = {}
+
+    def parameters() -> Any:
+        policy = Policy(model, jnp.dtype(config.dtype), remat_of(config))
+        params = init_params(jax.random.key(0), model, jnp.dtype(config.param_dtype))
+        made["policy"], params = with_critic(config, algorithm, policy, params)
+        return params, split_parameters(config, made["policy"], params)
+
+    params, (frozen, learning) = jax.eval_shape(parameters)
+    reference = None
+    if of_reference(algorithm.needs):
+        reference = frozen or {name: x for name, x in params.items() if name != "critic"}
+    optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
+    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning))
+
+
+def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:
+    """The engine of a step, with prompts and completions as long as the settings allow, and that of an evaluation.
+
+    devices: of a host, over which rows are sharded. hosts: each with an engine for its share of the prompts.
+    """
+    strategy, G = strategy_of(config, algorithm), config.group_size
+    rows, slots = -(-config.prompts_per_step * G // hosts), -(-config.slots // hosts)
+    if strategy is None:
+        own = range(-(-config.prompts_per_step // hosts))
+        shape = slots_for([number for number in own for _ in range(G)], slots, devices)
+    else:
+        flight = -(-strategy.in_flight(config.prompts_per_step) // hosts)
+        shape = lasting(slots or rows, flight, G, devices)
+    width, tokens = bucket(config.max_prompt_tokens), bucket(config.max_new_tokens, least=4)
+    size = Size(shape, width, max(tokens, rollout_of(config, algorithm).room(config.max_new_tokens)))
+    if not config.eval_size:
+        return size, None
+    return size, Size(slots_for(range(-(-config.eval_size // hosts)), slots or rows, devices), width, tokens)
+
+
+def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Trajectories:
+    """A scored batch on the host in which every prompt and completion is as long as the settings allow.
+
+    It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it.
+    """
+    P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
+    N, random = config.prompts_per_step * G, np.random.default_rng(0)
+    prompts = random.integers(0, vocabulary, (config.prompts_per_step, P), dtype=np.int32)
+    rows = []
+    for number in range(N):
+        token, zeros = random.integers(0, vocabulary, T, dtype=np.int32), np.zeros(T, np.float32)
+        drawn = Tokens(token, zeros - 1, zeros, zeros - 2, zeros - 1, np.zeros(T, np.int32))
+        rows.append(BatchRow(prompts[number // G].tolist(), drawn, False, number // G, number // G))
+    batch = assemble(rows, config.temperature, config.sampling.truncating)
+    reward = (np.arange(N) % 2).astype(np.float32)
+    scores: dict[str, Any] = {"rewards": dict.fromkeys(reward_names(config), reward), "reward": reward}
+    batch = batch.replace(**scores)
+    for text in sorted(algorithm.needs):
+        (_, carried), need = value_of(text), need_of(text)
+        if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:
+            value: Any = np.asarray(need.stand_in.value(batch, carried))
+            batch = need.put(batch, value, carried)
+    strategy = strategy_of(config, algorithm)
+    if strategy is not None and strategy.train_unfinished:
+        unfinished: Any = np.zeros(N, bool)
+        batch = batch.with_info(window=batch.action_mask, unfinished=unfinished)
+    return batch
+
+
+def reward_names(config: TrainConfig) -> list[str]:
+    """The names of the run's rewards, as their functions are called."""
+    names = []
+    for spec in config.rewards:
+        name = spec.strip() if spec.strip().endswith(")") else spec.strip().rpartition("*")[0] or spec.strip()
+        names.append(name.rpartition(":")[2] if "(" not in name else name.partition("(")[0])
+    return names
+
+
+def bytes_on_a_device(tree: Any) -> int:
+    """Of shapes that have shardings."""
+    return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
+
+
+class Row(NamedTuple):
+    """An array in the table of shardings."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: str
+    bytes: int  # on a device
+
+
+def sharding_table(shapes: RunShapes) -> list[Row]:
+    """Every array that a run keeps on its devices: parameters, moments, reference, the sampler's weights and caches."""
+    engine = shapes.engine()
+    trees = {
+        "parameters": shapes.state.params, "frozen": shapes.learner.frozen, "optimiser": shapes.state.optimizer,
+        "reference": shapes.copied_reference if shapes.config.reference_memory == "device" else None,
+        "sampler": engine.weights, "prompt cache": engine.prefix_cache, "ring cache": engine.ring_cache,
+    }  # fmt: skip
+    rows = []
+    for part, tree in trees.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            spec = tuple(getattr(x.sharding, "spec", ()))
+            said = ", ".join("+".join(s) if isinstance(s, tuple) else str(s or "-") for s in spec)
+            name = "/".join([part, jax.tree_util.keystr(path, simple=True, separator="/")])
+            rows.append(Row(name, x.shape, str(x.dtype), said or "replicated", bytes_on_a_device(x)))
+    return rows
