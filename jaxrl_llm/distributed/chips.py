@@ -10,6 +10,9 @@ import os
 import re
 from typing import Any, NamedTuple
 
+import numpy as np
+from jax.sharding import Mesh
+
 from jaxrl_llm.errors import InputError, unknown
 
 GIB = 2**30
@@ -68,6 +71,22 @@ class Topology(NamedTuple):
     def hosts(self) -> int:
         """Processes of a run: the machines that the devices are on."""
         return len({device.process_index for device in self.devices})
+
+    def alone(self, own: Mesh) -> Mesh:
+        """The mesh of one host, on devices that programs can be compiled for.
+
+        libtpu compiles for a whole topology only: for one of several hosts, the topology of a host stands in.
+        """
+        if self.platform != "tpu" or self.hosts == 1:
+            return own
+        from jax.experimental import topologies
+
+        shape = "2x2" if self.chip.name in ("v5e", "v6e") else "2x2x1"
+        name = f"{self.chip.name}:{shape}"
+        devices: Any = np.array(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+        if devices.size != own.size:
+            raise InputError(f"a host of this topology has {own.size} devices, but one of {name} has {devices.size}")
+        return Mesh(devices.reshape(own.devices.shape), own.axis_names, axis_types=own.axis_types)
 
     @property
     def rented(self) -> int:

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,8 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all
 BETWEEN = " between slices"  # after the kind of a collective that does not stay within a slice
 _KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_AXIS = re.compile(r"['\"]([^'\"]+)['\"](?:=(\d+)|:\((\d+)\)(\d+))?")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}, \w+=")
@@ -117,7 +120,7 @@ def collectives_in(text: str, slices: Sequence[int] = (0,)) -> Counter[str]:
     found: Counter[str] = Counter()
     for one in executed(text):
         if match := _KIND.fullmatch(one.instruction.kind):
-            groups = _groups(one.instruction.line, len(slices))
+            groups = groups_in(one.instruction.line, len(slices))
             kind, sent = _sent(one, match[1], bool(match[2]), groups.shape[1])
             crosses = len(set(slices)) > 1 and (np.ptp(np.asarray(slices)[groups], axis=1) > 0).any()
             found[kind + BETWEEN * bool(crosses)] += one.times * sent
@@ -140,17 +143,42 @@ def _sent(one: Executed, kind: str, starts: bool, n: int) -> tuple[str, int]:
     return kind, size * (n - 1) // n
 
 
-def _groups(line: str, devices: int) -> np.ndarray:
+def groups_in(line: str, devices: int) -> np.ndarray:
     """int[groups, n]: the devices of each group of a collective; all in one where its line names none."""
     if match := _IOTA.search(line):
         count, size, dims, order = match.groups()
         found = np.arange(int(count) * int(size)).reshape([int(n) for n in dims.split(",")])
         return (found.transpose([int(n) for n in order.split(",")]) if order else found).reshape(int(count), int(size))
+    if match := _NAMED.search(line):
+        return _along(*([one.groups() for one in _AXIS.finditer(part)] for part in match.groups()))
     if match := _LISTED.search(line):
         listed = [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]
         if listed and len({len(group) for group in listed}) == 1:
             return np.asarray(listed)
     return np.arange(devices)[None]
+
+
+def _along(mesh: list[tuple[str, ...]], axes: list[tuple[str, ...]]) -> np.ndarray:
+    """The groups along some axes of a mesh of devices in their order, [(name, size, ...)], as Shardy prints them.
+
+    An axis may be a part of one of the mesh: "x":(2)4 is the middle one of x as 2 x 4 x the rest.
+    """
+    shape, places = list[int](), dict[tuple[str, int], int]()
+    cuts: dict[str, set[int]] = {name: {1, int(size)} for name, size, *_ in mesh}
+    for name, _, before, size in axes:
+        cuts[name] |= {int(before), int(before) * int(size)} if size else set()
+    for name, marks in cuts.items():
+        ordered = sorted(marks)
+        for low, high in pairwise(ordered):
+            places[name, low] = len(shape)
+            shape.append(high // low)
+    chosen = []
+    for name, _, before, size in axes:
+        low, high = (int(before), int(before) * int(size)) if size else (1, max(cuts[name]))
+        chosen += [at for (other, start), at in places.items() if other == name and low <= start < high]
+    rest = [at for at in range(len(shape)) if at not in chosen]
+    groups = np.arange(int(np.prod(shape))).reshape(shape).transpose([*rest, *chosen])
+    return groups.reshape(-1, int(np.prod([shape[at] for at in chosen])))
 
 
 def cycles_in(text: str) -> int:

@@ -241,7 +241,7 @@ def _sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[s
     config = shapes.config.sampling
     return compile_sampling(
         shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
-        filtered=config.truncating, platform=platform,
+        filtered=config.truncating, platform=platform, own=shapes.own,
     )  # fmt: skip
 
 

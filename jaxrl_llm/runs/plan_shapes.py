@@ -55,6 +55,11 @@ class RunShapes(NamedTuple):
         return self.learner.mesh
 
     @property
+    def own(self) -> Mesh:
+        """The devices of a host, which samples on its own."""
+        return self.topology.alone(of_this_host(self.mesh))
+
+    @property
     def policy(self) -> Policy:
         return self.learner.policy
 
@@ -71,7 +76,7 @@ class RunShapes(NamedTuple):
     def engine(self, size: Size | None = None) -> Arrays:
         """The weights and caches of sampling, or of another engine."""
         dtype = self.policy.dtype if size is not None else jnp.dtype(self.config.sampling.cache_dtype)
-        return engine_arrays(self.policy, self.params, self.mesh, size or self.size, dtype)
+        return engine_arrays(self.policy, self.params, self.mesh, size or self.size, dtype, self.own)
 
 
 def config_of(model: str) -> ModelConfig:

@@ -39,30 +39,32 @@ class Arrays(NamedTuple):
         return None if self.shares else self.loop
 
 
-def engine_arrays(policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_dtype: Any = None) -> Arrays:
+def engine_arrays(
+    policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_dtype: Any = None, own: Mesh | None = None
+) -> Arrays:
     """The weights and caches of an engine of this size.
 
     params: shapes, with shardings, of the policy's parameters. mesh: of the training. cache_dtype: the policy's by
-    default.
+    default. own: the devices of a host to compile for; by default `of_this_host(mesh)`.
     """
     params = {name: x for name, x in params.items() if name != "critic"}
-    dtype, own = cache_dtype or policy.dtype, of_this_host(mesh)
+    dtype, own = cache_dtype or policy.dtype, own or of_this_host(mesh)
     prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype))
     ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype))
     loop = abstract_weights(policy, params, own)
-    prefix_cache, ring_cache = (spread(tree, mesh) for tree in (prefix_cache, ring_cache))
+    prefix_cache, ring_cache = (spread(tree, own) for tree in (prefix_cache, ring_cache))
     if mesh.size > 1:
         return Arrays(loop, loop, prefix_cache, ring_cache)
     # On one CPU, in float32, the loop reads views of the parameters.
     floats = {x.dtype for x in jax.tree.leaves(params)} | {jnp.dtype(policy.dtype)}
     shares = mesh.devices.flat[0].platform == "cpu" and floats == {jnp.dtype(jnp.float32)}
-    return Arrays(spread(params, mesh), spread(loop, mesh), prefix_cache, ring_cache, shares)
+    return Arrays(spread(params, own), spread(loop, own), prefix_cache, ring_cache, shares)
 
 
-def spread(tree: Shapes, mesh: Mesh) -> Shapes:
-    """Shapes with the shardings of an engine's arrays on this host's devices. mesh: of the training."""
-    one, own = mesh.size == 1, of_this_host(mesh)
-    places = jax.tree.map(lambda x: SingleDeviceSharding(mesh.devices.flat[0]), tree) if one else shardings(tree, own)
+def spread(tree: Shapes, own: Mesh) -> Shapes:
+    """Shapes with the shardings of an engine's arrays on a host's devices."""
+    places: Any = SingleDeviceSharding(own.devices.flat[0])
+    places = jax.tree.map(lambda x: places, tree) if own.size == 1 else shardings(tree, own)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
@@ -82,14 +84,16 @@ def compile_sampling(
     filtered: bool = False,
     names: tuple[str, ...] = NAMES,
     platform: str | None = None,
+    own: Mesh | None = None,
 ) -> dict[str, Program]:
     """The programs of an engine of this size, by name, as a run calls them.
 
-    "convert" makes the loop's weights from the parameters, where they are others. params, cache_dtype: as for
+    "convert" makes the loop's weights from the parameters, where they are others. params, cache_dtype, own: as for
     `engine_arrays`. filtered: with top-k, top-p or min-p. names: which programs to compile. platform: see
     `ahead_of_time`.
     """
-    arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype), size.shape
+    own = own or of_this_host(mesh)
+    arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own), size.shape
     params = {name: x for name, x in params.items() if name != "critic"}
     weights, prefix_cache, ring = arrays.loop, arrays.prefix_cache, arrays.ring_cache
 
@@ -97,15 +101,15 @@ def compile_sampling(
         """What the host makes for a call: it is on no particular device."""
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    rows = spread(jax.eval_shape(lambda: no_rows(shape.rows)), mesh)
+    rows = spread(jax.eval_shape(lambda: no_rows(shape.rows)), own)
     filters = Filters(*(number(kind) for kind in (jnp.int32, jnp.float32, jnp.float32))) if filtered else None
     stops = number(jnp.int32, len(policy.config.eos_token_ids))
     settings = DrawSettings(number(jnp.uint32), number(jnp.float32), filters, None, stops)
     slots = None
     if not shape.fixed:
         slots = PrefixSlots(number(jnp.int32, shape.rows), number(jnp.int32, shape.prompts * shape.slots_per_prompt))
-    together = prompts_together(size, row_shards(of_this_host(mesh), SAMPLED_ROWS))
-    asked = spread((number(jnp.int32, together, size.width), *[number(jnp.int32, together)] * 2), mesh)
+    together = prompts_together(size, row_shards(own, SAMPLED_ROWS))
+    asked = spread((number(jnp.int32, together, size.width), *[number(jnp.int32, together)] * 2), own)
     one = number(jnp.int32)
     trace: dict[str, Callable[[], Any]] = {
         "convert": lambda: _convert(policy, params, mesh),

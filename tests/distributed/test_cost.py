@@ -14,7 +14,7 @@ import pytest
 from compiling import with_devices
 from jax.experimental import pallas as pl
 
-from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, traffic_in
+from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, groups_in, traffic_in
 from jaxrl_llm.distributed.work import matrix_flops
 
 TEXT = """
@@ -98,6 +98,24 @@ class TestCollectives:
 
     def test_a_program_without_any(self) -> None:
         assert not collectives_in("ENTRY %main (p: f32[2]) -> f32[2] {\n  ROOT %p = f32[2]{0} parameter(0)\n}")
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("[4,2]<=[2,4]T(1,0)", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("{{0,1},{2,3},{4,5},{6,7}}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("mesh['a'=4,'b'=2] {'a'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['a'=4,'b'=2] {'b'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("mesh['a'=4,'b'=2] {'a','b'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("mesh['a'=8] {'a':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),  # the middle one of 2 x 2 x 2
+        ("{}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+    ],
+)
+def test_groups_of_devices(written: str, groups: list[list[int]]) -> None:
+    line = f"%x = f32[8]{{0}} all-gather(%y), replica_groups={written}, dimensions={{0}}"
+    assert groups_in(line, 8).tolist() == groups
 
 
 def test_cycles_count_turns() -> None:
