@@ -35,7 +35,7 @@ MAPS = Path("/proc/self/maps")
 
 @pytest.hookimpl(trylast=True)  # after tests were deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the longest tests, so that each worker begins with one and none is left over at the end."""
+    """Spread the longest tests evenly over the others, so that no worker is left with several of them at the end."""
     long = [item for item in items if "on_smollm2" in item.nodeid]
     rest = [item for item in items if "on_smollm2" not in item.nodeid]
     for number, item in reversed(list(enumerate(long))):
