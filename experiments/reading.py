@@ -7,8 +7,9 @@ jitted functions are traced in Python, so they count too. (The closure of import
 not taken.) Set-up, evaluation, checkpoints and reports are excluded, and so are the kernels, which are another package.
 
 Every file is listed. The last lines leave aside those in which the step runs nothing of the method itself: checks of
-inputs and the text of errors (CHECKS), and what concerns processes, the screen and the log files (SURROUNDINGS); then
-also those of which it runs fewer than FEW lines, in calls whose names say what they do (`k3`, `Algorithm.needs`).
+inputs and the text of errors (CHECKS), and what concerns processes, the clock, the screen and the log files
+(SURROUNDINGS); then also those of which it runs fewer than FEW lines, in calls whose names say what they do (`k3`,
+`Algorithm.needs`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 PACKAGE = ROOT / "jaxrl_llm"
 CHECKS = ("errors.py", "shapes.py", "models/check.py", "learner/checks.py", "sampling/arguments.py")
 SURROUNDINGS = (
-    "process.py", "rewards/process.py", "rewards/worker.py", "reporting/progress.py", "reporting/writers.py"
+    "process.py", "distributed/hosts.py", "rewards/process.py", "rewards/worker.py", "runs/goodput.py",
+    "reporting/progress.py", "reporting/writers.py",
 )  # fmt: skip
 FEW = 20
 
@@ -90,7 +92,7 @@ if __name__ == "__main__":
     rest = [row for row in rows if row[2] not in (*CHECKS, *SURROUNDINGS)]
     for what, some in (
         ("all", rows),
-        ("without input checks, processes and screen", rest),
+        ("without input checks, processes, clock and screen", rest),
         (f"of these, with at least {FEW} lines", [row for row in rest if row[0] >= FEW]),
     ):
         used, length = (sum(row[i] for row in some) for i in (0, 1))

@@ -78,8 +78,7 @@ def write_records(path: Path, rows: int) -> None:
 
 def start(prompts: str, rows: int, model: str, begin: float) -> dict[str, Any]:
     """The parts of a start in this process. begin: `time.time()` when the process was started."""
-    from jaxrl_llm.rollouts.drawing import draw
-    from jaxrl_llm.rollouts.sources import shuffled_epochs
+    from jaxrl_llm.rollouts.sources import draw, shuffled_epochs
     from jaxrl_llm.runs.config import TrainConfig
     from jaxrl_llm.runs.inputs import read_inputs
 

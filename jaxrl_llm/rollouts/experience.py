@@ -27,7 +27,6 @@ from jaxrl_llm.rewards.scoring import (
     with_defaults,
 )
 from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.drawing import draw, dropped_metric
 from jaxrl_llm.rollouts.driver import Collected, Driver, Rule, admit_first, first_samples_of
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
@@ -35,7 +34,16 @@ from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
-from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, rollout_metrics, window_metrics
+from jaxrl_llm.rollouts.sources import (
+    Curriculum,
+    Replay,
+    Source,
+    Step,
+    draw,
+    no_replay,
+    rollout_metrics,
+    window_metrics,
+)
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, SamplingConfig, Stats
@@ -141,7 +149,7 @@ def _complete_step(
         runs.append(_program_metrics(setup, found))
         rows = [dict(one.task.row) for one in found.groups]
         if dynamic is None:
-            return Step(scored, rows, rollout_metrics(stats) | _mean(runs) | dropped_metric(dropped)), state
+            return Step(scored, rows, rollout_metrics(stats, dropped) | _mean(runs)), state
         good = np.asarray(dynamic.informative(scored.batch))[:: setup.group_size]
         groups = [(rows_of_group(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
@@ -149,7 +157,7 @@ def _complete_step(
         if len(kept) >= wanted or rounds >= dynamic.rounds:
             break
     chosen = (kept + spare)[:wanted]
-    metrics = rollout_metrics(stats) | _mean(runs) | {"rounds": rounds} | dropped_metric(dropped)
+    metrics = rollout_metrics(stats, dropped) | _mean(runs) | {"rounds": rounds}
     return Step(concatenate_groups([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
 
 
@@ -167,10 +175,9 @@ def _partial_step(
     # Age in steps of the tokens that are trained on.
     age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
     metrics = {
-        **rollout_metrics(found.stats),
+        **rollout_metrics(found.stats, dropped),
         **_program_metrics(setup, found),
         **(window_metrics(scored) if windows else {}),
-        **dropped_metric(dropped),
         "rollout/stale_tokens": float(np.mean(age > 0)),
         "rollout/staleness": float(np.mean(age)),
         "rollout/groups": float(len(flight) - len(found.left)),

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.data.stream import PromptStream
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.sampling.requests import Stats
 
 State = Any
+_MOST_DROPPED = 10_000  # prompts in one step
 
 
 class Step(NamedTuple):
@@ -82,6 +85,35 @@ def shuffled_epochs(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
     return Curriculum(lambda: start, select, lambda state, step: state)
 
 
+def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -> tuple[list[int], State, int]:
+    """(ids of `count` prompts, the curriculum's state after them, number of prompts dropped among them).
+
+    Prompts that are read as they are drawn may be dropped (too long, or held out): the next ones of the curriculum take
+    their places, so that the order is that of the curriculum without them. Then worker threads begin to read the
+    prompts that the curriculum would draw next.
+
+    Raises InputError for a row that cannot be read, and if nearly all prompts are dropped.
+    """
+    ids, state = curriculum.select(state, count)
+    chosen = [int(i) for i in ids]
+    if prompts.ahead is None:
+        return chosen, state, 0
+    prompts.ahead(chosen)
+    taken, drawn = [i for i in chosen if prompts.ids[i]], len(chosen)
+    while len(taken) < count:
+        if drawn - len(taken) > _MOST_DROPPED:
+            raise InputError(
+                f"of {drawn} prompts drawn, {drawn - len(taken)} are held out or too long: raise max_prompt_tokens, or "
+                "set long_prompts to truncate"
+            )
+        ids, state = curriculum.select(state, count - len(taken))
+        prompts.ahead(ids)
+        taken += [int(i) for i in ids if prompts.ids[i]]
+        drawn += len(ids)
+    prompts.ahead(curriculum.select(state, drawn)[0])
+    return taken, state, drawn - len(taken)
+
+
 def no_replay() -> Replay:
     """No replay: batches stay as they are."""
     return Replay(dict, lambda state, scored: (scored, state))
@@ -118,8 +150,13 @@ def window_metrics(scored: Scored) -> dict[str, float]:
     }
 
 
-def rollout_metrics(runs: Sequence[Stats]) -> dict[str, float]:
-    """`Stats.metrics` over the rollouts of a step; all 0 if nothing was sampled."""
+def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]:
+    """`Stats.metrics` over the rollouts of a step; all 0 if nothing was sampled.
+
+    dropped: the number of prompts that `draw` dropped; a metric if there are any.
+    """
+    if dropped:
+        return {**rollout_metrics(runs), "prompts/dropped": float(dropped)}
     if len(runs) == 1:
         return runs[0].metrics()
     summed = (

@@ -51,7 +51,7 @@ from jaxrl_llm.runs.metrics import (
     without_nan,
 )
 from jaxrl_llm.runs.profiling import profiled
-from jaxrl_llm.runs.rollback import undo_spike
+from jaxrl_llm.runs.rollback import Judged, undo_spike
 from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
 from jaxrl_llm.runs.setup import RunParts, check_provided, needs_values, set_up
 from jaxrl_llm.runs.source import MakeCurriculum, source_of, timed
@@ -204,11 +204,14 @@ def _run(
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(hosts.any(interrupted()) and not terminated())  # after SIGTERM the step is finished from here on
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}
-            state, rolled_back, undone = undo_spike(config, parts, state, loop, checkpoints, clock)
+            judged = Judged(state)
+            if config.spike_factor:
+                judged = undo_spike(config, parts, state, loop, checkpoints, clock)
+            state, rolled_back, undone = judged
             loop.counts, notes = count_step(loop.counts, step, metrics, config)
             for text in [*notes, *undone]:
                 progress.say(text)
-            metrics = without_nan(found, metrics) | rolled_back | lap_metrics(clock, loop.undone)
+            metrics = {**without_nan(found, metrics), **rolled_back, **lap_metrics(clock, loop.undone)}
             writer.write(step, metrics)
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
                 folder.log_completions(step, "train", parts.tokenizer, scored_rows(found, learned), found.rows)

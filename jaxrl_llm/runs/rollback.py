@@ -9,6 +9,8 @@ lines of the logs come twice. A resumed run repeats all of it, bit by bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -25,20 +27,18 @@ class Judged(NamedTuple):
     """What comes of a step."""
 
     state: RunState  # to go on from
-    metrics: dict[str, float]
-    notes: list[str]  # to print
+    metrics: Mapping[str, float] = MappingProxyType({})
+    notes: Sequence[str] = ()  # to print
 
 
 def undo_spike(
     config: TrainConfig, parts: RunParts, state: RunState, loop: LoopState, checkpoints: Checkpoints, clock: Clock
 ) -> Judged:
-    """Go back to the last checkpoint if step `loop.step` is a spike, and the option `spike_factor` is on.
+    """Go back to the last checkpoint if step `loop.step` is a spike.
 
     state: after that step, whose metrics are `loop.feedback`. If the step is undone its parameters and moments are
     deleted, so that there are never two copies, and the loop's feedback is as of the checkpoint.
     """
-    if not config.spike_factor:
-        return Judged(state, {}, [])
     rule = Rule(config.spike_metrics, config.spike_factor, config.spike_window, config.spike_rollbacks)
     there, number = bool(checkpoints.steps()), f"step {loop.step + 1}"
     loop.spikes, spike, undo = judge(loop.spikes, loop.step, loop.feedback, rule, undoable=there)

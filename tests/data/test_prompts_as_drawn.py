@@ -18,8 +18,7 @@ from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.prompts import open_prompts
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.drawing import draw
-from jaxrl_llm.rollouts.sources import Curriculum, shuffled_epochs
+from jaxrl_llm.rollouts.sources import Curriculum, draw, shuffled_epochs
 
 ROWS = [{"prompt": "x" * (1 + i % 7) + str(i), "answer": i} for i in range(100)]
 

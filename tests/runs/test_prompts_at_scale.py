@@ -16,8 +16,7 @@ from jaxrl_llm.data import prompts
 from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.rollouts.drawing import draw
-from jaxrl_llm.rollouts.sources import shuffled_epochs
+from jaxrl_llm.rollouts.sources import draw, shuffled_epochs
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.inputs import evaluation_rows, prompt_sets, read_inputs, split_prompts
 
