@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,22 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def start(arguments: list[str], hosts: int, folder: Path) -> list[subprocess.Popen[str]]:
-    """`jaxrl train` with these arguments on so many hosts; what each writes goes to files beside the run."""
+def start(
+    arguments: list[str], hosts: int, folder: Path, of_last: Sequence[str] = ()
+) -> list[subprocess.Popen[str]]:  # fmt: skip
+    """`jaxrl train` with these arguments on so many hosts; what each writes goes to files beside the run.
+
+    of_last: further arguments of the last host.
+    """
     port, out = free_port(), []
     for index in range(hosts):
         devices = DEVICES // hosts
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         join = ["--coordinator", f"localhost:{port}", "--processes", str(hosts), "--process", str(index)]
-        command = [sys.executable, "-m", "jaxrl_llm.cli", "train", *arguments, *(join if hosts > 1 else [])]
+        join = join if hosts > 1 else []
+        own = of_last if index == hosts - 1 else []
+        command = [sys.executable, "-m", "jaxrl_llm.cli", "train", *arguments, *join, *own]
         log = (folder / f"host{index}.log").open("a")
         out.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True))
     return out

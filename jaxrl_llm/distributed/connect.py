@@ -158,7 +158,7 @@ def _watch(done: threading.Event) -> None:
                 _leave("the coordination service, on host 0, is gone", LOST)
             continue
         for other, text in said.items():
-            if other != index:
+            if index not in said:  # or this host is ending by itself, with its own words
                 _leave(f"host {other} ended: {text}", 2)
         if dead := judge({other: seen.get(other, "") for other in range(count)}, time.monotonic()):
             _leave(f"host {dead[0]} has shown no sign of life for {SILENT:.0f} s", LOST)
@@ -183,5 +183,6 @@ def silent_since(limit: float) -> Callable[[dict[int, str], float], list[int]]:
 
 def _leave(text: str, status: int) -> None:
     """End this process with a line, whatever its main thread waits for."""
-    print(f"error: {text}; what is saved is good: jaxrl train --resume RUN goes on", file=sys.stderr, flush=True)
+    advice = "; what is saved is good: jaxrl train --resume RUN goes on" if status == LOST else ""
+    print(f"error: {text}{advice}", file=sys.stderr, flush=True)
     os._exit(status)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_hosts import on_hosts
 
+from jaxrl_llm.distributed import connect
 from jaxrl_llm.distributed.connect import silent_since
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.errors import InputError
@@ -49,3 +51,20 @@ def test_a_silent_host_is_found_and_a_slow_one_is_not() -> None:
         seen = {0: str(second), 1: str(second // 15), 2: str(min(second, 30)), 3: ""}
         expected = [3] * (second > 20) if second <= 50 else [2, 3]
         assert judge(seen, float(second)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("localhost:1", None, 1), "--coordinator needs --processes and --process, the number of this one from 0 on"),
+        (("localhost:1", 2, 2), "--process is 2, but must be from 0 to 1"),
+        (("localhost", 2, 1), "--coordinator is 'localhost', but must be HOST:PORT"),
+        (("localhost:1", 2, 1), r"no coordinator answers at localhost:1 \(.*\): is process 0 running, and is the port"),
+    ],
+)
+def test_hosts_that_cannot_join_are_told_why(
+    options: tuple[str, int | None, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "STARTING", 0)
+    with pytest.raises(InputError, match=message):
+        connect.connect(*options)

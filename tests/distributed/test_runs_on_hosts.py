@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.hosts import CASES, compare, killed, make_inputs, result, run, start, wait
+from experiments.benchmarks.hosts import CASES, compare, config_file, killed, make_inputs, result, run, start, wait
 
 
 @pytest.mark.heavy
@@ -34,3 +34,18 @@ def test_a_host_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path: Path
     found = result(tmp_path, "killed")
     assert found["tokens"] == whole["tokens"]
     assert all((x == found["params"][name]).all() for name, x in whole["params"].items())
+
+
+@pytest.mark.heavy
+def test_hosts_that_see_other_prompts_end_with_the_same_line(tmp_path: Path) -> None:
+    make_inputs(tmp_path)
+    lines = (tmp_path / "prompts.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "other.jsonl").write_text("".join(lines[:-1]))
+    arguments = ["--config", str(config_file(tmp_path, "run", {}))]
+    processes = start(arguments, 2, tmp_path, of_last=["--prompts", str(tmp_path / "other.jsonl")])
+    assert [process.wait(120) for process in processes] == [2, 2]
+    for host in range(2):
+        said = (tmp_path / f"host{host}.log").read_text()
+        assert "hosts 0 and 1 differ in the held-out prompts: all hosts need the same settings, files" in said
+        assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
