@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
 from jaxrl_llm.models.layers import accumulation_dtype, adapt, linear, rms_norm, rotate, rotation, scores, softmax
-from jaxrl_llm.models.placement import ANYWHERE, Placement
+from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
 
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
@@ -202,8 +202,8 @@ def run(
 
     layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
     block: Any = run_layer
-    if remat:
-        keep = remat if callable(remat) else None
+    if remat or placement.gathers:
+        keep = remat if callable(remat) else None if remat else all_but_weights
         # In unrolled layers common-subexpression elimination would undo the rematerialisation.
         block = jax.checkpoint(run_layer, prevent_cse=isinstance(layers, tuple), policy=keep)
     if isinstance(layers, tuple):

@@ -110,9 +110,10 @@ class Placement(NamedTuple):
     heads: Callable[[jax.Array], jax.Array]  # queries, keys or values [N, L, heads, h], for attention
     tokens: Callable[[jax.Array], jax.Array]  # [N, L, H, h] that attention gives, for the projection
     routed: tuple[tuple[str, ...], tuple[str, ...]]  # axes of the mesh over which [N, L, D] goes through experts
+    gathers: bool  # whether `weights` gathers them
 
 
-ANYWHERE = Placement(lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, (SAMPLED_ROWS, ()))
+ANYWHERE = Placement(lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, (SAMPLED_ROWS, ()), False)
 
 
 def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
@@ -159,4 +160,11 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def tokens(x: jax.Array) -> jax.Array:
         return of_tokens(of_heads(x)) if by_heads and x.shape[1] % mesh.shape[SEQUENCE] == 0 else x
 
-    return Placement(states, weights, heads, tokens, (ROWS, (SEQUENCE,)))
+    return Placement(states, weights, heads, tokens, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1)
+
+
+def all_but_weights(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """A policy of `jax.checkpoint`: save everything but gathered weights, and what costs nothing to compute again."""
+    if primitive.name == "sharding_constraint":  # states have rows
+        return FSDP in jax.tree.leaves(tuple(parameters["sharding"].spec))
+    return primitive.name not in ("reshape", "transpose", "convert_element_type")
