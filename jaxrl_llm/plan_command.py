@@ -64,9 +64,7 @@ def _prepare(topology: str) -> None:
     if count.isdecimal() and 1 < int(count) <= 4096:
         own = f"--xla_force_host_platform_device_count={count}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {own}".strip()
-    beside = (
-        Path(sys.prefix) / "aot"
-    )  # where `make` puts libtpu, which beside JAX would make every start print warnings
+    beside = Path(sys.prefix) / "aot"  # where `make` puts libtpu: beside JAX it would make every start print warnings
     if not count.isdecimal() and importlib.util.find_spec("libtpu") is None and (beside / "libtpu").is_dir():
         sys.path.append(str(beside))
 
