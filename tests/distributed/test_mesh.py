@@ -94,6 +94,7 @@ for mesh, in_pieces in ((rows_only, False), (both, False), (pieces, True)):
 print("equal")
 """
 
+
 def run_program(program: str, model: Path = TINY, **environment: str) -> str:
     """Standard output of a program in a process of its own."""
     code = COMMON.replace("{tiny}", str(model)) + program
