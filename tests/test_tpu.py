@@ -18,6 +18,7 @@ from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.learner.learn import Learner, compile_learning
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.update import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope_config import Rope
 from jaxrl_llm.trajectory import Trajectories
@@ -42,13 +43,16 @@ batch = Trajectories(
     turn=np.where(action, 0, -1).astype(np.int32), group=group, prompt_id=group, truncated=np.zeros(N, bool),
     temperature=np.ones(N, np.float32), reward=np.zeros(N, np.float32),
 )
-learner = Learner(policy, get("grpo"), make_optimizer(OptimizerConfig(), 10), mesh, micro_batches=2, reference=params)
+optimizer = make_optimizer(OptimizerConfig(), 10)
+learner = Learner(policy, get("grpo"), optimizer, mesh, micro_batches=2, reference=params)
 out = {}
 for name, lowered, compiled, _ in compile_learning(learner, params, batch):
     memory = compiled.memory_analysis()
     out[name] = {"temporaries": memory.temp_size_in_bytes, "arguments": memory.argument_size_in_bytes}
+    out[name]["reused"], out[name]["summed"] = memory.alias_size_in_bytes, "all-reduce" in compiled.as_text()
     out[name]["kernels"] = sorted(set(re.findall('kernel_name = "([a-z_]+)', lowered.as_text())))
-print("RESULT" + json.dumps(out))
+state = jax.tree.leaves(jax.eval_shape(lambda p: init_state(p, optimizer), params))
+print("RESULT" + json.dumps([out, sum(x.size * x.dtype.itemsize for x in state)]))
 """
 
 
@@ -58,11 +62,13 @@ def test_a_step_compiles_for_four_v5e_chips() -> None:
         [sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True, timeout=500
     )
     assert "RESULT" in done.stdout, done.stderr[-3000:]
-    programs = json.loads(done.stdout.split("RESULT")[1])
+    programs, state = json.loads(done.stdout.split("RESULT")[1])
     assert list(programs) == ["outputs_of", "prepare", "update"]
     sizes = programs["update"]
     parameters = 134_515_008 * 4
     assert sizes["temporaries"] + sizes["arguments"] < 16 * 2**30, sizes
     # Gradients, their sums and the optimiser's updates, with the padding of TPU layouts.
     assert sizes["temporaries"] < 8 * parameters
+    assert sizes["reused"] >= state, "the new state takes the memory of the old"
+    assert sizes["summed"], "gradients are summed over the chips"
     assert "ratio_clip" in sizes["kernels"], sizes  # each chip on its rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -77,33 +78,45 @@ class Found(NamedTuple):
     gradient: Any  # of the outputs
 
 
-def learn(algorithm: Algorithm, cases: list[Case], parts: list[np.ndarray] | None = None) -> Found:
-    """The last of several updates, which pass state and metrics on. parts: rows of micro-batches."""
+class Steps(NamedTuple):
+    """What an update does before and with the gradient; each may be compiled."""
+
+    prepare: Callable[[Any, Trajectories], tuple[Any, Trajectories]]  # (memory, batch) -> (memory, ready)
+    gradient: Callable[[PolicyOutputs, Trajectories], Any]  # (outputs, ready) -> (loss, metrics), gradient
+
+
+def steps_of(algorithm: Algorithm, parts: list[np.ndarray] | None = None) -> Steps:
+    """Of a method. parts: rows of micro-batches."""
+
+    def loss(outputs: PolicyOutputs, ready: Trajectories) -> Any:
+        if parts is None:
+            return algorithm.objective(outputs, ready)
+        whole = algorithm.objective.refreshed(outputs, with_totals(ready))
+        shared = {name: getattr(whole, name) for name in SHARED}
+
+        def part(rows: jax.Array) -> Any:
+            pick = lambda x: x[rows]  # noqa: E731
+            return algorithm.objective.function(jax.tree.map(pick, outputs), map_rows(pick, whole).replace(**shared))
+
+        if len({len(rows) for rows in parts}) > 1:
+            return jax.tree.map(lambda *x: sum(x), *map(part, parts))
+        # A loop in the program, which is compiled once for all parts.
+        return jax.tree.map(lambda x: x.sum(axis=0), jax.lax.map(part, jnp.stack(parts)))
+
+    return Steps(algorithm.transform.apply, jax.value_and_grad(loss, has_aux=True))
+
+
+def learn(algorithm: Algorithm, cases: list[Case], steps: Steps | None = None) -> Found:
+    """The last of several updates, which pass state and metrics on. steps: the method's, by default as they are."""
+    steps = steps_of(algorithm) if steps is None else steps
     memory, feedback = algorithm.transform.init(), None
     for number, (batch, outputs) in enumerate(cases):
-        memory, ready = algorithm.transform.apply(memory, batch.replace(feedback=feedback))
-
-        def loss(outputs: PolicyOutputs, ready: Trajectories = ready) -> Any:
-            if parts is None:
-                return algorithm.objective(outputs, ready)
-            whole = algorithm.objective.refreshed(outputs, with_totals(ready))
-            shared = {name: getattr(whole, name) for name in SHARED}
-
-            def part(rows: jax.Array) -> Any:
-                pick = lambda x: x[rows]  # noqa: E731
-                return algorithm.objective.function(
-                    jax.tree.map(pick, outputs), map_rows(pick, whole).replace(**shared)
-                )
-
-            if len({len(rows) for rows in parts}) > 1:
-                return jax.tree.map(lambda *x: sum(x), *map(part, parts))
-            # A loop in the program, which is compiled once for all parts.
-            return jax.tree.map(lambda x: x.sum(axis=0), jax.lax.map(part, jnp.stack(parts)))
-
-        (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(outputs)
-        feedback = {
-            "entropy": 0.5, "kl/behaviour": 0.01, "mismatch": 0.01, "grad_norm": 1.0, "loss": value, **metrics,
-            "updates": float(number + 1),
-        }  # fmt: skip
-        feedback = {k: jnp.float32(v) for k, v in feedback.items()}
+        memory, ready = steps.prepare(memory, batch.replace(feedback=feedback))
+        (value, metrics), gradient = steps.gradient(outputs, ready)
+        if "feedback" in algorithm.needs:
+            feedback = {
+                "entropy": 0.5, "kl/behaviour": 0.01, "mismatch": 0.01, "grad_norm": 1.0, "loss": value, **metrics,
+                "updates": float(number + 1),
+            }  # fmt: skip
+            feedback = {k: jnp.float32(v) for k, v in feedback.items()}
     return Found(value, gradient)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from every_method import every_method as every
-from experience import Case, Found, L, N, case, learn
+from experience import Case, Found, L, N, Steps, case, learn, steps_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.needs import NEEDS, value_of
 from jaxrl_llm.trajectory import map_rows
 
 ODD, EVEN = np.arange(1, N, 2), np.arange(0, N, 2)
@@ -24,10 +25,16 @@ few = settings(max_examples=2, deadline=None, derandomize=True, database=None)
 seeds = st.sampled_from([11, 23])  # of batches; few, so that what they are held against is computed once
 
 
-@lru_cache(maxsize=256)
-def compiled(name: str, halves: bool = False) -> Callable[[list[Case]], Found]:
-    """`learn` of a method, of two micro-batches if asked: one program for all batches of one shape."""
-    return jax.jit(partial(learn, algorithms.get(name), parts=[ODD, EVEN] if halves else None))
+@lru_cache(maxsize=2)  # tests of a method follow each other
+def compiled(name: str) -> Steps:
+    """The steps of a method, each a program for all batches of one shape."""
+    return Steps(*map(jax.jit, steps_of(algorithms.get(name))))
+
+
+@lru_cache(maxsize=2)
+def in_halves(name: str) -> Steps:
+    """The same with two micro-batches."""
+    return Steps(compiled(name).prepare, jax.jit(steps_of(algorithms.get(name), parts=[ODD, EVEN]).gradient))
 
 
 def two_cases(seed: int, algorithm: Algorithm, **changes: Any) -> list[Case]:
@@ -36,11 +43,18 @@ def two_cases(seed: int, algorithm: Algorithm, **changes: Any) -> list[Case]:
     return [case(seed + one, algorithm, **changes) for one in (0, 1)]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)
 def plain(name: str, seed: int) -> Found:
     """The reference that the other results are compared with."""
     algorithm = algorithms.get(name)
-    return jax.device_get(compiled(name)(two_cases(seed, algorithm)))
+    return jax.device_get(learn(algorithm, two_cases(seed, algorithm), compiled(name)))
+
+
+@lru_cache(maxsize=2)
+def uncompiled(name: str) -> Found:
+    """Operation by operation, without weights."""
+    algorithm = algorithms.get(name)
+    return learn(algorithm, two_cases(11, algorithm, weights=None))
 
 
 def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slice(None)) -> None:
@@ -54,8 +68,9 @@ def assert_same(a: Found, b: Found, rows: Any = slice(None), columns: Any = slic
 
 
 def check(name: str, seed: int, change: Callable[[Case], Case], **places: Any) -> None:
-    cases = two_cases(seed, algorithms.get(name))
-    assert_same(plain(name, seed), compiled(name)([change(one) for one in cases]), **places)
+    algorithm = algorithms.get(name)
+    cases = [change(one) for one in two_cases(seed, algorithm)]
+    assert_same(plain(name, seed), learn(algorithm, cases, compiled(name)), **places)
 
 
 def rows_of(one: Case, rows: np.ndarray) -> Case:
@@ -112,15 +127,35 @@ def test_padding_and_rows_without_actions_do_not_matter(name: str, seed: int) ->
 def test_micro_batches_do_not_matter(name: str, seed: int) -> None:
     if name == "bnpo":
         pytest.skip("bnpo is defined by the mean over the slice at hand")
-    assert_same(plain(name, seed), compiled(name, halves=True)(two_cases(seed, algorithms.get(name))))
+    algorithm = algorithms.get(name)
+    assert_same(plain(name, seed), learn(algorithm, two_cases(seed, algorithm), in_halves(name)))
 
 
 @every
 def test_compiled_or_not_does_not_matter(name: str) -> None:
     """Nor whether weights of 1 are given."""
+    assert_same(plain(name, 11), uncompiled(name))
+
+
+@every
+def test_it_asks_for_what_there_is_and_uses_nothing_else(name: str) -> None:
     algorithm = algorithms.get(name)
+    asked = {value_of(need)[0] for need in algorithm.needs}
+    assert asked <= set(NEEDS)
+    bare = {field: None for field in ("old_logp", "reference_logp", "values") if field not in asked}
     cases = two_cases(11, algorithm, weights=None)
-    assert_same(plain(name, 11), learn(algorithm, cases))
+    for number, one in enumerate(cases):
+        info = {k: v for k, v in (one.batch.info or {}).items() if k.partition(":")[0] in asked}
+        cases[number] = one._replace(batch=one.batch.replace(**bare, info=info))
+    found, full = jax.tree.leaves(learn(algorithm, cases)), jax.tree.leaves(uncompiled(name))
+    assert [np.asarray(x).tobytes() for x in found] == [np.asarray(x).tobytes() for x in full]
+
+
+@every
+def test_it_learns_from_a_small_batch(name: str) -> None:
+    """A method may drop a batch, but not every batch."""
+    found = (plain(name, seed) for seed in (11, 23, 35))
+    assert any(np.abs(np.asarray(x)).max() > 0 for one in found for x in jax.tree.leaves(one.gradient))
 
 
 EVEN_HARDER = {
@@ -152,7 +187,7 @@ def test_nothing_upsets_it(name: str) -> None:
         if what == "impossible tokens":  # likely now, or never likely
             spread = jnp.where(jnp.arange(N) % 2, 0.0, -1e4)[:, None] * jnp.ones((N, L))
             cases = [c._replace(outputs=c.outputs.replace(logp=spread)) for c in cases]
-        found = compiled(name)(cases)
+        found = learn(algorithm, cases, compiled(name))
         assert np.isfinite(found.loss), what
         for part in jax.tree.leaves(found.gradient):
             assert np.isfinite(part).all(), what

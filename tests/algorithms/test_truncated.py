@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
-from experience import learn
+from experience import Steps, learn, steps_of
 
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.long_reasoning import t_ppo
@@ -116,10 +116,13 @@ def parts_of(batch: Trajectories, logp: Any, V: Any, rows: np.ndarray) -> tuple[
 def test_order_and_micro_batches_do_not_matter() -> None:
     batch, logp, V = windows()
     algorithm, whole = t_ppo(), np.arange(N)
-    plain = learn(algorithm, [parts_of(batch, logp, V, whole)])
+    steps, sliced = (
+        Steps(*map(jax.jit, steps_of(algorithm, parts))) for parts in (None, [whole[:4], whole[4:5], whole[5:]])
+    )
+    plain = learn(algorithm, [parts_of(batch, logp, V, whole)], steps)
     order = np.random.default_rng(0).permutation(N)
-    shuffled = learn(algorithm, [parts_of(batch, logp, V, order)])
-    cut = learn(algorithm, [parts_of(batch, logp, V, whole)], [whole[:4], whole[4:5], whole[5:]])
+    shuffled = learn(algorithm, [parts_of(batch, logp, V, order)], steps)
+    cut = learn(algorithm, [parts_of(batch, logp, V, whole)], sliced)
     for found, back in ((shuffled, np.argsort(order)), (cut, whole)):
         assert float(found.loss) == pytest.approx(float(plain.loss), abs=1e-6)
         for one, two in zip(jax.tree.leaves(plain.gradient), jax.tree.leaves(found.gradient), strict=True):

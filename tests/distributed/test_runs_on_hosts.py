@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.benchmarks.hosts import CASES, compare, config_file, killed, make_inputs, result, run, start, wait
+sys.path.append(str(Path(__file__).parents[1] / "runs"))
+
+import tiny_runs as runs
+
+from experiments.benchmarks.hosts import CASES, compare, config_file, make_inputs, result, run, start, wait
+
+PATIENCE = 300.0  # seconds until something must have happened
+
+# A group more on one host than on the other, of more groups than a step takes, split over all devices.
+OPTIONS: dict[str, Any] = {"steps": 4, **CASES["ragged"], **CASES["oversample"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inputs of runs."""
+    path = tmp_path_factory.mktemp("hosts")
+    make_inputs(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def on_two(folder: Path) -> dict[str, Any]:
+    """An unbroken run on two hosts."""
+    return run(folder, "two", 2, OPTIONS)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("case", ["ragged", "oversample"])
-def test_a_run_on_two_hosts_is_that_on_one(case: str, tmp_path: Path) -> None:
-    make_inputs(tmp_path)
-    one, found = (run(tmp_path, f"{hosts}", hosts, CASES[case]) for hosts in (1, 2))
-    same, apart = compare(found, one)
+def test_a_run_on_two_hosts_is_that_on_one(folder: Path, on_two: dict[str, Any]) -> None:
+    one = run(folder, "one", 1, OPTIONS)
+    same, apart = compare(on_two, one)
     assert same
     assert apart < 1e-5
-    for line, other in zip(found["metrics"], one["metrics"], strict=True):
+    for line, other in zip(on_two["metrics"], one["metrics"], strict=True):
         for name in ("reward/mean", "completion/length", "signal", "groups/uniform"):
             assert line[name] == pytest.approx(other[name], abs=1e-6), name
 
 
 @pytest.mark.heavy
-def test_a_host_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path: Path) -> None:
-    make_inputs(tmp_path)
-    options = {"steps": 4, "oversample": 1.5}
-    whole = run(tmp_path, "whole", 2, options)
-    took, said = killed(tmp_path, "killed", options, 15.0, 0)
-    assert took < 60
-    assert "host 0 has shown no sign of life" in said or "done before" in said
-    wait(start(["--resume", str(tmp_path / "killed")], 2, tmp_path), tmp_path)
-    found = result(tmp_path, "killed")
-    assert found["tokens"] == whole["tokens"]
-    assert all((x == found["params"][name]).all() for name, x in whole["params"].items())
+def test_a_host_that_is_killed_ends_the_other_and_the_run_goes_on(folder: Path, on_two: dict[str, Any]) -> None:
+    name = "killed"
+    processes = start(["--config", str(config_file(folder, name, OPTIONS))], 2, folder)
+    deadline = time.monotonic() + PATIENCE
+    while not runs.lines_of(folder / name / "metrics.jsonl"):
+        assert [process.poll() for process in processes] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    processes[0].kill()
+    assert processes[1].wait(60)
+    assert "host 0 has shown no sign of life" in (folder / "host1.log").read_text().splitlines()[-1]
+    assert len(runs.lines_of(folder / name / "metrics.jsonl")) < OPTIONS["steps"]
+    wait(start(["--resume", str(folder / name)], 2, folder), folder)
+    found = result(folder, name)
+    assert found["tokens"] == on_two["tokens"]
+    assert all((x == found["params"][name]).all() for name, x in on_two["params"].items())
 
 
 @pytest.mark.heavy

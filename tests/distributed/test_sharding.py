@@ -35,6 +35,7 @@ from jaxrl_llm.models.decoder import unstack
 
 FAMILIES = ("llama", "qwen3", "gemma2", "qwen3_moe")
 MESHES = ((8, 1), (4, 2), (2, 4))
+EVEN = {"even 2x4", "even 1x8", "unstacked 2x4"}
 QWEN3_8B = ModelConfig(
     family="qwen3",
     vocab_size=151936,
@@ -246,8 +247,8 @@ print("RESULT" + json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def parity() -> Any:
+def parity() -> dict[str, Any]:
+    """What PARITY finds of each family on each mesh."""
     folder = Path(__file__).parents[1] / "vectors"
     program = PARITY.replace("{families}", repr(FAMILIES)).replace("{meshes}", repr(MESHES))
     program = program.replace("{vectors}", str(folder))
@@ -260,34 +261,28 @@ def moved() -> Any:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_and_gradients_are_those_of_one_device(parity: Any, name: str, mesh: tuple[int, int]) -> None:
-    found = parity[f"{name} {mesh[0]}x{mesh[1]}"]
-    assert found["finite"]
-    assert found["logits"] < 1e-5
-    assert found["gradient"] < 1e-5
-    # Two key-value heads and four query heads of 64 inputs: split in two at most, a whole group each.
-    assert found["local"]["query"][2] == (2 if mesh[1] == 2 else 4)
-    assert found["local"]["key"][2] == (1 if mesh[1] == 2 else 2)
-    inner = 48 if name == "qwen3_moe" else 112
-    assert found["local"]["gate"][-1] == found["local"]["down"][-2] == inner // mesh[1]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", ["even 2x4", "even 1x8", "unstacked 2x4"])
-def test_biases_and_a_split_vocabulary(parity: Any, name: str) -> None:
-    found, tensor = parity[name], int(name[-1])
-    assert found["finite"]
-    assert found["logits"] < 1e-5
-    assert found["gradient"] < 1e-5
-    local = found["local"]
-    assert local["embed"] == [128 // tensor, 32]
-    # Four key-value heads do not split in eight, so the eight query heads stay together too.
-    heads = (1, 2) if tensor == 4 else (4, 8)
-    assert (local["key_bias"][-2], local["query_bias"][-2], local["out"][-3]) == (*heads, heads[1])
-    assert local["up_bias"][-1] == 48 // tensor
-    assert local["down_bias"][-1] == local["out_bias"][-1] == 32
+def test_logits_and_gradients_are_those_of_one_device() -> None:
+    """Of every family on every mesh; and of a model with biases and a vocabulary that splits."""
+    results = parity()
+    assert set(results) == {f"{name} {data}x{tensor}" for name in FAMILIES for data, tensor in MESHES} | EVEN
+    for case, found in results.items():
+        assert found["finite"], case
+        assert found["logits"] < 1e-5, case
+        assert found["gradient"] < 1e-5, case
+        name, local, tensor = case.split()[0], found["local"], int(case[-1])
+        if case in EVEN:
+            assert local["embed"] == [128 // tensor, 32], case
+            # Four key-value heads do not split in eight, so the eight query heads stay together too.
+            heads = (1, 2) if tensor == 4 else (4, 8)
+            assert (local["key_bias"][-2], local["query_bias"][-2], local["out"][-3]) == (*heads, heads[1]), case
+            assert local["up_bias"][-1] == 48 // tensor, case
+            assert local["down_bias"][-1] == local["out_bias"][-1] == 32, case
+        else:
+            # Two key-value heads and four query heads of 64 inputs: split in two at most, a whole group each.
+            assert local["query"][2] == (2 if tensor == 2 else 4), case
+            assert local["key"][2] == (1 if tensor == 2 else 2), case
+            inner = 48 if name == "qwen3_moe" else 112
+            assert local["gate"][-1] == local["down"][-2] == inner // tensor, case
 
 
 def test_specs_of_qwen3_8b() -> None:

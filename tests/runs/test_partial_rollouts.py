@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 from heavy import few
-from test_resume import STEPS, assert_same_run, kill
+from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
@@ -159,22 +159,6 @@ def test_the_pool_goes_on_from_a_checkpoint(kept: Kept, tmp_path: Path, resumed:
         shutil.rmtree(run / "checkpoints" / str(later))
     assert kept.steps[step - 1].pool, "an empty pool shows nothing"
     assert any(sample.tokens.size for sample in kept.steps[step - 1].waiting)
-    resumed(run)
-    assert_same_run(run, kept.folder)
-
-
-@pytest.mark.heavy
-def test_a_killed_run_ends_as_if_it_was_not(
-    kept: Kept, way: str, tmp_path: Path, resumed: Callable[[Path], dict]
-) -> None:
-    if way != "oversample":
-        pytest.skip("of one way")
-    run = tmp_path / "run"
-    config = TrainConfig(**{**vars(kept.config), "output": str(run)})
-    metrics = run / "metrics.jsonl"
-    process = runs.start("train", *runs.as_arguments(config), REWARD_SECONDS="0.5")
-    kill(process, lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 3, delay=0.2)
-    assert not (run / "checkpoints" / str(STEPS)).exists()
     resumed(run)
     assert_same_run(run, kept.folder)
 

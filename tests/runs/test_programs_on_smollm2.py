@@ -15,7 +15,8 @@ from compiling import optimised
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 
 WORLD = '''
-from jaxrl_llm.rollouts.programs import conversation
+from jaxrl_llm.rollouts.by_name import rollout_by_name
+from jaxrl_llm.rollouts.programs import Rollout, conversation
 
 
 class Checker:
@@ -30,84 +31,99 @@ class Checker:
                 "<|im_start|>assistant\\n"), right
 
 
-def talk():
-    return conversation(Checker, turns=2)
+def by_kind():
+    """Each prompt with the program that its row names."""
+    of_kind = {
+        "hint": rollout_by_name("hinted(hint)"), "forks": rollout_by_name("forked(2, 5)"),
+        "turns": conversation(Checker, turns=2),
+    }
+
+    async def program(tools, task):
+        episodes = await of_kind[task.row["kind"]].program(tools, task)
+        return episodes if task.row["kind"] == "hint" else [one.with_info(guided=0.0) for one in episodes]
+
+    return Rollout(program, "by kind", frozenset({"guided"}), ("hint", "kind"), turns=2)
 '''
+SUMS = [(17, 28), (31, 46), (55, 27), (68, 19), (24, 39), (73, 18)]
+KINDS = ["hint"] * 4 + ["turns"] * 2 + ["forks"] * 2  # of each prompt
 
 
-def run(folder: Path, rollout: str, **changes: Any) -> tuple[list[dict[str, Any]], list[runs.Taken]]:
-    """Two steps, of four prompts unless `changes` says otherwise, and what their batches were."""
+def run(folder: Path) -> tuple[list[dict[str, Any]], list[runs.Taken]]:
+    """Two steps of four prompts, each prompt once, and what their batches were."""
     rows = [
-        {
-            "prompt": f"What is {a} + {b}? Answer with the number only.", "answer": str(a + b),
-            "hint": f"The answer is {a + b}. ",
-        }
-        for a, b in [(17, 28), (31, 46), (55, 27), (68, 19), (24, 39), (73, 18)]
+        {"prompt": f"What is {a} + {b}? Answer with the number only.", "answer": str(a + b),
+         "hint": f"The answer is {a + b}. "}
+        for a, b in SUMS
     ]  # fmt: skip
+    rows += [{"prompt": f"Tell me a story about a {one}.", "answer": "7", "hint": ""} for one in ("dog", "ship")]
+    rows = [{**row, "kind": kind} for row, kind in zip(rows, KINDS, strict=True)]
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "worlds.py").write_text(WORLD)
-    settings: dict[str, Any] = {
-        "model": "smollm2-135m", "prompts": str(folder / "sums.jsonl"), "rewards": ("number_match",), "steps": 2,
-        "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 12, "eval_size": 0, "top_p": 1.0, "minibatches": 1,
-        "optimizer": OptimizerConfig(learning_rate=1e-5), "rollout": rollout, "remat": True,
-    }  # fmt: skip
+    config = runs.small_config(
+        folder, model="smollm2-135m", prompts=str(folder / "sums.jsonl"), rewards=("number_match",), steps=2,
+        prompts_per_step=4, group_size=4, max_new_tokens=12, eval_size=0, top_p=1.0, minibatches=1,
+        optimizer=OptimizerConfig(learning_rate=1e-5), rollout=f"{folder / 'worlds.py'}:by_kind", remat=True,
+    )  # fmt: skip
     taken: list[runs.Taken] = []
     with runs.watched(taken):
-        runs.train(runs.small_config(folder, **{**settings, **changes}))
-    lines = runs.lines_of(folder / "run" / "metrics.jsonl")
+        runs.train(config)
+    return runs.lines_of(folder / "run" / "metrics.jsonl"), taken
+
+
+@optimised  # or a step takes minutes
+def test_hints_forks_and_two_turns(tmp_path: Path) -> None:
+    """In one run, as compiling its programs takes most of the time."""
+    lines, taken = run(tmp_path)
     assert len(lines) == 2
     for line in lines:
         assert all(math.isfinite(value) for value in line.values())
         assert line["mismatch"] < 1e-3, "sampler and trainer see the same tokens"
         assert "rollout/failed_groups" not in line
-    return lines, taken
-
-
-@optimised  # or a step takes minutes
-def test_hints_for_groups_that_all_fail(tmp_path: Path) -> None:
-    """With a hint that gives the answer away, groups that failed get some right answers."""
-    lines, taken = run(tmp_path, "hinted(hint)")
-    guided, reward = [], []
-    for one in taken:
-        assert one.scored.batch.info is not None
-        guided += np.asarray(one.scored.batch.info["guided"]).tolist()
-        reward += np.asarray(one.scored.batch.reward).tolist()
-        for group in range(4):
-            rows = np.asarray(one.scored.batch.group) == group
-            hinted = np.asarray(one.scored.batch.info["guided"])[rows]
-            assert hinted.min() == hinted.max(), "a group is tried again as a whole"
-            if not hinted.any():
-                assert np.asarray(one.scored.batch.reward)[rows].max() > 0, "only groups that fail are tried again"
-    assert any(guided)
-    assert np.mean([r for r, g in zip(reward, guided, strict=True) if g]) > 0
-    assert lines[0]["rollout/guided"] == pytest.approx(np.mean(guided[:16]))
     assert max(line["grad_norm"] for line in lines) > 0
-
-
-@optimised  # or a step takes minutes
-def test_forks(tmp_path: Path) -> None:
-    lines, taken = run(tmp_path, "forked(2, 5)", temperature=1.0, prompts_per_step=2)
-    prefixes = 0
-    for one in taken:
-        batch = one.scored.batch
-        tokens, action = np.asarray(batch.tokens), np.asarray(batch.action_mask)
-        for row in range(0, len(tokens), 4):
-            start = int(action[row].argmax())
-            of_all = {tuple(tokens[i, start : start + 2].tolist()) for i in range(row, row + 4)}
-            assert len(of_all) == 1, "four leaves of one trunk begin with the same two tokens"
-            prefixes += len({tuple(tokens[i][action[i]].tolist()) for i in range(row, row + 4)}) > 1
-    assert prefixes >= 2, "no leaves part: this test shows nothing"
     assert lines[0]["packing/filled"] > 0
+    assert max(line.get("rollout/turns", 1.0) for line in lines) > 1
+    groups = [group for one in taken for group in groups_of(one.scored.batch)]
+    assert sorted(KINDS) == sorted(group["kind"] for group in groups)
+    hints_are_for_groups_that_fail([group for group in groups if group["kind"] == "hint"])
+    leaves_share_their_trunk([group for group in groups if group["kind"] == "forks"])
+    for group in groups:
+        what_lies_between_two_turns_is_given(group)
+    for line, one in zip(lines, taken, strict=True):
+        assert line["rollout/guided"] == pytest.approx(np.mean(one.scored.batch.info["guided"]))
 
 
-@optimised  # or a step takes minutes
-def test_two_turns(tmp_path: Path) -> None:
-    lines, taken = run(tmp_path, f"{tmp_path / 'worlds.py'}:talk", prompts_per_step=2)
-    assert max(line["rollout/turns"] for line in lines) > 1
-    for one in taken:
-        batch = one.scored.batch
-        action, turn, real = (np.asarray(x) for x in (batch.action_mask, batch.turn, batch.token_mask))
-        for row in range(len(action)):
-            inside = action[row].nonzero()[0]
-            given = real[row, inside[0] : inside[-1]] & ~action[row, inside[0] : inside[-1]]
-            assert given.any() == (turn[row].max() == 1), "what lies between two turns is given"
+def groups_of(batch: Any) -> list[dict[str, Any]]:
+    """Arrays of the rows of each group."""
+    ids = np.asarray(batch.prompt_id)
+    names = ("tokens", "action_mask", "token_mask", "turn", "reward")
+    arrays = {name: np.asarray(getattr(batch, name)) for name in names}
+    arrays["guided"] = np.asarray(batch.info["guided"])
+    return [{"kind": KINDS[one], **{k: x[ids == one] for k, x in arrays.items()}} for one in sorted(set(ids.tolist()))]
+
+
+def hints_are_for_groups_that_fail(groups: list[dict[str, Any]]) -> None:
+    """With a hint that gives the answer away, groups that failed get some right answers."""
+    for group in groups:
+        assert group["guided"].min() == group["guided"].max(), "a group is tried again as a whole"
+        if not group["guided"].any():
+            assert group["reward"].max() > 0, "only groups that fail are tried again"
+    guided = [group["reward"].mean() for group in groups if group["guided"].any()]
+    assert guided
+    assert np.mean(guided) > 0
+
+
+def leaves_share_their_trunk(groups: list[dict[str, Any]]) -> None:
+    for group in groups:
+        tokens, action = group["tokens"], group["action_mask"]
+        start = int(action[0].argmax())
+        of_all = {tuple(row[start : start + 2].tolist()) for row in tokens}
+        assert len(of_all) == 1, "four leaves of one trunk begin with the same two tokens"
+        assert len({tuple(row[mine].tolist()) for row, mine in zip(tokens, action, strict=True)}) > 1, "none part"
+
+
+def what_lies_between_two_turns_is_given(group: dict[str, Any]) -> None:
+    for real, action, turn in zip(group["token_mask"], group["action_mask"], group["turn"], strict=True):
+        inside = action.nonzero()[0]
+        given = real[inside[0] : inside[-1]] & ~action[inside[0] : inside[-1]]
+        assert given.any() == (turn.max() == 1)
+        assert group["kind"] == "turns" or turn.max() == 0
