@@ -56,6 +56,7 @@ GPUS = {
         Chip("b200", 179, 2250, 8000, 900),
     )
 }
+KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}  # of TPUs whose `device_kind` has another name
 NETWORK = 6.25  # GB/s between slices for each chip (v5p: 50 Gbit/s; the others are near it)
 
 
@@ -92,6 +93,18 @@ class Topology(NamedTuple):
     def rented(self) -> int:
         """Chips as they are rented."""
         return -(-len(self.devices) // self.chip.each)
+
+
+def chip_of_kind(kind: str) -> Chip | None:
+    """The accelerator that a device of JAX is, by its `device_kind`; None for one that is not known here.
+
+    >>> [chip_of_kind(kind).name for kind in ("TPU v4", "TPU v5 lite", "TPU v5", "TPU7x", "NVIDIA H100 80GB HBM3")]
+    ['v4', 'v5e', 'v5p', 'tpu7x', 'h100']
+    """
+    own = kind.lower().removeprefix("tpu ")
+    if chip := TPUS.get(KINDS.get(own, own)):
+        return chip
+    return next((chip for name, chip in GPUS.items() if name in own.replace("-", " ").split()), None)
 
 
 def simulated(topology: str) -> int:

@@ -90,6 +90,7 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
         f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions per step, {devices}, "
         f"output in {config.output}"
     ]
+    text += parts.notes
     if prompts.ahead is not None:
         text.append(
             "too many prompts to read them all at the start: each is read and checked when it is drawn, and repeated "
@@ -165,6 +166,7 @@ def closing_summary(
         warnings.append(f"{single} of {config.steps} steps had only completions of a single token: {SINGLE}")
     return {
         "steps": config.steps,
+        "mesh": config.mesh,
         "steps_without_signal": silent,
         "learned": silent < config.steps,
         "warnings": warnings,

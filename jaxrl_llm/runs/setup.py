@@ -62,6 +62,7 @@ class RunParts(NamedTuple):
     mesh: jax.sharding.Mesh
     frozen: Params | None = None  # the model's weights, if only adapters are trained
     hosts: Hosts = ALONE
+    notes: tuple[str, ...] = ()  # what to say when the run starts
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
