@@ -74,11 +74,11 @@ class Topology(NamedTuple):
         return len({device.process_index for device in self.devices})
 
     def alone(self, own: Mesh) -> Mesh:
-        """The mesh of one host, on devices that programs can be compiled for.
+        """The mesh of one host, or of hosts that sample together, on devices that programs can be compiled for.
 
         libtpu compiles for a whole topology only: for one of several hosts, the topology of a host stands in.
         """
-        if self.platform != "tpu" or self.hosts == 1:
+        if self.platform != "tpu" or own.size == len(self.devices):
             return own
         from jax.experimental import topologies
 
@@ -86,7 +86,7 @@ class Topology(NamedTuple):
         name = f"{self.chip.name}:{shape}"
         devices: Any = np.array(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
         if devices.size != own.size:
-            raise InputError(f"a host of this topology has {own.size} devices, but one of {name} has {devices.size}")
+            raise InputError(f"{own.size} devices sample together, but a host of this topology has {devices.size}")
         return Mesh(devices.reshape(own.devices.shape), own.axis_names, axis_types=own.axis_types)
 
     @property

@@ -116,6 +116,8 @@ def train(
             if source is not None:
                 check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
             state = RunState(train_state, memory, batches.init())
+        if parts.hosts.any(terminated()):  # also the hosts that were not told
+            raise Preempted
         stop_if(parts.hosts.any(interrupted()))
         folder = RunFolder(config.output) if parts.hosts.first else UnwrittenFolder(config.output)
         if not resume and parts.hosts.first:

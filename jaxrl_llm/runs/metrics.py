@@ -84,6 +84,7 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
     policy, prompts, strategy = parts.policy, parts.prompts, strategy_of(config, parts.algorithm)
     devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
     devices += f" of {parts.hosts.count} hosts" if parts.hosts.count > 1 else ""
+    devices += f", {parts.hosts.together} of which sample as one" if parts.hosts.together > 1 else ""
     devices += f" ({', '.join(f'{name}={size}' for name, size in parts.mesh.shape.items())})" if config.mesh else ""
     text = [
         f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts from "

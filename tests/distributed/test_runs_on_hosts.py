@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.hosts import CASES, compare, killed, make_inputs, result, run, start, wait
+from experiments.benchmarks.hosts import CASES, MODELS, compare, killed, make_inputs, result, run, start, wait
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("case", ["ragged", "oversample"])
+@pytest.mark.parametrize("case", ["ragged", "oversample", "lockstep", "experts"])
 def test_a_run_on_two_hosts_is_that_on_one(case: str, tmp_path: Path) -> None:
-    make_inputs(tmp_path)
+    make_inputs(tmp_path, MODELS.get(case, "llama_tied"))
     one, found = (run(tmp_path, f"{hosts}", hosts, CASES[case]) for hosts in (1, 2))
     same, apart = compare(found, one)
     assert same
