@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -29,7 +30,8 @@ class _Own(NamedTuple):
 Call = Callable[[_Own], Any]  # picklable
 
 
-class _Make(NamedTuple):
+@dataclass(frozen=True)
+class _Make:
     number: int
     requests: list[Request]
     greedy: bool
@@ -42,7 +44,8 @@ class _Make(NamedTuple):
         own.engines[self.number] = own.make(self.requests, self.greedy, self.stats)
 
 
-class _Step(NamedTuple):
+@dataclass(frozen=True)
+class _Step:
     number: int
     requests: list[Request]  # submitted since the last step
     chunk: int
@@ -54,7 +57,8 @@ class _Step(NamedTuple):
         return engine.step(self.chunk)
 
 
-class _Withdraw(NamedTuple):
+@dataclass(frozen=True)
+class _Withdraw:
     number: int
 
     def __call__(self, own: _Own) -> list[Completion]:

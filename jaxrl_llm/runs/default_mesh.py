@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,8 @@ ROOM = 0.9  # of a device's memory, which the estimate may take
 RATIO = 1.6  # by which compilers' temporaries can exceed the estimate; see `plan_arithmetic`
 
 
-class Devices(NamedTuple):
+@dataclass(frozen=True)
+class Devices:
     """What the choice depends on."""
 
     count: int
