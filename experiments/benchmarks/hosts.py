@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": {"lora_rank": 4},
     # Heads on all devices: the hosts sample in lock-step, as one.
     "lockstep": {"mesh": "tensor=4", "oversample": 1.5},
-    "units": {"mesh": "data=2,tensor=2", "oversample": 1.5},  # with four hosts, two units of two
+    "units": {"mesh": "data=2,tensor=2", "oversample": 1.5, "slots": 24},  # with four hosts, two units of two
     "experts": {"mesh": "data=2,expert=2"},  # while sampling too; with four hosts, two units of two
 }
 MODELS = {"experts": "qwen3_moe"}  # folders of tests/vectors; the others are llama_tied

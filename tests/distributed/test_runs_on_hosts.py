@@ -8,7 +8,7 @@ import pytest
 
 from experiments.benchmarks.hosts import CASES, compare, killed, make_inputs, result, run, start, wait
 
-QUICK = {"steps": 2, "eval_size": 0, "oversample": 1.0, "remat": False}  # half of the programs to compile
+QUICK = {"algorithm": "dr_grpo", "steps": 2, "eval_size": 0, "oversample": 1.0, "remat": False}  # few programs
 
 
 @pytest.mark.heavy
