@@ -60,18 +60,18 @@ def train_command(arguments: list[str]) -> int:
         resume = given is not None and has_begun(config, accept)
         config = located(config, os.getcwd()) if resume else config
     with nullcontext(True) if join is None else join() as first:
-        return _train(config, resume, accept, first)
+        return _train(config, resume, accept, first, alone=join is None)
 
 
-def _train(config: TrainConfig, resume: bool, accept: bool, first: bool) -> int:
-    """The exit status of a run. first: whether this process is the first of the run's hosts."""
+def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: bool) -> int:
+    """The exit status of a run. first: whether this process is the first of the run's hosts; alone: the only one."""
     from jaxrl_llm.runs.inputs import read_inputs
     from jaxrl_llm.runs.run_folder import RunFolder
 
     with preemptible(), interruptible() as interrupted, read_inputs(config, resume=resume, first=first) as inputs:
         from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
-        stop_if(interrupted())
+        stop_if(alone and interrupted())  # several hosts agree to leave in `train`
         summary = train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept)
     if first:
         _say(f"report: {RunFolder(config.output).path / 'report.html'}")

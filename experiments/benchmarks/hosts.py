@@ -38,7 +38,12 @@ CASES: dict[str, dict[str, Any]] = {
     "oversample": {"oversample": 1.5, "slots": 24},  # with fewer, slots pass on to other groups on several hosts
     "ppo": {"algorithm": "ppo", "mesh": "data=2,fsdp=2"},
     "lora": {"lora_rank": 4},
+    # Heads on all devices: the hosts sample in lock-step, as one.
+    "lockstep": {"mesh": "tensor=4", "oversample": 1.5},
+    "units": {"mesh": "data=2,tensor=2", "oversample": 1.5, "slots": 24},  # with four hosts, two units of two
+    "experts": {"mesh": "data=2,expert=2"},  # while sampling too; with four hosts, two units of two
 }
+MODELS = {"experts": "qwen3_moe"}  # folders of tests/vectors; the others are llama_tied
 SETTINGS: dict[str, Any] = {
     "steps": 3, "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "eval_size": 4,
     "log_completions_every": 1, "checkpoint_every": 1, "tensorboard": False,
@@ -170,14 +175,17 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_inputs(folder)
         if given.kills:
+            make_inputs(folder)
             return kills(folder, given.kills, given.seed)
         print("| case | hosts | same tokens | parameters differ by | rewards differ by |\n|---|---|---|---|---|")
         for case in given.cases:
-            one = run(folder, f"{case}1", 1, CASES[case])
+            place = folder / case
+            place.mkdir()
+            make_inputs(place, MODELS.get(case, "llama_tied"))
+            one = run(place, "1", 1, CASES[case])
             for hosts in given.hosts:
-                found = run(folder, f"{case}{hosts}", hosts, CASES[case])
+                found = run(place, f"{hosts}", hosts, CASES[case])
                 same, apart = compare(found, one)
                 rewards = [[line["reward/mean"] for line in each["metrics"]] for each in (found, one)]
                 of_rewards = float(np.abs(np.subtract(*rewards)).max())

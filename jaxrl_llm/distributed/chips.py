@@ -56,6 +56,7 @@ GPUS = {
         Chip("b200", 179, 2250, 8000, 900),
     )
 }
+KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}  # of TPUs whose `device_kind` has another name
 NETWORK = 6.25  # GB/s between slices for each chip (v5p: 50 Gbit/s; the others are near it)
 
 
@@ -73,11 +74,11 @@ class Topology(NamedTuple):
         return len({device.process_index for device in self.devices})
 
     def alone(self, own: Mesh) -> Mesh:
-        """The mesh of one host, on devices that programs can be compiled for.
+        """The mesh of one host, or of hosts that sample together, on devices that programs can be compiled for.
 
         libtpu compiles for a whole topology only: for one of several hosts, the topology of a host stands in.
         """
-        if self.platform != "tpu" or self.hosts == 1:
+        if self.platform != "tpu" or own.size == len(self.devices):
             return own
         from jax.experimental import topologies
 
@@ -85,13 +86,25 @@ class Topology(NamedTuple):
         name = f"{self.chip.name}:{shape}"
         devices: Any = np.array(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
         if devices.size != own.size:
-            raise InputError(f"a host of this topology has {own.size} devices, but one of {name} has {devices.size}")
+            raise InputError(f"{own.size} devices sample together, but a host of this topology has {devices.size}")
         return Mesh(devices.reshape(own.devices.shape), own.axis_names, axis_types=own.axis_types)
 
     @property
     def rented(self) -> int:
         """Chips as they are rented."""
         return -(-len(self.devices) // self.chip.each)
+
+
+def chip_of_kind(kind: str) -> Chip | None:
+    """The accelerator that a device of JAX is, by its `device_kind`; None for one that is not known here.
+
+    >>> [chip_of_kind(kind).name for kind in ("TPU v4", "TPU v5 lite", "TPU v5", "TPU7x", "NVIDIA H100 80GB HBM3")]
+    ['v4', 'v5e', 'v5p', 'tpu7x', 'h100']
+    """
+    own = kind.lower().removeprefix("tpu ")
+    if chip := TPUS.get(KINDS.get(own, own)):
+        return chip
+    return next((chip for name, chip in GPUS.items() if name in own.replace("-", " ").split()), None)
 
 
 def simulated(topology: str) -> int:

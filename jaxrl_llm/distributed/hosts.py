@@ -28,15 +28,29 @@ class Hosts:
     count: int = 1
     gather: Callable[[Any], list[Any]] = lambda value: [value]
     """A picklable value -> the values of all hosts, in their order, on each."""
+    together: int = 1
+    """Hosts of a unit, which sample as one (`on_hosts`): numbers 0 to together - 1, and so on."""
+    gather_in_unit: Callable[[Any], list[Any]] = lambda value: [value]
+    """The same among the hosts of this one's unit, all of which must call it."""
 
     @property
     def first(self) -> bool:
         """Whether this is the host that writes the run's files."""
         return self.index == 0
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is the host that decides for its unit."""
+        return self.index % self.together == 0
+
+    @property
+    def units(self) -> int:
+        """How many units the hosts are."""
+        return self.count // self.together
+
     def share(self, items: Sequence[T]) -> list[T]:
-        """Every count-th item: the shares of all hosts make up the whole, and differ by one item at most."""
-        return list(items[self.index :: self.count])
+        """Every n-th item, for n units: the shares of all units make up the whole, and differ by one item at most."""
+        return list(items[self.index // self.together :: self.units])
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on some host."""
@@ -63,13 +77,20 @@ def all_hosts() -> Hosts:
 
 
 def _gather(value: Any) -> list[Any]:
-    """Through the devices, which are the fastest way between hosts. Values up to 2 GiB."""
     from jax.experimental.multihost_utils import process_allgather
 
+    return gather_through(process_allgather, value)
+
+
+def gather_through(exchange: Callable[[np.ndarray], Any], value: Any) -> list[Any]:
+    """The values of several hosts, through the devices: the fastest way between hosts. Values up to 2 GiB.
+
+    exchange: gives an array of each host, of one shape, to all of them, stacked.
+    """
     data = np.frombuffer(pickle.dumps(value, protocol=5), np.uint8)
-    sizes = np.asarray(process_allgather(np.int32(data.size)))
+    sizes = np.asarray(exchange(np.asarray(data.size, np.int32)))
     room = 1 << max(int(sizes.max()) - 1, 63).bit_length()  # few sizes, of which each is compiled once
     padded = np.zeros(room, np.uint8)
     padded[: data.size] = data
-    found = np.asarray(process_allgather(padded))
+    found = np.asarray(exchange(padded))
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(found, sizes, strict=True)]

@@ -76,7 +76,7 @@ def make_mesh(
 def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
     """The devices along these axes; of several slices, whose network is slower than their links, along the first.
 
-    Those of a host stand together, so that each host can sample on its own (`on_hosts.by_host`). InputError where
+    Those of a host stand together, so that each host can sample on its own (`on_hosts.by_unit`). InputError where
     neither "data" nor "fsdp" is a multiple of the number of slices.
     """
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
@@ -260,7 +260,7 @@ def place(tree: Any, shardings: Any) -> Any:
     shardings: a Sharding, or a pytree of them, the same as `tree` or a prefix of it.
     """
     if _programs.get() is None:
-        if jax.process_count() == 1:
+        if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
             return jax.device_put(tree, shardings)
         return jax.tree.map(_put, tree, jax.tree.broadcast(shardings, tree))
     shapes = jax.eval_shape(lambda x: x, tree)

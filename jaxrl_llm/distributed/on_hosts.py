@@ -1,52 +1,91 @@
-"""The devices of one host among those of several: its part of a mesh, and arrays on one and on the other."""
+"""The devices that a host samples on among those of several hosts, and arrays on the ones and on the others.
+
+The hosts of a mesh sample in units. A unit is as few hosts as hold whole rows of the axes "expert" and "tensor": mostly
+one host, and several where a model needs more devices than a host has.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
+from functools import cache, partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.distributed.hosts import Hosts, gather_through
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.placement import DATA, TENSOR
+from jaxrl_llm.models.placement import DATA, EXPERT, TENSOR
 
-HOST = "host"
+HOST, UNIT = "host", "unit"
 
 
-def by_host(mesh: Mesh) -> Mesh:
-    """The same devices, in the same order, along "host", "data" and "tensor".
+def by_unit(mesh: Mesh) -> Mesh:
+    """The same devices along "unit", "data", "expert" (where the mesh has it) and "tensor".
 
-    InputError where the devices of a host do not hold whole copies of what is split over "tensor".
+    InputError where hosts have different numbers of devices.
     """
-    tensor = mesh.shape.get(TENSOR, 1)
-    devices = mesh.devices.reshape(-1, tensor)
-    hosts = len({device.process_index for device in devices.flat})
-    each = devices.reshape(hosts, -1) if devices.size % hosts == 0 else devices
-    if len(each) != hosts or any(len({device.process_index for device in row}) > 1 for row in each):
-        raise InputError(
-            f"the mesh {dict(mesh.shape)} does not give each of {hosts} hosts whole rows of devices: the axis tensor "
-            f"must divide the devices of a host, and every host needs as many"
-        )
-    types = (jax.sharding.AxisType.Auto,) * 3
-    if each.shape[1] % tensor:
-        raise InputError(
-            f"tensor={tensor} does not divide the {each.shape[1]} devices of a host: each host samples on its own"
-        )
-    return Mesh(each.reshape(hosts, -1, tensor), (HOST, DATA, TENSOR), axis_types=types)
+    names = (EXPERT, TENSOR) if EXPERT in mesh.shape else (TENSOR,)
+    sizes = tuple(mesh.shape.get(name, 1) for name in names)
+    last = [mesh.axis_names.index(name) for name in names if name in mesh.shape]
+    first = [axis for axis in range(mesh.devices.ndim) if axis not in last]
+    rows = mesh.devices.transpose(*first, *last).reshape(-1, *sizes)
+    counts = Counter(device.process_index for device in rows.flat)
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"host {index} has {count}" for index, count in sorted(counts.items()))
+        raise InputError(f"every host needs as many devices, but {each}")
+    number = {index: place for place, index in enumerate(sorted(counts))}
+
+    def unit(row: np.ndarray, together: int) -> set[int]:
+        return {number[device.process_index] // together for device in row.flat}
+
+    sizes_of_units = (n for n in range(1, len(counts) + 1) if len(counts) % n == 0)
+    together = next(n for n in sizes_of_units if all(len(unit(row, n)) == 1 for row in rows))
+    order = np.argsort([min(unit(row, together)) for row in rows], kind="stable")
+    units = rows[order].reshape(len(counts) // together, -1, *sizes)
+    return Mesh(units, (UNIT, DATA, *names), axis_types=(jax.sharding.AxisType.Auto,) * units.ndim)
 
 
 def of_this_host(mesh: Mesh) -> Mesh:
-    """The devices of this process, along "data" and "tensor"; the mesh itself where there is no other process."""
-    if all(device.process_index == jax.process_index() for device in mesh.devices.flat):
+    """The devices that this process samples on: those of its unit, along "data", "expert" and "tensor".
+
+    The mesh itself where there is no other process.
+    """
+    if not _shared(mesh):
         return mesh
-    whole = by_host(mesh)
-    own = next(row for row in whole.devices if row.flat[0].process_index == jax.process_index())
-    return Mesh(own, (DATA, TENSOR), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    units = by_unit(mesh)
+    own = next(one for one in units.devices if any(_is_own(device) for device in one.flat))
+    return Mesh(own, units.axis_names[1:], axis_types=units.axis_types[1:])
+
+
+def units_of(mesh: Mesh) -> int:
+    """How many units sample side by side, each with a share of the prompts."""
+    return int(by_unit(mesh).shape[UNIT])
+
+
+def in_units(hosts: Hosts, mesh: Mesh) -> Hosts:
+    """The hosts with the units in which they sample on a mesh of all their devices."""
+    together = hosts.count // units_of(mesh) if hosts.count > 1 else 1
+    if together == 1:
+        return hosts
+    first_of = {device.process_index: device for device in reversed(list(of_this_host(mesh).devices.flat))}
+    exchange = partial(_of_each, tuple(device for _, device in sorted(first_of.items())))
+    return dataclasses.replace(hosts, together=together, gather_in_unit=partial(gather_through, exchange))
+
+
+def _of_each(devices: tuple[Any, ...], x: np.ndarray) -> np.ndarray:
+    """x of the host of each of these devices, stacked, on all these hosts."""
+    mesh = Mesh(np.array(devices), (HOST,))
+    own = jax.device_put(x[None], next(device for device in devices if _is_own(device)))
+    shape = (len(devices), *x.shape)
+    parts = jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, PartitionSpec(HOST)), [own])
+    return np.asarray(_replicated(mesh)(parts))
 
 
 def own_copy(tree: Any, mesh: Mesh) -> Any:
-    """Arrays on `by_host` of a mesh, replicated over "host", as arrays on this host's devices. Nothing is copied.
+    """Arrays on `by_unit` of a mesh, replicated over "unit", as arrays on this unit's devices. Nothing is copied.
 
     mesh: `of_this_host`.
     """
@@ -60,12 +99,19 @@ def own_copy(tree: Any, mesh: Mesh) -> Any:
 
 
 def to_numpy(tree: Any, mesh: Mesh) -> Any:
-    """Arrays that are sharded over several hosts, whole, on each of them; other trees as they are."""
-    if jax.process_count() == 1:
-        return tree
-    whole = jax.jit(_same, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
-    return jax.tree.map(np.asarray, whole)
+    """Arrays on the devices of several hosts, whole, on each of them; of one host, as they are."""
+    return jax.tree.map(np.asarray, _replicated(mesh)(tree)) if _shared(mesh) else tree
 
 
-def _same(tree: Any) -> Any:
-    return tree
+def _shared(mesh: Mesh) -> bool:
+    """Whether other processes have devices of the mesh."""
+    return not all(_is_own(device) for device in mesh.devices.flat)
+
+
+def _is_own(device: Any) -> bool:
+    return bool(device.process_index == jax.process_index())
+
+
+@cache
+def _replicated(mesh: Mesh) -> Any:
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -22,14 +22,12 @@ from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
-from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Request, Stats
+from jaxrl_llm.sampling.requests import Completes, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
 SETTLED = 3  # iterations of the event loop without progress after which all programs are waiting
 
-MakeEngine = Callable[[Sequence[Request], bool, Stats], Engine]  # (first requests, greedy, stats)
 Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
 
 
@@ -139,7 +137,7 @@ class _Run:
         self.complete: list[int] = []  # places of the groups that the step takes
         self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
-        self.engines: dict[bool, tuple[Engine, dict[int, Ticket]]] = {}  # keyed by greedy
+        self.engines: dict[bool, tuple[Completes, dict[int, Ticket]]] = {}  # keyed by greedy
         self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
 
     def moved(self) -> None:

@@ -1,7 +1,7 @@
-"""A round of rollouts on several hosts: each runs its share of the groups, and afterwards all hosts have all of them.
+"""A round of rollouts on several hosts: each unit of them runs its share of the groups, and then all hosts have all.
 
-Hosts do not wait for each other while they sample, except where a step ends with the first groups that are complete:
-then they compare after each chunk of decode steps.
+Units, mostly of one host each, do not wait for each other while they sample, except where a step ends with the first
+groups that are complete: then they compare after each chunk of decode steps.
 """
 
 from __future__ import annotations

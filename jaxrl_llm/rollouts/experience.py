@@ -27,10 +27,11 @@ from jaxrl_llm.rewards.scoring import (
     with_defaults,
 )
 from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.driver import Collected, Driver, Rule, admit_first, first_samples_of
+from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first, first_samples_of
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
 from jaxrl_llm.rollouts.group_run import Group
+from jaxrl_llm.rollouts.lockstep import in_lockstep
 from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
@@ -46,7 +47,7 @@ from jaxrl_llm.rollouts.sources import (
 )
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.engine import CHUNK, Engine
-from jaxrl_llm.sampling.requests import Request, SamplingConfig, Stats
+from jaxrl_llm.sampling.requests import MakeEngine, Request, SamplingConfig, Stats
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights
@@ -79,7 +80,7 @@ class Experience:
     time_limit: float = 60.0
     """Seconds that a program may wait for anything but the engine."""
     mesh: jax.sharding.Mesh | None = None
-    """The devices to sample on; of several hosts each has its own."""
+    """The devices to sample on, of several hosts those of this one's unit."""
     hosts: Hosts = ALONE
     clock: Clock = lambda name: nullcontext()
     """Returns a context manager that times "sample" or "score"."""
@@ -200,7 +201,7 @@ def _task(setup: Experience, log: GroupLog) -> Task:
 def _round(
     setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int
 ) -> tuple[Collected, Scored]:
-    """Run the programs of the groups in flight and score the groups to train on; each host its share of them."""
+    """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
     policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
     chunk = LOOK if sampling.stop or setup.partial is not None else CHUNK
     numbers, places = first_samples_of([task for _, task in flight]), hosts.share(range(len(flight)))
@@ -215,13 +216,16 @@ def _round(
             if setup.stream_rewards and not any(one.unfinished) and one.episodes[0].reward is None:
                 streamed.add(place, dict(one.task.row), [sampled_ids(episode) for episode in one.episodes])
 
-        driver = Driver(
-            setup.rollout, _engines(setup, len(places), params, key, step), score, tokenizer,
-            context=policy.config.max_positions, step=step, chunk=chunk, time_limit=setup.time_limit, on_group=on_group,
-            admit=admit_first if hosts.count == 1 else admit_on(hosts, places),
-        )  # fmt: skip
+        def run(make: MakeEngine, admit: Admit) -> Collected:
+            driver = Driver(
+                setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
+                time_limit=setup.time_limit, on_group=on_group, admit=admit,
+            )  # fmt: skip
+            return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
+
+        make = _engines(setup, len(places), params, key, step)
         with setup.clock("sample"):
-            found = driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
+            found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
             batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
             batch = batch_of(found.groups) if found.groups else None
         with setup.clock("score"):
@@ -236,20 +240,18 @@ def _round(
         return of_all_hosts(hosts, places, found, scored, batch_of)
 
 
-def _engines(
-    setup: Experience, groups: int, params: Params, key: jax.Array, step: int
-) -> Callable[[Sequence[Request], bool, Stats], Engine]:
+def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, step: int) -> MakeEngine:
     """The function with which the driver builds its engines, which share the weights.
 
-    groups: in flight on this host.
+    groups: in flight on this unit of hosts.
     """
-    policy, sampling, mesh, hosts = setup.policy, setup.sampling, setup.mesh, setup.hosts.count
+    policy, sampling, mesh, units = setup.policy, setup.sampling, setup.mesh, setup.hosts.units
     weights = take_weights(policy, params, mesh)
-    devices, slots = row_shards(mesh, SAMPLED_ROWS), -(-sampling.slots // hosts)
+    devices, slots = row_shards(mesh, SAMPLED_ROWS), -(-sampling.slots // units)
     shape = None
     if setup.partial is not None:
         # The number of requests differs between steps, but the loop is compiled for one shape.
-        all_rows = -(-setup.prompts_per_step * setup.group_size // hosts)
+        all_rows = -(-setup.prompts_per_step * setup.group_size // units)
         shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
 
     def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Engine:

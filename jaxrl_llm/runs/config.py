@@ -50,8 +50,9 @@ class TrainConfig:
     mesh: str = ""
     """Devices along the axes of the mesh, such as data=2,fsdp=4,tensor=2; -1 takes what is left. Rows are sharded over
     data, fsdp and expert, the state of training over fsdp, expert (of a mixture: its experts) and tensor, heads and
-    vocabulary over tensor, tokens of long rows over sequence. By default all devices are along data. A resumed run may
-    have another mesh."""
+    vocabulary over tensor, tokens of long rows over sequence. Several hosts along tensor or expert sample as one.
+    By default it is chosen from the model, the devices and their memory, and said when the run starts. A resumed run
+    keeps its mesh unless this names another."""
     seed: int = 0
     """Seed of prompt order and sampling, 0 to 2^32 - 1."""
     steps: int = 100

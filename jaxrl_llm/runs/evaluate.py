@@ -53,14 +53,15 @@ def evaluate_policy(
 
     Temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
     ... up to `samples` by the unbiased estimator (arXiv 2107.03374), with bootstrap intervals over prompts. Intervals
-    are 95 %. mesh: the devices to sample on. hosts: each completes its share of the prompts, and has all
-    results. Raises InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    are 95 %. mesh: the devices to sample on. hosts: each unit completes its share of the prompts, its first host scores
+    them, and all have all results. Raises InputError if `judge` is not the name of one of the rewards,
+    KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
         raise unknown("reward to judge by", judge, names)
 
-    def complete(chosen: Sequence[int]) -> Scored:
+    def complete(chosen: Sequence[int]) -> Scored | None:
         stats = Stats()
         batch = sample(
             policy, params, [prompts.ids[i] for i in chosen], jax.random.key(seed), group_size=samples,
@@ -68,6 +69,8 @@ def evaluate_policy(
             prompt_ids=chosen,
         )  # fmt: skip
         stop_if(stats.interrupted)  # the completions finished so far are biased towards short answers
+        if not hosts.leads:
+            return None
         return score_batch(rewards, policy.tokenizer, [prompts.rows[i] for i in chosen], batch)
 
     scored = _on_all(hosts, len(prompts.ids), samples, complete, lambda: take_weights(policy, params, mesh))
@@ -100,18 +103,25 @@ def evaluate_policy(
 
 
 def _on_all(
-    hosts: Hosts, prompts: int, samples: int, complete: Callable[[Sequence[int]], Scored], idle: Callable[[], Any]
-) -> Scored:
-    """`complete` of all prompts, a share on each host. idle: what a host without prompts does, as others exchange."""
+    hosts: Hosts, prompts: int, samples: int, complete: Callable[[Sequence[int]], Scored | None],
+    idle: Callable[[], Any],
+) -> Scored:  # fmt: skip
+    """`complete` of all prompts, a share on each unit. idle: what a unit without prompts does, as others exchange.
+
+    complete: None on hosts that do not lead their unit.
+    """
     if hosts.count == 1:
-        return complete(range(prompts))
+        alone = complete(range(prompts))
+        assert alone is not None
+        return alone
     own = hosts.share(range(prompts))
     found = complete(own) if own else idle() and None
     parts = [
         [rows_of_group(part, number, samples) for number in range(len(part.texts) // samples)] if part else []
         for part in hosts.gather(None if found is None else found._replace(batch=jax.tree.map(np.asarray, found.batch)))
     ]
-    return concatenate_groups([parts[place % hosts.count][place // hosts.count] for place in range(prompts)])
+    led = parts[:: hosts.together]
+    return concatenate_groups([led[place % hosts.units][place // hosts.units] for place in range(prompts)])
 
 
 def evaluate_run(config: TrainConfig, parts: RunParts, params: Params) -> Evaluation:
@@ -120,6 +130,6 @@ def evaluate_run(config: TrainConfig, parts: RunParts, params: Params) -> Evalua
     return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
-        slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.count),
+        slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
         mesh=None if parts.mesh.size == 1 else of_this_host(parts.mesh), hosts=parts.hosts,
     )  # fmt: skip

@@ -34,6 +34,7 @@ from jaxrl_llm.reporting import Progress, write_report
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.default_mesh import with_mesh
 from jaxrl_llm.runs.evaluate import evaluate_run
 from jaxrl_llm.runs.goodput import Clock, lap_metrics
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
@@ -108,17 +109,21 @@ def train(
         interrupted, terminated = stack.enter_context(interruptible()), stack.enter_context(preemptible())
         stack.enter_context(watched(config, clock))
         with explained(config, clock, dict), clock("load"):
+            given, (config, chosen) = config, with_mesh(config, resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
+            parts = parts._replace(notes=(chosen,) if chosen else ())
             batches = source_of(config, parts, clock, curriculum) if source is None else timed(source(parts), clock)
             if source is not None:
                 check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
             state = RunState(train_state, memory, batches.init())
+        if parts.hosts.any(terminated()):  # also the hosts that were not told
+            raise Preempted
         stop_if(parts.hosts.any(interrupted()))
         folder = RunFolder(config.output) if parts.hosts.first else UnwrittenFolder(config.output)
         if not resume and parts.hosts.first:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
-            folder.create(to_dict(config))
+            folder.create(to_dict(given), config.mesh)
         stack.enter_context(preemptible(leave=parts.hosts.count == 1))
         try:
             with closing(folder):

@@ -84,12 +84,14 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
     policy, prompts, strategy = parts.policy, parts.prompts, strategy_of(config, parts.algorithm)
     devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
     devices += f" of {parts.hosts.count} hosts" if parts.hosts.count > 1 else ""
+    devices += f", {parts.hosts.together} of which sample as one" if parts.hosts.together > 1 else ""
     devices += f" ({', '.join(f'{name}={size}' for name, size in parts.mesh.shape.items())})" if config.mesh else ""
     text = [
         f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts from "
         f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions per step, {devices}, "
         f"output in {config.output}"
     ]
+    text += parts.notes
     if prompts.ahead is not None:
         text.append(
             "too many prompts to read them all at the start: each is read and checked when it is drawn, and repeated "
@@ -165,6 +167,7 @@ def closing_summary(
         warnings.append(f"{single} of {config.steps} steps had only completions of a single token: {SINGLE}")
     return {
         "steps": config.steps,
+        "mesh": config.mesh,
         "steps_without_signal": silent,
         "learned": silent < config.steps,
         "warnings": warnings,

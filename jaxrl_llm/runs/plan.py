@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.distributed.chips import GIB, NETWORK, Chip, Topology
 from jaxrl_llm.distributed.cost import BETWEEN, Cost, at_depth, cost_of
 from jaxrl_llm.distributed.mesh import Program
-from jaxrl_llm.distributed.on_hosts import of_this_host
+from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.distributed.work import matrix_flops
 from jaxrl_llm.learner.learn import compile_learning
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
@@ -116,10 +116,11 @@ def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     """The plan by arithmetic: what is held is exact, temporaries and times are estimates."""
     mesh, algorithm, model = checked(config, topology)
     state, own = state_shapes(config, model, algorithm), of_this_host(mesh)
-    sizes = engine_sizes(config, algorithm, row_shards(own, SAMPLED_ROWS), topology.hosts)
+    units = units_of(mesh)
+    sizes = engine_sizes(config, algorithm, row_shards(own, SAMPLED_ROWS), units)
     abstract = abstract_mesh(dict(mesh.shape))
     held = held_bytes(state, abstract, config.reference_memory)
-    found = arithmetic(config, model, algorithm, abstract, held, sizes, topology.hosts)
+    found = arithmetic(config, model, algorithm, abstract, held, sizes, units)
     return _assembled(config, topology, mesh, sizes[0], state, found.held, found.phases, found.costs, compiled=False)
 
 
@@ -184,9 +185,9 @@ def _assembled(
 def _times(
     config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, costs: Mapping[str, Cost]
 ) -> dict[str, Seconds]:  # fmt: skip
-    own, hosts = row_shards(of_this_host(mesh), SAMPLED_ROWS), topology.hosts
+    own, units = row_shards(of_this_host(mesh), SAMPLED_ROWS), units_of(mesh)
     return {
-        name: seconds_of(cost, topology.chip, calls(config, size, hosts, own, name)) for name, cost in costs.items()
+        name: seconds_of(cost, topology.chip, calls(config, size, units, own, name)) for name, cost in costs.items()
     }
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of
 from jaxrl_llm.distributed.chips import Topology
-from jaxrl_llm.distributed.on_hosts import of_this_host
+from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.learn import Learner, shard
 from jaxrl_llm.learner.optimizer import make_optimizer
@@ -56,7 +56,7 @@ class RunShapes(NamedTuple):
 
     @property
     def own(self) -> Mesh:
-        """The devices of a host, which samples on its own."""
+        """The devices of the first host, or unit of hosts, that samples on its own."""
         return self.topology.alone(of_this_host(self.mesh))
 
     @property
@@ -129,7 +129,7 @@ def checked(
     algorithm = check_method(config, mesh)
     model = model or config_of(config.model)
     check_mesh(model, mesh)
-    of_this_host(mesh)  # raises InputError where hosts cannot sample on their own
+    of_this_host(mesh)  # raises InputError where hosts have different numbers of devices
     return mesh, algorithm, model
 
 
@@ -144,7 +144,7 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
     learner = Learner(
         policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen
     )
-    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(mesh), SAMPLED_ROWS), topology.hosts)
+    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(mesh), SAMPLED_ROWS), units_of(mesh))
     return RunShapes(config, topology, learner, state, *sizes)
 
 

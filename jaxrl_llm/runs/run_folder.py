@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from jaxrl_llm.rewards.scoring import Scored
 
 FIGURES = ("accuracy", "low", "high", "prompts", "length")  # entries of an evaluation that `accuracy_line` reads
-STARTED_IN = "started_in"  # entry of config.json: the folder that relative paths are resolved against
+# Entries of config.json beside the settings: the folder that relative paths are resolved against, and the mesh where no
+# setting names one.
+STARTED_IN, CHOSEN_MESH = "started_in", "chosen_mesh"
 
 
 class RunFolder:
@@ -61,8 +63,10 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise InputError(f"{self.path} cannot be the output: {there} is not writable")
 
-    def create(self, config: dict[str, Any]) -> None:
+    def create(self, config: dict[str, Any], mesh: str = "") -> None:
         """Create the folder of a new run; its relative paths are those of the working directory now.
+
+        mesh: the one that was chosen, where the configuration names none.
 
         Raises InputError as `check_free` does.
         """
@@ -70,7 +74,8 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if self.mirror:
             self.mirror.clear()
-        self.write(self.config, {**config, STARTED_IN: os.getcwd()})
+        chosen = {CHOSEN_MESH: mesh} if mesh and not config.get("mesh") else {}
+        self.write(self.config, {**config, STARTED_IN: os.getcwd(), **chosen})
 
     def read_config(self) -> TrainConfig:
         """The configuration of the run, with this folder as its output and other relative paths made absolute.
@@ -86,7 +91,8 @@ class RunFolder:
         if not self.is_run():
             raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
         raw, seen_from = read_json(self.config), self.started_in()
-        raw.pop(STARTED_IN, None)
+        for name in (STARTED_IN, CHOSEN_MESH):
+            raw.pop(name, None)
         try:
             config = from_dict({**raw, "output": self.mirror.url if self.mirror else str(self.path)})
         except InputErrors as errors:
@@ -101,6 +107,14 @@ class RunFolder:
         if not isinstance(folder, str):
             raise InputError(f"{self.config}: {STARTED_IN} is {shown(folder)}, but must be a folder")
         return folder
+
+    def recorded_mesh(self) -> str:
+        """The mesh that the run began with, "" for one device; InputError for a malformed one."""
+        raw = read_json(self.config)
+        mesh = raw.get("mesh") or raw.get(CHOSEN_MESH, "")
+        if not isinstance(mesh, str):
+            raise InputError(f"{self.config}: {CHOSEN_MESH} is {shown(mesh)}, but must be a text")
+        return mesh
 
     def is_run(self) -> bool:
         """Whether the folder's config.json is a run's; model folders have a file of that name too."""

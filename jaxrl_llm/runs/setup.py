@@ -20,6 +20,7 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, check_rows, fully_sharded, mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.mesh import to_host
+from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
@@ -62,6 +63,7 @@ class RunParts(NamedTuple):
     mesh: jax.sharding.Mesh
     frozen: Params | None = None  # the model's weights, if only adapters are trained
     hosts: Hosts = ALONE
+    notes: tuple[str, ...] = ()  # what to say when the run starts
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
@@ -262,6 +264,7 @@ def set_up(
     algorithm, own_source: see `check_method`.
     """
     mesh = mesh_of(config.mesh)
+    hosts = in_units(all_hosts(), mesh)
     algorithm = check_method(config, mesh, algorithm, own_source)
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
@@ -271,7 +274,7 @@ def set_up(
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
-    digests, hosts = {**inputs.digests, **model_digests(params, tokenizer)}, all_hosts()
+    digests = {**inputs.digests, **model_digests(params, tokenizer)}
     hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)

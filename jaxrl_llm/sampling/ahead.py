@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxrl_llm.distributed.mesh import Program, program_of
-from jaxrl_llm.distributed.on_hosts import by_host, of_this_host
+from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import PrefixCache, PrefixSlots
@@ -126,5 +126,5 @@ def compile_sampling(
 
 def _convert(policy: Policy, params: Params, mesh: Mesh) -> Any:
     several = len({device.process_index for device in mesh.devices.flat}) > 1
-    convert, options = converter(policy, params, by_host(mesh) if several else mesh)
+    convert, options = converter(policy, params, by_unit(mesh) if several else mesh)
     return convert.trace(policy, params, *options)

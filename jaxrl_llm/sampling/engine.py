@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -61,8 +62,9 @@ class Engine:
         self.size, self.shape, self.width = size, size.shape, size.width
         self.schedule = Schedule((), size.shape)
         shape, weights = size.shape, self.weights
-        self.prefix_cache = weights.spread(empty_prefix_cache(self.policy, shape.prompts, size.width, self.dtype))
-        self.ring_cache = weights.spread(empty_ring_cache(self.policy, shape.rows, size.tokens, self.dtype))
+        of_prompts = partial(empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype)
+        self.prefix_cache = weights.zeros(of_prompts)
+        self.ring_cache = weights.zeros(partial(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype))
         self.rows = no_rows(shape.rows)
         self.kept, self.steps = {}, 0
         self.shortest = min(layer.values.shape[2] for layer in self.ring_cache.layers)
@@ -185,7 +187,8 @@ class Engine:
             drawn, numbers = begin(*shared, self.ring_cache.drawn, self.ring_cache.step, numbers, self.settings)
             self.ring_cache = self.ring_cache._replace(drawn=drawn)
         limits = jnp.int32(leave_at), jnp.int32(chunk)
-        self.ring_cache, self.rows, counts = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
+        self.ring_cache, *found = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
+        self.rows, counts = self.weights.fetched(found)
         steps, live = int(counts.steps), int(counts.live)
         self.steps += steps
         # A row whose logits are not finite has the token -1: raise now, not when the row is done.
@@ -229,7 +232,7 @@ class Engine:
         index = np.resize(np.asarray(rows, np.int32), size)
         last = np.asarray(self.rows.last)[index]
         count, fresh = np.asarray(self.rows.own), np.asarray(self.rows.fresh)
-        drawn = [np.asarray(x) for x in finished(self.ring_cache.drawn, index, last)]
+        drawn = [np.asarray(x) for x in self.weights.fetched(finished(self.ring_cache.drawn, index, last))]
         out = {}
         for i, row in enumerate(rows):
             begun = self.requests[self.schedule.placed[row].request].begun

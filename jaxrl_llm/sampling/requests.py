@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -148,6 +148,30 @@ def first_not_finite(tokens: Tokens) -> int | None:
         & np.isfinite(tokens.untruncated_logp)
     )
     return None if good.all() else int(np.argmin(good))
+
+
+class Completes(Protocol):
+    """What completes requests while others are decoding: see `engine.Engine`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is not completed."""
+        ...
+
+    def submit(self, request: Request) -> int:
+        """Queue a request. Returns its number, which is the index of its completion."""
+        ...
+
+    def step(self, chunk: int) -> list[Completion]:
+        """Decode for at most `chunk` steps and return the completions that ended."""
+        ...
+
+    def withdraw(self) -> list[Completion]:
+        """Return all other requests as unfinished completions."""
+        ...
+
+
+MakeEngine = Callable[[Sequence[Request], bool, Stats], Completes]  # (first requests, greedy, stats)
 
 
 def check_requests(requests: Sequence[Request], vocabulary: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
-from jaxrl_llm.distributed.on_hosts import by_host, of_this_host, own_copy
+from jaxrl_llm.distributed.mesh import place
+from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_axes
@@ -40,8 +42,20 @@ class Weights(NamedTuple):
         would compile again.
         """
         if self.mesh is not None:
-            return jax.device_put(tree, shardings(tree, self.mesh))
+            return place(tree, shardings(tree, self.mesh))
         return tree if self.device is None else jax.device_put(tree, self.device)
+
+    def zeros(self, make: Callable[[], Any]) -> Any:
+        """make(), a pytree of zeros, placed as `spread` does: on a mesh, no device ever has more than its part."""
+        if self.mesh is None:
+            return self.spread(make())
+        shapes = jax.eval_shape(make)
+        put = lambda x, where: jnp.zeros(x.shape, x.dtype, device=where)  # noqa: E731
+        return jax.tree.map(put, shapes, shardings(shapes, self.mesh))
+
+    def fetched(self, tree: Any) -> Any:
+        """Results of the programs, in a form that every host of the mesh can read."""
+        return tree if self.mesh is None else to_numpy(tree, self.mesh)
 
 
 def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> Weights:
@@ -49,7 +63,8 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
 
     mesh: the devices to decode on, with axes of `models.placement`: rows over all but "tensor", which splits heads,
     hidden units of the MLP and vocabulary; experts over "expert". Without a mesh the parameters are used where they
-    are. Parameters that are sharded over several hosts reach each host's own devices; then all hosts must call this.
+    are. Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`); then
+    all hosts must call this.
     Transfers are counted and timed. Raises InputError for a policy in float64.
     """
     if policy.dtype == jnp.float64:
@@ -92,8 +107,8 @@ def _is_here(x: Any) -> bool:
 
 
 def _on_this_host(policy: Policy, params: Params, mesh: Mesh) -> Weights:
-    """`take_weights` of parameters on the devices of several hosts: one program gives each host a copy of its own."""
-    wide, start = by_host(mesh), time.perf_counter()
+    """`take_weights` of parameters on the devices of several hosts: one program gives each unit a copy of its own."""
+    wide, start = by_unit(mesh), time.perf_counter()
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, wide, stacked, params), wide))
     (convert, options), own = converter(policy, params, wide), of_this_host(mesh)

@@ -35,15 +35,29 @@ def on_two(folder: Path) -> dict[str, Any]:
     return run(folder, "two", 2, OPTIONS)
 
 
-@pytest.mark.heavy
-def test_a_run_on_two_hosts_is_that_on_one(folder: Path, on_two: dict[str, Any]) -> None:
-    one = run(folder, "one", 1, OPTIONS)
-    same, apart = compare(on_two, one)
+QUICK = {"algorithm": "dr_grpo", "steps": 2, "eval_size": 0, "oversample": 1.0, "remat": False}  # few programs
+
+
+def assert_same(found: dict[str, Any], one: dict[str, Any]) -> None:
+    """Tokens, parameters and metrics."""
+    same, apart = compare(found, one)
     assert same
     assert apart < 1e-5
-    for line, other in zip(on_two["metrics"], one["metrics"], strict=True):
+    for line, other in zip(found["metrics"], one["metrics"], strict=True):
         for name in ("reward/mean", "completion/length", "signal", "groups/uniform"):
             assert line[name] == pytest.approx(other[name], abs=1e-6), name
+
+
+@pytest.mark.heavy
+def test_a_run_on_two_hosts_is_that_on_one(folder: Path, on_two: dict[str, Any]) -> None:
+    assert_same(on_two, run(folder, "one", 1, OPTIONS))
+
+
+@pytest.mark.heavy
+def test_two_hosts_in_lock_step_are_one(folder: Path) -> None:
+    options = CASES["lockstep"] | QUICK
+    found, one = (run(folder, f"lockstep{hosts}", hosts, options) for hosts in (2, 1))
+    assert_same(found, one)
 
 
 @pytest.mark.heavy

@@ -4,17 +4,17 @@ place. Programs and the driver cannot tell it from the real one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
+from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.tools import Task
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
+from jaxrl_llm.sampling.requests import Completion, MakeEngine, Request, Stats, Tokens
 
 LIMIT = 64
 
@@ -101,17 +101,23 @@ class Ran:
 
     def __init__(
         self, flight: Pool, rule: Rule, rollout: Rollout | None = None, *, slots: int = 1000, step: int = 0,
-        limit: int = LIMIT, row: dict[str, Any] | None = None, **settings: Any,
+        limit: int = LIMIT, row: dict[str, Any] | None = None,
+        within: Callable[..., Collected] = lambda make, admit, run: run(make, admit), admit: Admit = admit_first,
+        **settings: Any,
     ) -> None:  # fmt: skip
+        """within: see `lockstep.in_lockstep`, without its hosts."""
         self.engines: list[FakeEngine] = []
 
         def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Any:
             self.engines.append(FakeEngine(slots, step))
             return self.engines[-1]
 
-        driver = Driver(rollout or group(), make, score, Words(), step=step, **settings)
+        def run(make: MakeEngine, admit: Admit) -> Collected:
+            driver = Driver(rollout or group(), make, score, Words(), step=step, admit=admit, **settings)
+            return driver.run(list(zip(flight, tasks, strict=True)), rule)
+
         tasks = [Task({"prompt": "", **(row or {})}, log.prompt, log.prompt_id, log.samples, limit) for log in flight]
-        self.found: Collected = driver.run(list(zip(flight, tasks, strict=True)), rule)
+        self.found: Collected = within(make, admit, run)
 
     @property
     def complete(self) -> list[int]:

@@ -201,3 +201,30 @@ def test_one_of_two_hosts_is_told_and_one_process_goes_on(tmp_path: Path) -> Non
     same, apart = hosts.compare(found, one)
     assert same
     assert apart < 1e-5
+
+
+TOLD = """
+import os, signal
+from jaxrl_llm.runs import setup
+load = setup.load_model
+def load_model(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return load(*arguments)
+setup.load_model = load_model
+"""
+
+
+@pytest.mark.heavy
+def test_one_of_two_hosts_is_told_while_they_set_up(tmp_path: Path) -> None:
+    hosts.make_inputs(tmp_path)
+    config, port = hosts.config_file(tmp_path, "run", {}), hosts.free_port()
+    processes = [
+        runs.start(
+            "train", "--config", str(config), "--coordinator", f"localhost:{port}", "--processes", "2", "--process",
+            str(index), code=TOLD * index,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    ended = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [PREEMPTED, PREEMPTED], ended
+    assert not (tmp_path / "run").exists()
