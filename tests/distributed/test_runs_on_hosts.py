@@ -19,6 +19,7 @@ PATIENCE = 300.0  # seconds until something must have happened
 
 # A group more on one host than on the other, of more groups than a step takes, split over all devices.
 OPTIONS: dict[str, Any] = {"steps": 4, **CASES["ragged"], **CASES["oversample"]}
+QUICK = {"algorithm": "dr_grpo", "steps": 2, "eval_size": 0, "oversample": 1.0, "remat": False}  # few programs
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_two(folder: Path) -> dict[str, Any]:
     """An unbroken run on two hosts."""
     return run(folder, "two", 2, OPTIONS)
-
-
-QUICK = {"algorithm": "dr_grpo", "steps": 2, "eval_size": 0, "oversample": 1.0, "remat": False}  # few programs
 
 
 def assert_same(found: dict[str, Any], one: dict[str, Any]) -> None:
