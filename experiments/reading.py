@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 PACKAGE = ROOT / "jaxrl_llm"
 CHECKS = ("errors.py", "shapes.py", "models/check.py", "learner/checks.py", "sampling/arguments.py")
 SURROUNDINGS = (
-    "process.py", "distributed/hosts.py", "rewards/process.py", "rewards/worker.py", "runs/goodput.py",
-    "reporting/progress.py", "reporting/writers.py",
+    "process.py", "distributed/hosts.py", "rewards/process.py", "rewards/worker.py", "rollouts/lockstep.py",
+    "runs/goodput.py", "reporting/progress.py", "reporting/writers.py",
 )  # fmt: skip
 FEW = 20
 
