@@ -127,13 +127,11 @@ def test_a_folder_remembers_what_was_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_run_on_four_devices_says_its_mesh_and_keeps_it(tmp_path: Path) -> None:
-    asked = runs.small_config(tmp_path, steps=1, minibatches=1, top_p=1.0, eval_size=0)
-    flags = {"XLA_FLAGS": compiling.with_devices(4)}
-    begun, resumed = (
-        runs.start(*arguments, **flags).communicate()[0]
-        for arguments in (["train", *runs.as_arguments(asked)], ["train", "--resume", asked.output])
-    )
-    assert "mesh data=4, chosen because these devices have no memory of their own; --mesh sets another" in begun
-    assert "mesh data=4, as before; --mesh sets another" in resumed
+    asked = runs.small_config(tmp_path, steps=1, minibatches=1, top_p=1.0, eval_size=0, algorithm="dr_grpo")
+    begin = f"from jaxrl_llm.cli import main\nmain({['train', *runs.as_arguments(asked)]!r})"
+    process = runs.start("train", "--resume", asked.output, code=begin, XLA_FLAGS=compiling.with_devices(4))
+    said = process.communicate()[0]
+    assert "mesh data=4, chosen because these devices have no memory of their own; --mesh sets another" in said
+    assert "mesh data=4, as before; --mesh sets another" in said
     assert json.loads((Path(asked.output) / "config.json").read_text())["chosen_mesh"] == "data=4"
     assert json.loads((Path(asked.output) / "summary.json").read_text())["mesh"] == "data=4"
