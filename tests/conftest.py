@@ -29,7 +29,7 @@ compiling.use_few_optimisations()
 jax.config.update("jax_disable_most_optimizations", not compiling.OPTIMISED)
 
 use_compile_cache()
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)  # as in processes that tests start
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # as in processes that tests start
 MAPS = Path("/proc/self/maps")
 
 
