@@ -60,9 +60,6 @@ def plan_command(arguments: list[str]) -> int:
 def _prepare(topology: str) -> None:
     """Set JAX up, before it starts, to compile without the devices. CPU devices stand in for GPUs."""
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
-    # The instructions of a program are compiled side by side, into the same program.
-    flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_tpu_impure_hlo_parallel_compile=true"
-    os.environ["LIBTPU_INIT_ARGS"] = flags.strip()
     count = topology.partition(":")[2]
     if count.isdecimal() and 1 < int(count) <= 4096:
         own = f"--xla_force_host_platform_device_count={count}"

@@ -73,7 +73,7 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
     model, algorithm = config_of(config.model), make_algorithm(config)
     try:
         say("planning the run as it is")
-        first = _plan(config, topology, sampled)
+        first = _plan(config, topology, sampled, say)
         if first.fits:
             return Found(first, "", None, {})
         ratio = _ratio(first, topology) or least
@@ -90,7 +90,7 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
             break
         tried.append(best.config)
         say(f"trying {options(best.changes)}")
-        found = _plan(best.config, topology, sampled)
+        found = _plan(best.config, topology, sampled, say)
         if found.fits:
             return Found(first, refused, found, best.changes)
         ratio = max(ratio * 1.1, _ratio(found, topology))
@@ -99,8 +99,8 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
     return Found(first, refused, None, {})
 
 
-def _plan(config: TrainConfig, topology: Topology, sampled: Sampled) -> Plan:
-    """The plan: only estimated where it cannot fit, only lowered where there is no compiler."""
+def _plan(config: TrainConfig, topology: Topology, sampled: Sampled, say: Callable[[str], None]) -> Plan:
+    """The plan: only estimated where it cannot fit or the compiler fails, only lowered where there is no compiler."""
     estimate = estimated_plan(config, topology)
     if max(estimate.least, estimate.peak / HOPELESS) > topology.chip.usable:
         return estimate
@@ -110,7 +110,9 @@ def _plan(config: TrainConfig, topology: Topology, sampled: Sampled) -> Plan:
         return compiled_plan(config, topology, sampled)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+            # libtpu's compiler has errors of its own in programs for several slices.
+            say(f"the compiler failed, so this is an estimate: {str(error).splitlines()[0][:200]}")
+            return estimate
         # The compiler gives up on programs far beyond the memory.
         update = estimate.phases["update"] | {"temporaries": topology.chip.usable}
         return estimate._replace(phases=estimate.phases | {"update": update})

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import jax
 import pytest
 
-from jaxrl_llm.distributed.chips import Chip, Topology
+from jaxrl_llm.distributed.chips import Chip, Topology, topology_of
+from jaxrl_llm.runs import plan_search
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
 from jaxrl_llm.runs.plan_search import applied, candidates
@@ -73,3 +75,16 @@ def test_hosts_sample_with_whole_experts() -> None:
     one, four = (held_bytes(shapes, mesh, hosts=hosts) for hosts in (1, 4))
     assert one.parameters == four.parameters
     assert 3 < four.sampler / one.sampler < 4
+
+
+def test_a_compiler_that_fails_leaves_an_estimate() -> None:
+    """As libtpu's does for some programs of several slices."""
+    config = TrainConfig(model=str(CONFIGS / "smollm2-135m.json"), prompts_per_step=4, eval_size=0)
+    topology, said = topology_of("cpu:1"), list[str]()
+    error = jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\nmore")
+    with mock.patch.object(plan_search, "compiled_plan", side_effect=error):
+        found = plan_search.search(config, topology._replace(chip=Chip("toy", 400.0, 900, 1600, 400)), said.append)
+    assert found.first is not None
+    assert found.first.fits
+    assert not found.first.compiled
+    assert said[1] == "the compiler failed, so this is an estimate: INTERNAL: RET_CHECK failure"
