@@ -44,6 +44,7 @@ from jaxrl_llm.sampling.ahead import NAMES, compile_sampling
 from jaxrl_llm.sampling.schedule import Size
 
 SAMPLING = NAMES  # the programs of sampling; the others are of learning
+COPY = "weights while loading, or a checkpoint"
 PROCESS = 1.2  # GiB of host memory that Python, JAX and the compiler take
 
 
@@ -173,10 +174,15 @@ def _assembled(
     config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, arrays: RunShapes | StateShapes,
     held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
 ) -> Plan:  # fmt: skip
-    return Plan(
+    plan = Plan(
         config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape), held, phases, costs,
         _times(config, topology, mesh, size, costs), host_memory(config, topology, arrays),
     )  # fmt: skip
+    if topology.platform != "cpu":
+        return plan
+    # The devices' memory is the host's: a copy of the weights or of the state counts beyond what the phases take.
+    devices, copy = plan.peak * plan.devices, plan.host[COPY] + sum(held.values()) * plan.devices
+    return plan._replace(host=plan.host | {"arrays of the devices": devices, COPY: max(copy - devices, 0)})
 
 
 def _times(
@@ -256,9 +262,10 @@ def host_memory(config: TrainConfig, topology: Topology, arrays: RunShapes | Sta
     hosts = topology.hosts
     reference = arrays.copied_reference if config.reference_memory == "host" else None
     length = config.max_prompt_tokens + config.max_new_tokens
+    saved = -(-_bytes(arrays.state) // hosts) if config.checkpoint_every else 0
     return {
         "process": int(PROCESS * GIB),
-        "weights while loading, or a checkpoint": max(_bytes(arrays.params), -(-_bytes(arrays.state) // hosts)),
+        COPY: max(_bytes(arrays.params), saved),
         "reference": _bytes(reference) // hosts,
         "batch": config.prompts_per_step * config.group_size * length * 64,  # some fifteen arrays of 4 bytes a token
     }

@@ -14,6 +14,7 @@ import pytest
 from jaxrl_llm.distributed.chips import Chip, Topology, topology_of
 from jaxrl_llm.runs import plan_search
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.plan import COPY, estimated_plan
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
 from jaxrl_llm.runs.plan_search import applied, candidates
 from jaxrl_llm.runs.plan_shapes import config_of, state_shapes
@@ -88,3 +89,11 @@ def test_a_compiler_that_fails_leaves_an_estimate() -> None:
     assert found.first.fits
     assert not found.first.compiled
     assert said[1] == "the compiler failed, so this is an estimate: INTERNAL: RET_CHECK failure"
+
+
+def test_on_a_cpu_the_devices_memory_is_the_hosts() -> None:
+    config = TrainConfig(model=str(CONFIGS / "smollm2-135m.json"), prompts_per_step=4, eval_size=0, checkpoint_every=0)
+    here = topology_of("cpu:1")
+    own, other = (estimated_plan(config, here._replace(platform=platform)) for platform in ("cpu", "cuda"))
+    assert other.host[COPY] == other.held["parameters"]  # while they are loaded
+    assert own.host == other.host | {"arrays of the devices": own.peak, COPY: 0}
