@@ -17,7 +17,7 @@ import pytest
 OPTIMISED = bool(os.environ.get("OPTIMISED"))
 FLAGS = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    # The programs of tests are small, and many: those which processes of one test, or of several, have in common compile once.
+    # The programs of tests are small, and many: what several processes have in common compiles once.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
 XLA_FLAG = "--xla_cpu_use_fusion_emitters=false"  # XLA's older emitters: the newer ones take most of the time

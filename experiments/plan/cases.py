@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from by_hand import COUNTERS, by_hand
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = Path(__file__).parent
 LIMIT = 240  # seconds
@@ -29,7 +31,6 @@ CASES = {
     "30b-a3b": ("qwen3-30b-a3b", "v6e:4x4", f"--prompts-per-step 16 {LONG}"),
     "8b-pod": ("qwen3-8b", "v5e:16x16", f"--prompts-per-step 64 {LONG}"),
 }
-BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def run(name: str, folder: Path) -> tuple[dict[str, Any], float]:
@@ -50,28 +51,6 @@ def run(name: str, folder: Path) -> tuple[dict[str, Any], float]:
     return json.loads(done.stdout), seconds
 
 
-def by_hand(model: str, changes: dict[str, Any], sizes: dict[str, int]) -> tuple[int, int]:
-    """Bytes of parameters and of the optimiser on a device: each array in even shards, where its axes divide."""
-    raw = json.loads((CONFIGS / f"{model}.json").read_text())
-    D, V, n = raw["hidden_size"], raw["vocab_size"], raw["num_hidden_layers"]
-    H, K = raw["num_attention_heads"], raw["num_key_value_heads"]
-    h, E = raw.get("head_dim", D // H), raw.get("num_experts", 0)
-    F = raw.get("moe_intermediate_size", raw["intermediate_size"])
-    tensor, fsdp = sizes.get("tensor", 1), sizes.get("fsdp", 1)
-    split = {name: (n * D * H * h, K) for name in ("query", "out")}
-    split |= {name: (n * D * K * h, K) for name in ("key", "value")} | {"embed": (V * D, V)}
-    split |= {name: (n * max(E, 1) * D * F, F) for name in ("gate", "up", "down")}
-    if not raw["tie_word_embeddings"]:
-        split["unembed"] = (V * D, V)
-    numbers = D + sum(size // (tensor if axis % tensor == 0 else 1) // fsdp for size, axis in split.values())
-    numbers += 2 * n * D // fsdp + n * D * E // fsdp
-    if "qwen3" in raw["model_type"]:  # norms of queries and keys
-        numbers += 2 * n * h // (fsdp if h % fsdp == 0 else 1)
-    half = changes.get("param_dtype") == "bfloat16"
-    moments = {"float32": 8, "bfloat16": 6}[changes.get("optimizer.moments", "float32")]
-    return numbers * (2 if half else 4), numbers * (moments + 4 * half)
-
-
 def line(name: str, found: dict[str, Any], seconds: float) -> tuple[str, bool]:
     """A line of the table, and whether all is as it must be."""
     model, topology, _ = CASES[name]
@@ -79,11 +58,9 @@ def line(name: str, found: dict[str, Any], seconds: float) -> tuple[str, bool]:
     said = " ".join(f"{key} {value}" for key, value in changes.items()) or "as given"
     if plan is None:
         return f"| {model} | {topology} | nothing fits | | | | {seconds:.0f} |", False
-    exact = "lora_rank" in changes or changes.get("optimizer.moments") == "factored"
-    if not exact:
-        parameters, optimiser = by_hand(model, changes, plan["mesh"])
-        held = plan["held"]
-        exact = held["parameters"] == parameters and 0 <= held["optimiser"] - optimiser <= 16  # counters
+    sure, held = by_hand(CONFIGS / f"{model}.json", changes, plan["mesh"]), plan["held"]
+    exact = (held["parameters"], held["frozen"]) == (sure.parameters, sure.frozen)
+    exact = exact and 0 <= held["optimiser"] - sure.optimiser <= COUNTERS
     binds = max(
         plan["seconds"].items(), key=lambda each: max(each[1][k] for k in ("compute", "memory", "links", "compiler"))
     )

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.errors import InputError, shown
@@ -82,10 +83,12 @@ def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
-        mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
-        return Mesh(_by_process(mesh.devices), mesh.axis_names, axis_types=types)
-    from jax.experimental.mesh_utils import create_hybrid_device_mesh
-
+        shape = tuple(sizes.values())
+        try:
+            arranged = jax.make_mesh(shape, tuple(sizes), axis_types=types, devices=devices).devices
+        except NotImplementedError:  # an axis is a part of one of the slice's
+            arranged = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(_by_process(arranged), tuple(sizes), axis_types=types)
     between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
     if between is None:
         raise InputError(

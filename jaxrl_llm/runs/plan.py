@@ -8,8 +8,8 @@ the TPU compiler's own estimate of cycles.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxrl_llm.distributed.chips import GIB, NETWORK, Chip, Topology
-from jaxrl_llm.distributed.cost import BETWEEN, Cost, at_depth, cost_of
+from jaxrl_llm.distributed.chips import GIB, Chip, Topology
+from jaxrl_llm.distributed.cost import Cost, at_depth, cost_of
 from jaxrl_llm.distributed.mesh import Program
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.distributed.work import matrix_flops
 from jaxrl_llm.learner.learn import compile_learning
+from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, arithmetic, held_bytes
@@ -38,25 +39,13 @@ from jaxrl_llm.runs.plan_shapes import (
     state_shapes,
     with_layers,
 )
-from jaxrl_llm.sampling.ahead import NAMES, compile_sampling, prompts_together
+from jaxrl_llm.runs.plan_times import Seconds, calls, seconds_of
+from jaxrl_llm.sampling.ahead import NAMES, compile_sampling
 from jaxrl_llm.sampling.schedule import Size
 
 SAMPLING = NAMES  # the programs of sampling; the others are of learning
+COPY = "weights while loading, or a checkpoint"
 PROCESS = 1.2  # GiB of host memory that Python, JAX and the compiler take
-
-
-class Seconds(NamedTuple):
-    """The least seconds of a program in an iteration by each resource; 0 where the resource's rate is not known."""
-
-    compute: float
-    memory: float
-    links: float
-    compiler: float  # by the TPU compiler's estimate, with Pallas kernels at the chip's peak left out
-
-    @property
-    def binds(self) -> str:
-        """The resource that takes longest."""
-        return max(zip(self, self._fields, strict=True))[1]
 
 
 class Plan(NamedTuple):
@@ -140,12 +129,22 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
     return found._replace(costs=costs, seconds=_times(config, topology, shapes.mesh, shapes.size, costs))
 
 
-def compiled_plan(config: TrainConfig, topology: Topology) -> Plan:
-    """The plan of a run's own programs, compiled for a topology. InputError for what the run would refuse."""
-    shapes = shapes_of(config, topology)
+def compiled_plan(
+    config: TrainConfig, topology: Topology, sampled: MutableMapping[str, dict[str, Cost]] | None = None
+) -> Plan:
+    """The plan of a run's own programs, compiled for a topology. InputError for what the run would refuse.
+
+    sampled: of sampling programs, by `sampling_settings` in words, what other plans for this topology have found;
+    what this one finds is added.
+    """
+    shapes, sampled = shapes_of(config, topology), {} if sampled is None else sampled
+    key = repr(sampling_settings(config))
     with ThreadPoolExecutor(2) as threads:
-        learning, sampling = threads.submit(learning_costs, shapes), threads.submit(sampling_costs, shapes)
-        costs = {**sampling.result(), **learning.result()}
+        sampling = None if key in sampled else threads.submit(sampling_costs, shapes)
+        learning = threads.submit(learning_costs, shapes)
+        if sampling is not None:
+            sampled[key] = sampling.result()
+        costs = {**sampled[key], **learning.result()}
     held, update = held_by(shapes), costs["update"]
     # What the compiler counts of the arguments beyond their numbers is the padding of the chip's layouts.
     held["padding"] = max(update.arguments - update.given, 0)
@@ -176,10 +175,15 @@ def _assembled(
     config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, arrays: RunShapes | StateShapes,
     held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
 ) -> Plan:  # fmt: skip
-    return Plan(
+    plan = Plan(
         config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape), held, phases, costs,
         _times(config, topology, mesh, size, costs), host_memory(config, topology, arrays),
     )  # fmt: skip
+    if topology.platform != "cpu":
+        return plan
+    # The devices' memory is the host's: a copy of the weights or of the state counts beyond what the phases take.
+    devices, copy = plan.peak * plan.devices, plan.host[COPY] + sum(held.values()) * plan.devices
+    return plan._replace(host=plan.host | {"arrays of the devices": devices, COPY: max(copy - devices, 0)})
 
 
 def _times(
@@ -222,6 +226,14 @@ def slices_of(shapes: RunShapes) -> list[int]:
     return [int(getattr(device, "slice_index", 0) or 0) for device in shapes.mesh.devices.flat]
 
 
+def sampling_settings(config: TrainConfig) -> TrainConfig:
+    """The configuration with the same value of what only the learning half reads."""
+    return dataclasses.replace(
+        config, optimizer=OptimizerConfig(), micro_batches=1, remat=True, keep_projections=False,
+        reference_memory="device",
+    )  # fmt: skip
+
+
 def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
     """Of the engine's programs, at the model's depth; of "decode", of one step of its loop."""
     model = shapes.policy.config
@@ -246,43 +258,15 @@ def _sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[s
     )  # fmt: skip
 
 
-def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) -> int:
-    """How often a program runs in an iteration, of "decode" the steps of its loop, if all completions are long.
-
-    hosts, devices: as for `engine_sizes`.
-    """
-    prompts = math.ceil(config.prompts_per_step / hosts)
-    rounds = math.ceil(prompts * config.group_size / size.shape.rows)
-    if name == "decode":
-        return rounds * config.max_new_tokens
-    if name == "prefill":
-        return math.ceil(prompts / prompts_together(size, devices))
-    return rounds if name == "begin" else 1
-
-
-def seconds_of(cost: Cost, chip: Chip, times: int) -> Seconds:
-    """The least seconds of so many calls of a program."""
-
-    def per(number: float, rate: float) -> float:
-        return times * number / rate if rate else 0.0
-
-    between = sum(size for kind, size in cost.collectives.items() if kind.endswith(BETWEEN))
-    return Seconds(
-        per(cost.flops, chip.peak * 1e12),
-        per(cost.traffic, chip.bandwidth * 1e9),
-        per(cost.sent - between, chip.links * 1e9) + per(between, NETWORK * 1e9 if chip.links else 0.0),
-        per(cost.cycles, chip.clock * 1e9),
-    )
-
-
 def host_memory(config: TrainConfig, topology: Topology, arrays: RunShapes | StateShapes) -> dict[str, int]:
     """Bytes on each host: the process, the weights while they are loaded, a checkpoint while it is written."""
     hosts = topology.hosts
     reference = arrays.copied_reference if config.reference_memory == "host" else None
     length = config.max_prompt_tokens + config.max_new_tokens
+    saved = -(-_bytes(arrays.state) // hosts) if config.checkpoint_every else 0
     return {
         "process": int(PROCESS * GIB),
-        "weights while loading, or a checkpoint": max(_bytes(arrays.params), -(-_bytes(arrays.state) // hosts)),
+        COPY: max(_bytes(arrays.params), saved),
         "reference": _bytes(reference) // hosts,
         "batch": config.prompts_per_step * config.group_size * length * 64,  # some fifteen arrays of 4 bytes a token
     }

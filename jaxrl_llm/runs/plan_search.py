@@ -18,22 +18,28 @@ from jax.sharding import AbstractMesh
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed import check_mesh
 from jaxrl_llm.distributed.chips import Topology
+from jaxrl_llm.distributed.cost import Cost
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.placement import DATA, FSDP, TENSOR, row_shards
+from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.needs import of_reference
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.plan import Plan, calls, compiled_plan, estimated_plan, lowered_plan, seconds_of
-from jaxrl_llm.runs.plan_arithmetic import Held, abstract_mesh, arithmetic, held_bytes
+from jaxrl_llm.runs.plan import Plan, compiled_plan, estimated_plan, lowered_plan
+from jaxrl_llm.runs.plan_arithmetic import Held, abstract_mesh, arithmetic, held_bytes, length_of, sampled_shards
 from jaxrl_llm.runs.plan_shapes import StateShapes, checked, config_of, engine_sizes, state_shapes
+from jaxrl_llm.runs.plan_times import calls, seconds_of
 from jaxrl_llm.runs.setup import make_algorithm
 from jaxrl_llm.sampling.schedule import Size
 
 COMPILED = 3  # configurations that a search compiles at most
 MARGIN = 0.97  # of the memory, which an estimate may take
 RANK = 16  # of the adapters that are tried
-# Of the update's temporaries: where there is much memory, the compiler takes more than it does where there is little.
-LARGE, RATIO = 64, 1.6
+LONG = 8192  # tokens of a row, from which on the axis "sequence" is tried
+HOPELESS = 2  # times the memory: what needs more by the estimate is not compiled
+# Of the update's temporaries, by which the estimate is multiplied for TPUs: to compile a second configuration costs
+# minutes. Where there is much memory, the compiler takes more than it does where there is little.
+RATIO, LARGE, RATIO_OF_LARGE = 1.45, 64, 1.6
+Sampled = dict[str, dict[str, Cost]]  # see `compiled_plan`
 Change = dict[str, Any]  # setting -> value; "optimizer.moments" is the optimiser's
 
 
@@ -61,11 +67,13 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
     next. Raises InputError for what no change of mesh, memory or precision can mend.
     """
     first, refused, tried = None, "", list[TrainConfig]()
-    least = ratio = RATIO if topology.platform == "tpu" and topology.chip.memory > LARGE else 1.0
+    sampled: Sampled = {}
+    of_chip = RATIO_OF_LARGE if topology.chip.memory > LARGE else RATIO
+    least = ratio = of_chip if topology.platform == "tpu" else 1.0
     model, algorithm = config_of(config.model), make_algorithm(config)
     try:
         say("planning the run as it is")
-        first = _plan(config, topology)
+        first = _plan(config, topology, sampled, say)
         if first.fits:
             return Found(first, "", None, {})
         ratio = _ratio(first, topology) or least
@@ -82,7 +90,7 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
             break
         tried.append(best.config)
         say(f"trying {options(best.changes)}")
-        found = _plan(best.config, topology)
+        found = _plan(best.config, topology, sampled, say)
         if found.fits:
             return Found(first, refused, found, best.changes)
         ratio = max(ratio * 1.1, _ratio(found, topology))
@@ -91,16 +99,20 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
     return Found(first, refused, None, {})
 
 
-def _plan(config: TrainConfig, topology: Topology) -> Plan:
-    """The plan: only estimated where what is held is already too much, only lowered where there is no compiler."""
+def _plan(config: TrainConfig, topology: Topology, sampled: Sampled, say: Callable[[str], None]) -> Plan:
+    """The plan: only estimated where it cannot fit or the compiler fails, only lowered where there is no compiler."""
     estimate = estimated_plan(config, topology)
-    if estimate.least > topology.chip.usable:
+    if max(estimate.least, estimate.peak / HOPELESS) > topology.chip.usable:
         return estimate
+    if topology.platform == "cuda":
+        return lowered_plan(config, topology)
     try:
-        return (lowered_plan if topology.platform == "cuda" else compiled_plan)(config, topology)
+        return compiled_plan(config, topology, sampled)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+            # libtpu's compiler has errors of its own in programs for several slices.
+            say(f"the compiler failed, so this is an estimate: {str(error).splitlines()[0][:200]}")
+            return estimate
         # The compiler gives up on programs far beyond the memory.
         update = estimate.phases["update"] | {"temporaries": topology.chip.usable}
         return estimate._replace(phases=estimate.phases | {"update": update})
@@ -131,7 +143,7 @@ def candidates(
     ratio: by which the estimate of the update's temporaries is multiplied.
     """
     chip, hosts = topology.chip, topology.hosts
-    meshes = list(_meshes(model, len(topology.devices), hosts))
+    meshes = list(_meshes(model, len(topology.devices), hosts, length_of(config) >= LONG))
     states: dict[str, StateShapes] = {}
     held: dict[tuple[str, AbstractMesh], Held] = {}
     sizes: dict[tuple[int, int], tuple[Size, Size | None]] = {}
@@ -160,7 +172,7 @@ def candidates(
         by_micro: dict[int, TrainConfig] = {}
         fitting = []
         for mesh in meshes:
-            own = max(row_shards(mesh) // hosts, 1)
+            own = sampled_shards(mesh, hosts)
             of_mesh, engine = held_by(changed, mesh), engines(changed, own)
             for micro in _micro_batches(changed, mesh):
                 if micro not in by_micro:
@@ -224,11 +236,18 @@ def _settings(config: TrainConfig, algorithm: Algorithm) -> list[Change]:
     return [changes for _, changes in sorted(found, key=lambda one: one[0])]
 
 
-def _meshes(model: ModelConfig, devices: int, hosts: int = 1) -> Iterator[AbstractMesh]:
-    """The meshes of so many devices that divide the model, and whose axis "tensor" divides a host's devices."""
-    for tensor, fsdp in itertools.product(range(1, devices + 1), repeat=2):
-        if devices % (tensor * fsdp) == 0 and (devices // hosts) % tensor == 0:
-            mesh = abstract_mesh({DATA: devices // (tensor * fsdp), FSDP: fsdp, TENSOR: tensor})
+def _meshes(model: ModelConfig, devices: int, hosts: int, long: bool) -> Iterator[AbstractMesh]:
+    """The meshes of so many devices that divide the model, and whose axis "tensor" divides a host's devices.
+
+    "expert" is tried for mixtures, "sequence" where rows are long.
+    """
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    experts = divisors if model.num_experts else [1]
+    for tensor, fsdp, expert, sequence in itertools.product(divisors, divisors, experts, divisors if long else [1]):
+        inner = tensor * fsdp * expert * sequence
+        if devices % inner == 0 and (devices // hosts) % tensor == 0:
+            sizes = {DATA: devices // inner, FSDP: fsdp, EXPERT: expert, SEQUENCE: sequence, TENSOR: tensor}
+            mesh = abstract_mesh(sizes)
             try:
                 check_mesh(model, mesh)
             except InputError:
