@@ -39,11 +39,13 @@ def plan_command(arguments: list[str]) -> int:
         raise InputError(f"--picture {picture!r} cannot be written: give the name of a file in a folder that exists")
     _prepare(topology)
     from jaxrl_llm.distributed.chips import topology_of  # here: importing JAX takes seconds, and reads what was set
-    from jaxrl_llm.runs import plan_table
+    from jaxrl_llm.runs import default_mesh, plan_table
     from jaxrl_llm.runs.plan_search import search
     from jaxrl_llm.runs.plan_shapes import shapes_of, sharding_table
 
     devices = topology_of(topology, int(slices or 1))
+    asked, config = config, default_mesh.planned(config, devices)
+    chosen = ["--mesh", config.mesh] if config != asked else []
     if table:
         print(plan_table.shardings_text(sharding_table(shapes_of(config, devices))))
         return 0
@@ -52,7 +54,8 @@ def plan_command(arguments: list[str]) -> int:
     if picture is not None and shown is not None:
         plan_table.write_picture(plan_table.plan_json(shown), picture)
     own = {"--topology", "--slices", "--picture"}
-    command = shlex.join(["jaxrl", "train", *_without(given, own)])
+    given = _without(given, own) + chosen if found.best is None else _without(given, own | {"--mesh"})
+    command = shlex.join(["jaxrl", "train", *given])
     print(json.dumps(plan_table.as_json(found)) if as_object else plan_table.as_text(found, command))
     return 0 if shown is not None and shown.fits else 1
 

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
-from jaxrl_llm.distributed.chips import GIB, chip_of_kind
+from jaxrl_llm.distributed.chips import GIB, Topology, chip_of_kind
 from jaxrl_llm.distributed.hosts import all_hosts
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
@@ -82,6 +82,15 @@ def with_mesh(config: TrainConfig, resumed: bool, algorithm: Algorithm | None = 
     else:
         found = choose(config, config_of(config.model), algorithm or make_algorithm(config), devices)
     return dataclasses.replace(config, mesh=found.mesh), found.line
+
+
+def planned(config: TrainConfig, topology: Topology) -> TrainConfig:
+    """The configuration with the mesh that a new run on these devices would choose; unchanged where it names one."""
+    if config.mesh or len(topology.devices) == 1 or topology.platform == "cpu":
+        return config
+    devices = Devices(len(topology.devices), topology.hosts, topology.chip.usable, topology.slices)
+    found = choose(config, config_of(config.model), make_algorithm(config), devices)
+    return dataclasses.replace(config, mesh=found.mesh)
 
 
 def _fits(mesh: str) -> bool:

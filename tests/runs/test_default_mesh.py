@@ -14,11 +14,11 @@ import compiling
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.distributed.chips import GPUS, TPUS
+from jaxrl_llm.distributed.chips import GPUS, TPUS, Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.default_mesh import Devices, candidates, choose, memory_of
+from jaxrl_llm.runs.default_mesh import Devices, candidates, choose, memory_of, planned
 from jaxrl_llm.runs.plan_shapes import config_of
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import make_algorithm
@@ -82,6 +82,15 @@ def test_real_models_on_real_chips(
     assert fits or by_hand > memory
     if "tensor" in shards or "expert" in shards:  # "fsdp" leaves the sampler's weights whole
         assert least_by_hand(model, settings, {"fsdp": count}) > 0.9 * memory
+
+
+def test_a_plan_takes_the_mesh_that_a_run_would() -> None:
+    asked = config(model=str(CONFIGS / "qwen3-8b.json"), **SLICES)
+    devices = [SimpleNamespace(process_index=number // 4) for number in range(16)]
+    assert planned(asked, Topology(TPUS["v5p"], devices, "tpu")).mesh == "data=4,fsdp=4", "as in TABLE"
+    named = dataclasses.replace(asked, mesh="fsdp=16")
+    assert planned(named, Topology(TPUS["v5p"], devices, "tpu")) == named
+    assert planned(asked, Topology(TPUS["v5p"], devices, "cpu")) == asked
 
 
 def test_the_first_candidates_communicate_least() -> None:
