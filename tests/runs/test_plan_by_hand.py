@@ -69,13 +69,13 @@ class TestAxes:
         assert not any("sequence=" in mesh for mesh in self.meshes("qwen3-8b"))
 
 
-def test_hosts_sample_with_whole_experts() -> None:
+def test_experts_are_split_while_they_sample() -> None:
     config = TrainConfig(model=str(CONFIGS / "qwen3-30b-a3b.json"), dtype="bfloat16")
     shapes = state_shapes(config, config_of(config.model), make_algorithm(config))
-    mesh = abstract_mesh({"data": 1, "expert": 4, "tensor": 4})
-    one, four = (held_bytes(shapes, mesh, hosts=hosts) for hosts in (1, 4))
-    assert one.parameters == four.parameters
-    assert 3 < four.sampler / one.sampler < 4
+    whole, quarter = (
+        held_bytes(shapes, abstract_mesh({"data": 4 // expert, "expert": expert, "tensor": 4})) for expert in (1, 4)
+    )
+    assert 3 < whole.sampler / quarter.sampler < 4
 
 
 def test_a_compiler_that_fails_leaves_an_estimate() -> None:
