@@ -2,8 +2,6 @@
 
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import (
-    Program,
-    ahead_of_time,
     check_rows,
     data_mesh,
     make_mesh,
@@ -11,6 +9,7 @@ from jaxrl_llm.distributed.mesh import (
     replicate,
     to_mesh,
 )
+from jaxrl_llm.distributed.programs import Program, ahead_of_time
 from jaxrl_llm.distributed.sharding import (
     Moved,
     bytes_per_device,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.distributed.mesh import Program
 from jaxrl_llm.distributed.program_text import Computation, Executed, Instruction, computations, executed, fused, sizes
+from jaxrl_llm.distributed.programs import Program
 from jaxrl_llm.distributed.work import matrix_flops
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")

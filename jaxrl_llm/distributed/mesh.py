@@ -1,39 +1,22 @@
-"""Meshes, the arrays on them (replicated, with rows sharded, or in the host's memory), and compiling ahead of time.
-
-The same calls that run a program on arrays compile it for devices that need not be there:
-
-    with ahead_of_time() as programs:
-        state = replicate(shapes, mesh)                    # a mesh of `jax.experimental.topologies` will do
-        state, metrics = update(policy, objective, optimizer, state, to_mesh(batch, mesh), steps)
-    programs[0].compiled.memory_analysis()
-
-Inside, functions decorated with `compiled` return shapes with the shardings that the compiler chose, so that what one
-program gives can be given to the next. So the host code that runs a step is also what plans it.
-"""
+"""Meshes, and the arrays on them: replicated, with rows sharded, or in the host's memory."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.distributed.programs import place
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 HOST = "pinned_host"
-Shapes = Any  # a pytree of jax.ShapeDtypeStruct
 
 
 def data_mesh(devices: list[Any] | None = None) -> Mesh:
@@ -136,8 +119,13 @@ def to_mesh(batch: Any, mesh: Mesh) -> Any:
 
     batch: a pytree of arrays whose leading axis (rows) the sizes of these axes must divide, and of scalars.
     """
-    rows, whole = NamedSharding(mesh, PartitionSpec(row_axes(mesh))), NamedSharding(mesh, PartitionSpec())
+    rows, whole = on_rows(mesh), NamedSharding(mesh, PartitionSpec())
     return place(batch, jax.tree.map(lambda x: rows if np.ndim(x) else whole, batch))
+
+
+def on_rows(mesh: Mesh) -> NamedSharding:
+    """The sharding of the rows of a batch."""
+    return NamedSharding(mesh, PartitionSpec(row_axes(mesh)))
 
 
 def check_rows(rows: int, minibatches: int, micro_batches: int, devices: int) -> None:
@@ -175,110 +163,3 @@ def to_device(tree: Any) -> Any:
     """For use inside jit: what is in the host's memory, on the device; the rest as it is."""
     host, device = jax.memory.Space.Host, jax.memory.Space.Device
     return jax.tree.map(lambda x: jax.device_put(x, device) if jax.typeof(x).memory_space == host else x, tree)
-
-
-class Program(NamedTuple):
-    """A program that was compiled and not run."""
-
-    name: str  # of the function
-    lowered: jax.stages.Lowered
-    compiled: Any  # jax.stages.Compiled; None where it was only lowered
-    jaxpr: Any
-
-
-class _Recording(NamedTuple):
-    programs: list[Program]
-    platform: str | None
-
-
-_programs: ContextVar[_Recording | None] = ContextVar("programs", default=None)
-
-
-@contextmanager
-def ahead_of_time(platform: str | None = None) -> Iterator[list[Program]]:
-    """Within it `compiled` functions only compile, `place` only says where arrays would be; the list fills up.
-
-    platform: only lower, for a platform without a compiler here, such as "cuda"; results then have no shardings.
-    """
-    programs: list[Program] = []
-    token = _programs.set(_Recording(programs, platform))
-    try:
-        yield programs
-    finally:
-        _programs.reset(token)
-
-
-def compiled(check: Callable[[Any], None] | None = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`jax.jit` with these options, as a decorator, of a function that can be compiled ahead of time.
-
-    check: called before with the arguments by name (a namespace), traced ones too; it raises for what is wrong.
-    `lower`, `trace` and `eval_shape` are jit's and check nothing.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        jitted, signature = jax.jit(function, **options), inspect.signature(function)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if check is not None:
-                given = signature.bind(*args, **kwargs)
-                given.apply_defaults()
-                check(SimpleNamespace(**given.arguments))
-            programs = _programs.get()
-            return jitted(*args, **kwargs) if programs is None else _compile(programs, jitted, args, kwargs)
-
-        for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
-            setattr(call, name, getattr(jitted, name))
-        return call
-
-    return decorate
-
-
-def program_of(name: str, traced: Any, platform: str | None = None) -> Program:
-    """A traced function, compiled; with a platform only lowered for that."""
-    if platform is not None:
-        return Program(name, traced.lower(lowering_platforms=(platform,)), None, traced.jaxpr)
-    lowered = traced.lower()
-    return Program(name, lowered, lowered.compile(), traced.jaxpr)
-
-
-def _compile(recording: _Recording, jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
-    """Add the program to the list. Returns the shapes of its results, with their shardings."""
-    traced = jitted.trace(*args, **kwargs)
-    program = program_of(jitted.__name__, traced, recording.platform)
-    recording.programs.append(program)
-    lowered, compiled = program.lowered, program.compiled
-    shapes = jax.tree.leaves(lowered.out_info)
-    shardings = [None] * len(shapes) if compiled is None else jax.tree.leaves(compiled.output_shardings)
-    results = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=aval.weak_type)
-        for x, sharding, aval in zip(shapes, shardings, traced.jaxpr.out_avals, strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(lowered.out_info), results)
-
-
-def place(tree: Any, shardings: Any) -> Any:
-    """`jax.device_put`, in one transfer. Ahead of time: shapes with these shardings.
-
-    shardings: a Sharding, or a pytree of them, the same as `tree` or a prefix of it.
-    """
-    if _programs.get() is None:
-        if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
-            return jax.device_put(tree, shardings)
-        return jax.tree.map(_put, tree, jax.tree.broadcast(shardings, tree))
-    shapes = jax.eval_shape(lambda x: x, tree)
-    each = jax.tree.broadcast(shardings, shapes)
-    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, each)
-
-
-def _put(x: Any, sharding: Any) -> jax.Array:
-    """An array on devices of several hosts, each of which has all of x, or x is on all of them already."""
-    if sharding.is_fully_addressable or not getattr(x, "is_fully_addressable", True):
-        return jax.device_put(x, sharding)
-    x = np.asarray(x)
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-
-def computed(function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args), which may be given shapes ahead of time, and then gives shapes."""
-    return function(*args) if _programs.get() is None else jax.eval_shape(function, *args)

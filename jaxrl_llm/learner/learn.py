@@ -7,27 +7,21 @@ Batches can be filled up to one size (`fill_up`), and `signal` tells how much of
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
-from jaxrl_llm.distributed.mesh import (
-    Program,
-    ahead_of_time,
-    compiled,
-    computed,
-    place,
-    replicate,
-    to_device,
-    to_mesh,
-)  # fmt: skip
+from jaxrl_llm.distributed.mesh import on_rows, replicate, to_device, to_mesh
+from jaxrl_llm.distributed.programs import Program, ahead_of_time, compiled, computed, place
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
@@ -35,6 +29,7 @@ from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import need_of, of_reference, value_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
@@ -89,7 +84,13 @@ def shard(tree: Any, policy: Policy, mesh: Mesh) -> Any:
     return place(tree, fully_sharded(jax.eval_shape(lambda x: x, tree), policy.config, mesh))
 
 
-@compiled(static_argnames=("policy", "wanted"))
+def _by_rows(given: Any) -> Sharding | None:
+    """The sharding of a batch's rows on the policy's mesh; None without one, and where it does not divide them."""
+    mesh = given.policy.mesh
+    return None if mesh is None or given.batch.tokens.shape[0] % row_shards(mesh) else on_rows(mesh)
+
+
+@compiled(results=_by_rows, static_argnames=("policy", "wanted"))
 def outputs_of(
     policy: Policy,
     params: Params,
@@ -102,7 +103,9 @@ def outputs_of(
     Parameters in the host's memory are on the device for the time of the call.
     """
     params = to_device(params)
-    return by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
+    found = by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
+    rows = _by_rows(SimpleNamespace(policy=policy, batch=batch))
+    return found if rows is None else jax.lax.with_sharding_constraint(found, rows)
 
 
 @compiled(static_argnames=("policy",))
@@ -216,14 +219,15 @@ def learn_batch(
 
 
 def compile_learning(
-    learner: Learner, params: Params, batch: Trajectories, facts: RunFacts | None = None, platform: str | None = None
-) -> list[Program]:
+    learner: Learner, params: Params, batch: Trajectories, facts: RunFacts | None = None, platform: str | None = None,
+    beside: Executor | None = None,
+) -> list[Program]:  # fmt: skip
     """The programs of an iteration, in their order, compiled for the learner's mesh, whose devices need not be there.
 
     params: shapes of the parameters that learn; the learner's other parameters are shapes too. batch: numbers on the
-    host, as rollouts give them: how long its rows are decides the shapes. platform: see `ahead_of_time`.
+    host, as rollouts give them: how long its rows are decides the shapes. platform, beside: see `ahead_of_time`.
     """
-    with ahead_of_time(platform) as programs:
+    with ahead_of_time(platform, beside) as programs:
         params, reference, frozen = shard((params, learner.reference, learner.frozen), learner.policy, learner.mesh)
         learner = learner._replace(reference=reference, frozen=frozen)
         state, memory = start(learner.policy, learner.algorithm, learner.optimizer, params, facts, learner.mesh)

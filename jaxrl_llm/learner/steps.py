@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.distributed.mesh import place
+from jaxrl_llm.distributed.programs import place
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_count, known, mark_of
 from jaxrl_llm.learner.pack import pack

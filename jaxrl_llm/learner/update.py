@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
-from jaxrl_llm.distributed.mesh import compiled
+from jaxrl_llm.distributed.programs import compiled
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.checks import (
     check_alive,

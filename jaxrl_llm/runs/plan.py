@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.distributed.chips import GIB, Chip, Topology
 from jaxrl_llm.distributed.cost import Cost, at_depth, cost_of
-from jaxrl_llm.distributed.mesh import Program
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
+from jaxrl_llm.distributed.programs import Program
 from jaxrl_llm.distributed.work import matrix_flops
 from jaxrl_llm.learner.learn import compile_learning
 from jaxrl_llm.learner.optimizer import OptimizerConfig
@@ -139,12 +139,13 @@ def compiled_plan(
     """
     shapes, sampled = shapes_of(config, topology), {} if sampled is None else sampled
     key = repr(sampling_settings(config))
-    with ThreadPoolExecutor(2) as threads:
-        sampling = None if key in sampled else threads.submit(sampling_costs, shapes)
-        learning = threads.submit(learning_costs, shapes)
+    # The update takes the compiler longer than all other programs together, which are compiled beside it.
+    with ThreadPoolExecutor(1) as beside:
+        sampling = None if key in sampled else beside.submit(sampling_costs, shapes)
+        learning = learning_costs(shapes, beside)
         if sampling is not None:
             sampled[key] = sampling.result()
-        costs = {**sampled[key], **learning.result()}
+        costs = {**sampled[key], **learning}
     held, update = held_by(shapes), costs["update"]
     # What the compiler counts of the arguments beyond their numbers is the padding of the chip's layouts.
     held["padding"] = max(update.arguments - update.given, 0)
@@ -206,16 +207,22 @@ def held_by(shapes: RunShapes) -> dict[str, int]:
     }
 
 
-def learning_costs(shapes: RunShapes) -> dict[str, Cost]:
-    """Of the programs of the learning half, in their order. Those that are compiled twice are numbered."""
-    return {name: cost_of(program, slices_of(shapes)) for name, program in _learning_programs(shapes).items()}
+def learning_costs(shapes: RunShapes, beside: Executor | None = None) -> dict[str, Cost]:
+    """Of the programs of the learning half, in their order. Those that are compiled twice are numbered.
+
+    beside: see `ahead_of_time`.
+    """
+    programs = _learning_programs(shapes, beside=beside)
+    return {name: cost_of(program, slices_of(shapes)) for name, program in programs.items()}
 
 
-def _learning_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
+def _learning_programs(
+    shapes: RunShapes, platform: str | None = None, beside: Executor | None = None
+) -> dict[str, Program]:
     learner = shapes.learner
     batch = full_batch(shapes.config, learner.algorithm, learner.policy.config.vocab_size)
     found: dict[str, Program] = {}
-    for program in compile_learning(learner, shapes.state.params, batch, platform=platform):
+    for program in compile_learning(learner, shapes.state.params, batch, platform=platform, beside=beside):
         number = sum(name.split(" ")[0] == program.name for name in found)
         found[f"{program.name} {number + 1}" if number else program.name] = program
     return found

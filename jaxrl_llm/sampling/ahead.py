@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from jaxrl_llm.distributed.mesh import Program, program_of
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
+from jaxrl_llm.distributed.programs import Program, program_of
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import PrefixCache, PrefixSlots

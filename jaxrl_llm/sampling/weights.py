@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
-from jaxrl_llm.distributed.mesh import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
+from jaxrl_llm.distributed.programs import place
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_axes

@@ -14,7 +14,7 @@ import pytest
 from compiling import with_devices
 
 from jaxrl_llm.distributed import ahead_of_time, data_mesh, replicate, to_mesh
-from jaxrl_llm.distributed.mesh import compiled
+from jaxrl_llm.distributed.programs import compiled
 
 TESTS = Path(__file__).parents[1]
 

@@ -136,7 +136,7 @@ PROGRAM = """
 import json, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxrl_llm.distributed.cost import cost_of
-from jaxrl_llm.distributed.mesh import Program, make_mesh
+from jaxrl_llm.distributed import Program, make_mesh
 
 mesh = make_mesh(4, devices=jax.devices())
 rows, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
