@@ -21,10 +21,12 @@ TESTS = Path(__file__).parents[1]
 # A run of one step on four devices, whose programs JAX itself writes to a folder; then the same ahead of time.
 RUN = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import jax, numpy as np
 import tiny_runs as runs
 from jaxrl_llm.distributed import ahead_of_time, replicate, to_mesh
+from jaxrl_llm.distributed.mesh import on_rows
 from jaxrl_llm.learner.learn import compile_learning, outputs_of
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.models.outputs import wanted_of
@@ -52,7 +54,10 @@ assert len(ran) > 3
 
 (learner, params, batch), = calls
 assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch)), "a batch is on the host until to_mesh"
-programs = compile_learning(learner, params, batch)
+with ThreadPoolExecutor(1) as beside:
+    programs = compile_learning(learner, params, batch, beside=beside)
+outputs = [program.compiled.output_shardings for program in programs if program.name == "outputs_of"]
+assert outputs and all(x.is_equivalent_to(on_rows(learner.mesh), 2) for x in jax.tree.leaves(outputs)), "as it says"
 print([program.name for program in programs], flush=True)
 for program in programs:
     assert program.lowered.as_text().strip() in ran, program.name
