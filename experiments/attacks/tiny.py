@@ -17,7 +17,7 @@ OTHER_MODEL = ROOT / "tests" / "vectors" / "qwen2"
 STEPS = 6
 TIMED = (
     "seconds/", "tokens_per_second", "compiles", "rollout/tokens_per_second", "rollout/first_token_seconds",
-    "rollout/compiles", "rollout/moved_seconds",
+    "rollout/compiles", "rollout/moved_seconds", "goodput",
 )  # fmt: skip
 
 # They look at token ids, so that a policy that writes noise scores between 0 and 1, and seldom alike in a group.
@@ -92,7 +92,7 @@ def newest_meta(run: Path) -> dict[str, Any]:
     if not steps:
         return {}
     meta = json.loads((run / "checkpoints" / str(steps[-1]) / "meta" / "metadata").read_bytes())
-    for name in ("seconds", "logs", "summary"):
+    for name in ("seconds", "saved", "logs", "summary"):
         meta.pop(name, None)
     meta.get("settings", {}).pop("output", None)
     meta.get("checksums", {}).pop("meta", None)
@@ -105,7 +105,11 @@ def _metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def _summary(run: Path) -> dict[str, Any]:
-    return {name: x for name, x in json.loads((run / "summary.json").read_text()).items() if name != "seconds"}
+    return {
+        name: x
+        for name, x in json.loads((run / "summary.json").read_text()).items()
+        if name not in ("seconds", "goodput")
+    }
 
 
 def _scalars(run: Path) -> dict[str, dict[int, float]]:

@@ -34,7 +34,7 @@ def assert_in_shards(found: dict[str, Any], one: dict[str, Any], shards: int) ->
     A later batch may be packed into another size: the forward pass, the preparation and the update compile again.
     """
     assert one["bytes"] / shards <= found["bytes"] < 1.2 * one["bytes"] / shards
-    assert found["compiles"][-1] - found["compiles"][0] in (0, 3)
+    assert found["compiles"][-1] - found["compiles"][0] <= 3
 
 
 def tokens_of(run: Path) -> list[tuple[int, int, list[str]]]:
