@@ -101,22 +101,3 @@ def check_kinds(values: dict[str, Any], kinds: dict[str, Any], prefix: str = "")
             raise InputError(f"{full} is {shown(value)}, but must be a single value")
         elif isinstance(value, list) and any(entry is None or isinstance(entry, bool | dict | list) for entry in value):
             raise InputError(f"{full} is {shown(value)}, but must be a list of texts")
-
-
-def as_arguments(values: dict[str, Any], prefix: str = "--") -> list[str]:
-    """Settings from a file as command-line arguments, so that both get the same checks."""
-    out: list[str] = []
-    for name, value in values.items():
-        name = ("algorithm" if name == "hyperparameters" else name).replace("_", "-")
-        flag = prefix + name
-        if isinstance(value, dict) and name == "task-options":
-            out += [flag, *(str(x) for pair in value.items() for x in pair)]
-        elif isinstance(value, dict):
-            out += as_arguments(value, flag + ".")
-        elif isinstance(value, bool):
-            out.append(flag if value else f"{prefix}no-{name}")
-        elif isinstance(value, list):
-            out += [flag, *map(str, value)]
-        elif value is not None:
-            out.append(f"{flag}={value}")  # "=" allows values that begin with a dash
-    return out

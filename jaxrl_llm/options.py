@@ -10,10 +10,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.config_file import as_arguments, check_kinds, check_names, read_config
+from jaxrl_llm.config_file import check_kinds, check_names, read_config
 from jaxrl_llm.errors import InputError, missing_package, nearest, require
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.settings import as_arguments
 from jaxrl_llm.signatures import options
 
 

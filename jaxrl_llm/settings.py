@@ -1,4 +1,7 @@
-"""Runtime type checks of settings in frozen dataclasses, whose values may come from files or untyped scripts."""
+"""Runtime type checks of settings in frozen dataclasses, whose values may come from files or untyped scripts.
+
+`as_arguments` writes settings as the options of a command.
+"""
 
 from __future__ import annotations
 
@@ -97,3 +100,22 @@ def _wrong(name: str, value: Any, wanted: str) -> InputError:
     plain = value is None or isinstance(value, int | float)
     found = shown(value, 60) if plain else f"{type(value).__name__} {shown(value, 60)}"
     return InputError(f"{name} is {found}, but must be {wanted}")
+
+
+def as_arguments(values: dict[str, Any], prefix: str = "--") -> list[str]:
+    """Settings of a run, as a configuration file has them, as command-line arguments: both get the same checks."""
+    out: list[str] = []
+    for name, value in values.items():
+        name = ("algorithm" if name == "hyperparameters" else name).replace("_", "-")
+        flag = prefix + name
+        if isinstance(value, dict) and name == "task-options":
+            out += [flag, *(str(x) for pair in value.items() for x in pair)]
+        elif isinstance(value, dict):
+            out += as_arguments(value, flag + ".")
+        elif isinstance(value, bool):
+            out.append(flag if value else f"{prefix}no-{name}")
+        elif isinstance(value, list):
+            out += [flag, *map(str, value)]
+        elif value is not None:
+            out.append(f"{flag}={value}")  # "=" allows values that begin with a dash
+    return out

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.config_file import as_arguments
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.goodput import Clock
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.runs.state import RunState
+from jaxrl_llm.settings import as_arguments
 from jaxrl_llm.signatures import hyperparameters
 
 SHOWN = 4  # arrays in the message
