@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -84,13 +83,13 @@ def shard(tree: Any, policy: Policy, mesh: Mesh) -> Any:
     return place(tree, fully_sharded(jax.eval_shape(lambda x: x, tree), policy.config, mesh))
 
 
-def _by_rows(given: Any) -> Sharding | None:
+def _rows_of(policy: Policy, batch: Trajectories) -> Sharding | None:
     """The sharding of a batch's rows on the policy's mesh; None without one, and where it does not divide them."""
-    mesh = given.policy.mesh
-    return None if mesh is None or given.batch.tokens.shape[0] % row_shards(mesh) else on_rows(mesh)
+    mesh = policy.mesh
+    return None if mesh is None or batch.tokens.shape[0] % row_shards(mesh) else on_rows(mesh)
 
 
-@compiled(results=_by_rows, static_argnames=("policy", "wanted"))
+@compiled(results=lambda given: _rows_of(given.policy, given.batch), static_argnames=("policy", "wanted"))
 def outputs_of(
     policy: Policy,
     params: Params,
@@ -104,7 +103,7 @@ def outputs_of(
     """
     params = to_device(params)
     found = by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
-    rows = _by_rows(SimpleNamespace(policy=policy, batch=batch))
+    rows = _rows_of(policy, batch)
     return found if rows is None else jax.lax.with_sharding_constraint(found, rows)
 
 

@@ -31,10 +31,11 @@ sys.exit(main(sys.argv[1:]))
 def assert_in_shards(found: dict[str, Any], one: dict[str, Any], shards: int) -> None:
     """shards: of a matrix. Norms and counters are not in shards; "tensor" does not divide the embedding's 257 tokens.
 
-    A later batch may be packed into another size: the forward pass, the preparation and the update compile again.
+    A later batch may be packed into another size: the forward pass and the update compile again, and the preparation
+    too where its rows are longer.
     """
     assert one["bytes"] / shards <= found["bytes"] < 1.2 * one["bytes"] / shards
-    assert found["compiles"][-1] - found["compiles"][0] <= 3
+    assert found["compiles"][-1] - found["compiles"][0] in (0, 2, 3)
 
 
 def tokens_of(run: Path) -> list[tuple[int, int, list[str]]]:
