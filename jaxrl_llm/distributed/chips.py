@@ -30,6 +30,7 @@ class Chip(NamedTuple):
     links: float  # GB/s to devices of the slice or the machine; 0: not known
     clock: float = 0.0  # GHz, in which the TPU compiler estimates cycles; 0: not known
     each: int = 1  # devices on a chip that is rented as one
+    sparse_cores: bool = False
 
     @property
     def usable(self) -> int:
@@ -40,11 +41,11 @@ class Chip(NamedTuple):
 TPUS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 32, 275, 1228, 300, 1.05),
+        Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
         Chip("v5e", 16, 197, 819, 200, 1.5),
-        Chip("v5p", 95, 459, 2765, 600, 1.75),
-        Chip("v6e", 32, 918, 1638, 400, 1.75),
-        Chip("tpu7x", 96, 1153, 3690, 300, each=2),
+        Chip("v5p", 95, 459, 2765, 600, 1.75, sparse_cores=True),
+        Chip("v6e", 32, 918, 1638, 400, 1.75, sparse_cores=True),
+        Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
     )
 }
 GPUS = {

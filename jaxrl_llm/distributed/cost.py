@@ -109,6 +109,22 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
     return deep._replace(**numbers, collectives=collectives)
 
 
+def followed(first: Cost, then: Cost, times: int) -> Cost:
+    """The cost of a program and of so many calls of another one after it, of which all results are kept."""
+    kinds = sorted({*first.collectives, *then.collectives})
+    return Cost(
+        first.name,
+        max(first.arguments, then.arguments),
+        max(first.given, then.given),
+        first.results + times * then.results,
+        max(first.temporaries, then.temporaries),
+        first.flops + times * then.flops,
+        first.traffic + times * then.traffic,
+        {kind: first.collectives.get(kind, 0) + times * then.collectives.get(kind, 0) for kind in kinds},
+        first.cycles + times * then.cycles,
+    )
+
+
 def collectives_in(text: str, slices: Sequence[int] = (0,)) -> Counter[str]:
     """Bytes that each device sends in the collectives of a compiled program, by kind, if they go around rings.
 

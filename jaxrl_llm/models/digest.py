@@ -1,44 +1,16 @@
-"""Digests of a run's weights and tokenizer: equal in every process and on any devices, and for equal contents only."""
+"""A digest of a run's tokenizer: equal in every process, and for equal contents only."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import jax
-import numpy as np
-
-from jaxrl_llm.errors import InputError
 
 # Texts that tokenizers split and normalise in different ways: their tokens tell merges and rules apart.
 _PROBE = (
     "The quick brown fox's 12345.678 + 9 = x**2;\n\n\tdef f(a_b):  return [a, B]\r\n",
     "na\u00efve e\u0301 \u65e5\u672c\u8a9e \U0001f642 don't HE'LL <b>&amp;</b> \\frac{1}{2}  ",
 )
-
-
-def weights_digest(params: Any) -> str:
-    """A SHA-256 over all parameters, 64 hexadecimal digits: by path, dtype, shape and bytes of each.
-
-    It does not depend on the devices that hold them, nor on the order of dictionaries. Layers as a tuple are other
-    paths than stacked ones. A gigabyte takes about 0.4 s on two cores; up to four arrays at a time are on the host.
-    InputError where a leaf is no array.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    with ThreadPoolExecutor(max_workers=4) as threads:
-        digests = threads.map(lambda leaf: _leaf_digest(jax.tree_util.keystr(leaf[0]), leaf[1]), leaves)
-        return _of_lines(sorted(digests))
-
-
-def _leaf_digest(path: str, x: Any) -> str:
-    if not hasattr(x, "dtype") or not hasattr(x, "shape"):
-        raise InputError(f"the parameter {path} is a {type(x).__name__}, but must be an array")
-    value = np.ascontiguousarray(jax.device_get(x))
-    # As bytes: hashlib knows no bfloat16.
-    found = hashlib.sha256(value.reshape(-1).view(np.uint8).data).hexdigest()
-    return f"{path} {value.dtype.name} {tuple(x.shape)} {found}"
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

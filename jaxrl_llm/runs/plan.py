@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxrl_llm.distributed.chips import GIB, Chip, Topology
-from jaxrl_llm.distributed.cost import Cost, at_depth, cost_of
+from jaxrl_llm.distributed.cost import Cost, at_depth, cost_of, followed
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.distributed.programs import Program
 from jaxrl_llm.distributed.work import matrix_flops
@@ -109,7 +109,7 @@ def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     sizes = engine_sizes(config, algorithm, row_shards(own, SAMPLED_ROWS), units)
     abstract = abstract_mesh(dict(mesh.shape))
     held = held_bytes(state, abstract, config.reference_memory)
-    found = arithmetic(config, model, algorithm, abstract, held, sizes, units)
+    found = arithmetic(config, model, algorithm, abstract, held, sizes, units, platform=topology.platform)
     return _assembled(config, topology, mesh, sizes[0], state, found.held, found.phases, found.costs, compiled=False)
 
 
@@ -139,10 +139,14 @@ def compiled_plan(
     """
     shapes, sampled = shapes_of(config, topology), {} if sampled is None else sampled
     key = repr(sampling_settings(config))
-    # The update takes the compiler longer than all other programs together, which are compiled beside it.
+    # The update takes the compiler longer than all other programs together, which are compiled beside it; but libtpu
+    # crashes where two programs with parts for SparseCores are compiled at the same time.
+    in_turns = topology.chip.sparse_cores
+    if in_turns and key not in sampled:
+        sampled[key] = sampling_costs(shapes)
     with ThreadPoolExecutor(1) as beside:
         sampling = None if key in sampled else beside.submit(sampling_costs, shapes)
-        learning = learning_costs(shapes, beside)
+        learning = learning_costs(shapes, None if in_turns else beside)
         if sampling is not None:
             sampled[key] = sampling.result()
         costs = {**sampled[key], **learning}
@@ -254,7 +258,11 @@ def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
 
 
 def _sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
-    return {name: cost_of(program, slices_of(shapes)) for name, program in _sampling_programs(shapes).items()}
+    """With the conversion of all layers in one cost."""
+    found = {name: cost_of(program, slices_of(shapes)) for name, program in _sampling_programs(shapes).items()}
+    if (layer := found.pop("convert_layer", None)) is not None:
+        found["convert"] = followed(found["convert"], layer, shapes.policy.config.num_layers)
+    return found
 
 
 def _sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:

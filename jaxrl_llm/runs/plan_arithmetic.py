@@ -84,18 +84,20 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
 
 def arithmetic(
     config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held,
-    engines: tuple[Size, Size | None], hosts: int = 1, ratio: float = 1.0,
+    engines: tuple[Size, Size | None], hosts: int = 1, ratio: float = 1.0, platform: str = "cpu",
 ) -> Arithmetic:  # fmt: skip
     """The plan of a configuration on a mesh.
 
     held: see `held_bytes`. engines: of a host, see `engine_sizes`. ratio: by which to multiply the update's
-    temporaries.
+    temporaries. platform: of the devices.
     """
     shards, tensor, (size, evaluation) = row_shards(mesh), mesh.shape.get(TENSOR, 1), engines
     own = sampled_shards(mesh, hosts)
     item = jnp.dtype(config.dtype).itemsize
     sampler = 0 if mesh.size == 1 and config.dtype == config.param_dtype == "float32" else held.sampler
     working = 2**28 + held.sampler // 50
+    if platform == "tpu" and config.dtype == "float32":
+        working += held.sampler // 2  # products read bfloat16, of which decoding makes a copy before its first step
     if config.sampling.truncating:
         working += 3 * 4 * size.shape.rows // own * model.vocab_size
     caches = {"sampling": cache_bytes(config.sampling.cache_dtype, model, size, own, tensor)}

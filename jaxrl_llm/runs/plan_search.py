@@ -177,7 +177,8 @@ def candidates(
             for micro in _micro_batches(changed, mesh):
                 if micro not in by_micro:
                     by_micro[micro] = dataclasses.replace(changed, micro_batches=micro)
-                found = arithmetic(by_micro[micro], model, algorithm, mesh, of_mesh, engine, hosts, ratio)
+                one = by_micro[micro]
+                found = arithmetic(one, model, algorithm, mesh, of_mesh, engine, hosts, ratio, topology.platform)
                 if found.peak <= MARGIN * chip.usable:
                     costs = found.costs.items()
                     seconds = sum(

@@ -18,10 +18,10 @@ from jaxrl_llm.sampling.decode import DrawSettings, RingCache, begin, decode, em
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill
 from jaxrl_llm.sampling.schedule import Size
-from jaxrl_llm.sampling.weights import abstract_weights, converter, shardings
+from jaxrl_llm.sampling.weights import abstract_weights, converter, loop_params, outside_layers, shardings
 
 Shapes = Any  # a pytree of jax.ShapeDtypeStruct
-NAMES = ("convert", "prefill", "begin", "decode")
+NAMES = ("convert", "convert_layer", "prefill", "begin", "decode")
 
 
 class Arrays(NamedTuple):
@@ -88,9 +88,9 @@ def compile_sampling(
 ) -> dict[str, Program]:
     """The programs of an engine of this size, by name, as a run calls them.
 
-    "convert" makes the loop's weights from the parameters, where they are others. params, cache_dtype, own: as for
-    `engine_arrays`. filtered: with top-k, top-p or min-p. names: which programs to compile. platform: see
-    `ahead_of_time`.
+    "convert" makes the loop's weights from the parameters, where they are others; on a mesh "convert_layer" makes those
+    of a layer, and "convert" the others. params, cache_dtype, own: as for `engine_arrays`. filtered: with top-k, top-p
+    or min-p. names: which programs to compile. platform: see `ahead_of_time`.
     """
     own = own or of_this_host(mesh)
     arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own), size.shape
@@ -112,19 +112,22 @@ def compile_sampling(
     asked = spread((number(jnp.int32, together, size.width), *[number(jnp.int32, together)] * 2), own)
     one = number(jnp.int32)
     trace: dict[str, Callable[[], Any]] = {
-        "convert": lambda: _convert(policy, params, mesh),
         "prefill": lambda: prefill.trace(policy, arrays.prompts, prefix_cache, *asked),
         "begin": lambda: begin.trace(policy, weights, prefix_cache, slots, ring.drawn, ring.step, rows, settings),
         "decode": lambda: decode.trace(policy, weights, prefix_cache, slots, ring, rows, settings, one, one),
     }
-    found = {}
-    for name in names:
-        if name != "convert" or not arrays.shares:
-            found[name] = program_of(name, trace[name](), platform)
-    return found
+    if not arrays.shares:
+        trace |= _convert(policy, params, mesh)
+    return {name: program_of(name, trace[name](), platform) for name in names if name in trace}
 
 
-def _convert(policy: Policy, params: Params, mesh: Mesh) -> Any:
+def _convert(policy: Policy, params: Params, mesh: Mesh) -> dict[str, Callable[[], Any]]:
+    if mesh.size == 1:
+        return {"convert": lambda: loop_params.trace(policy, params, 1, mesh.devices.flat[0].platform == "tpu")}
     several = len({device.process_index for device in mesh.devices.flat}) > 1
-    convert, options = converter(policy, params, by_unit(mesh) if several else mesh)
-    return convert.trace(policy, params, *options)
+    convert = converter(policy, params, by_unit(mesh) if several else mesh)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    return {
+        "convert": lambda: convert.others.trace(policy, outside_layers(params), *convert.options),
+        "convert_layer": lambda: convert.layer.trace(policy, params["layers"], number),
+    }

@@ -87,18 +87,41 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
     start = time.perf_counter()
     if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    convert, options = converter(policy, params, mesh)
-    loop = jax.block_until_ready(convert(policy, params, *options))
+    loop = jax.block_until_ready(converter(policy, params, mesh)(policy, params))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
-def converter(policy: Policy, params: Params, mesh: Mesh) -> tuple[Any, tuple[int, bool]]:
-    """`loop_params` with the loop's shardings on a mesh, compiled, and the options that it is called with."""
+class Converter(NamedTuple):
+    """Programs that give a mesh the loop's weights: the layers one by one, so that no more than one is there twice.
+
+    A program for all would gather them all, and then copy each to where it stays.
+    """
+
+    others: Any  # of all arrays but those of layers
+    layer: Any  # of the layers, stacked, and the number of one; or of one, and None
+    options: tuple[int, bool]  # of `loop_params`
+
+    def __call__(self, policy: Policy, params: Params) -> Params:
+        layers = params["layers"]
+        if isinstance(layers, tuple):
+            found = [self.layer(policy, layer, None) for layer in layers]
+        else:
+            count = len(jax.tree.leaves(layers)[0])
+            found = [self.layer(policy, layers, np.int32(number)) for number in range(count)]
+        return self.others(policy, outside_layers(params), *self.options) | {"layers": tuple(found)}
+
+
+def converter(policy: Policy, params: Params, mesh: Mesh) -> Converter:
+    """`loop_params` with the loop's shardings on a mesh of several devices."""
     options = mesh.shape.get("tensor", 1), _is_tpu(mesh.devices.flat[0])
-    if mesh.size == 1:
-        return loop_params, options
     target = named_shardings(loop_specs(policy, mesh, params, options[1]), mesh)
-    return jax.jit(loop_params, static_argnums=(0, 2, 3), out_shardings=target), options
+    others = jax.jit(_others, static_argnums=(0, 2, 3), out_shardings=outside_layers(target))
+    return Converter(others, jax.jit(_layer, static_argnums=0, out_shardings=target["layers"][0]), options)
+
+
+def outside_layers(params: Params) -> Params:
+    """All but the layers."""
+    return {name: x for name, x in params.items() if name != "layers"}
 
 
 def _is_here(x: Any) -> bool:
@@ -111,8 +134,8 @@ def _on_this_host(policy: Policy, params: Params, mesh: Mesh) -> Weights:
     wide, start = by_unit(mesh), time.perf_counter()
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, wide, stacked, params), wide))
-    (convert, options), own = converter(policy, params, wide), of_this_host(mesh)
-    loop = jax.block_until_ready(own_copy(convert(policy, params, *options), own))
+    own = of_this_host(mesh)
+    loop = jax.block_until_ready(own_copy(converter(policy, params, wide)(policy, params), own))
     return Weights(loop, loop, own, moved, time.perf_counter() - start)
 
 
@@ -183,14 +206,27 @@ def loop_params(policy: Policy, params: Params, vocab_shards: int, pad_lanes: bo
     rows of the unembedding to a multiple of LANE numbers. XLA for TPUs stores a matrix with other rows transposed, so
     that the loop, which both embeds and draws tokens, would begin with copies of it.
     """
-    out = decoder.unstack(params)
-    cast = lambda x: x.astype(policy.dtype)  # noqa: E731
+    layers = tuple(_layer(policy, layer, None) for layer in decoder.unstack(params)["layers"])
+    return _others(policy, outside_layers(params), vocab_shards, pad_lanes) | {"layers": layers}
+
+
+def _others(policy: Policy, params: Params, vocab_shards: int, pad_lanes: bool) -> Params:
+    """`loop_params` of all arrays but those of layers."""
     # The decoder casts the norms of layers, but not the final norm.
-    out = {name: x if name == "final_norm" else jax.tree.map(cast, x) for name, x in out.items()}
+    out = {name: x if name == "final_norm" else _cast(policy, x) for name, x in params.items()}
     if any(padding := _padding(policy, vocab_shards, pad_lanes)):
         out["head"] = jnp.pad(policy.unembedding(out), [(0, n) for n in padding])
         out.pop("unembed", None)
     return out
+
+
+def _layer(policy: Policy, layers: Params, number: Any) -> Params:
+    """`loop_params` of one layer. number: which, of stacked ones; None if `layers` are the arrays of one."""
+    return _cast(policy, layers if number is None else jax.tree.map(lambda x: x[number], layers))
+
+
+def _cast(policy: Policy, tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(policy.dtype), tree)
 
 
 def _padding(policy: Policy, vocab_shards: int, pad_lanes: bool) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import pytest
 from compiling import with_devices
 from jax.experimental import pallas as pl
 
-from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, groups_in, traffic_in
+from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, followed, groups_in, traffic_in
 from jaxrl_llm.distributed.work import matrix_flops
 
 TEXT = """
@@ -216,3 +216,10 @@ def test_costs_of_other_depths() -> None:
     ten = at_depth(two, four, (2, 4), 10)
     assert ten == Cost("decode", 340, 330, 10, 90, 40, 1600, {"all-gather": 24, "all-reduce": 100}, 4200)
     assert at_depth(two, four, (2, 4), 2) == two._replace(collectives={"all-gather": 0, "all-reduce": 20})
+
+
+def test_the_cost_of_a_program_and_three_calls_of_another() -> None:
+    others = Cost("convert", 100, 90, 10, 50, 8.0, 400, {"all-reduce": 20}, 1000)
+    layer = Cost("convert_layer", 160, 150, 30, 60, 2.0, 700, {"all-gather": 6}, 100)
+    found = followed(others, layer, 3)
+    assert found == Cost("convert", 160, 150, 100, 60, 14, 2500, {"all-gather": 18, "all-reduce": 20}, 1300)

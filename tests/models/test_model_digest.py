@@ -1,4 +1,4 @@
-"""Digests tell any difference of weights and tokenizers, and nothing else."""
+"""Digests tell any difference of tokenizers, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,47 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.digest import tokenizer_digest, weights_digest
-
-PARAMS: dict[str, Any] = {"embed": np.arange(6, dtype=np.float32).reshape(2, 3), "layers": {"a": np.zeros(2)}}
-
-
-def test_weights_are_the_same_wherever_and_in_whatever_order_they_are() -> None:
-    expected = weights_digest(PARAMS)
-    assert len(expected) == 64
-    assert weights_digest({"layers": PARAMS["layers"], "embed": PARAMS["embed"]}) == expected
-    assert weights_digest(PARAMS | {"embed": jax.device_put(PARAMS["embed"])}) == expected
-    assert weights_digest(PARAMS | {"embed": np.asfortranarray(PARAMS["embed"])}) == expected
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"embed": PARAMS["embed"] + np.float32(1e-6)},
-        {"embed": PARAMS["embed"].reshape(3, 2)},
-        {"embed": PARAMS["embed"].view(np.int32)},
-        {"embed": PARAMS["embed"].T.copy().reshape(2, 3)},
-        {"embed": jnp.asarray(PARAMS["embed"], jnp.bfloat16)},
-        {"layers": {"b": np.zeros(2)}},
-        {"layers": {"a": np.zeros(2), "b": np.zeros(0)}},
-        {"layers": {"a": -np.zeros(2)}},
-        {"layers": ({"a": np.zeros(2)},)},
-    ],
-)
-def test_any_difference_of_weights_counts(change: dict[str, Any]) -> None:
-    assert weights_digest(PARAMS | change) != weights_digest(PARAMS)
-
-
-def test_what_is_no_array() -> None:
-    with pytest.raises(InputError, match=r"embed.* is a str, but must be an array"):
-        weights_digest({"embed": "x"})
+from jaxrl_llm.models.digest import tokenizer_digest
 
 
 def test_another_process_finds_the_same(vectors: Any) -> None:
@@ -55,12 +18,12 @@ def test_another_process_finds_the_same(vectors: Any) -> None:
     program = (
         "import jax, sys; jax.config.update('jax_platforms', 'cpu')\n"
         "from jaxrl_llm import load_policy; from jaxrl_llm.models.digest import *\n"
-        "_, params, tokenizer = load_policy(sys.argv[1]); print(weights_digest(params), tokenizer_digest(tokenizer))"
+        "print(tokenizer_digest(load_policy(sys.argv[1])[2]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(model.folder)], capture_output=True, text=True, timeout=120, check=True
     )
-    assert done.stdout.split() == [weights_digest(model.params), tokenizer_digest(model.tokenizer)]
+    assert done.stdout.split() == [tokenizer_digest(model.tokenizer)]
 
 
 def test_what_is_done_with_a_tokenizer_does_not_count(vectors: Any) -> None:

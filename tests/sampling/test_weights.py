@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,12 +12,13 @@ import pytest
 from conftest import quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.models import Policy, decoder
 from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weights import loop_params, loop_specs, take_weights
+from jaxrl_llm.sampling.weights import converter, loop_params, loop_specs, take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -93,6 +95,17 @@ def test_for_a_tpu_rows_of_the_unembedding_are_padded(vectors: Any) -> None:
             specs = loop_specs(model.policy, AbstractMesh((4, tensor), ("data", "tensor")), pad_lanes=True)
             assert specs["head"] == (PartitionSpec("tensor") if tensor > 1 else PartitionSpec())
             assert jax.tree.structure(specs) == jax.tree.structure(loop)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_layer_by_layer_or_all_at_once_they_are_the_same(vectors: Any, stacked: bool) -> None:
+    model = vectors("llama_tied")
+    params = model.params if stacked else decoder.unstack(model.params)
+    policy = dataclasses.replace(model.policy, dtype=jnp.dtype(jnp.bfloat16))
+    mesh = make_mesh(1, 1, jax.devices()[:1])
+    found = converter(policy, params, mesh)(policy, params)
+    jax.tree.map(np.testing.assert_array_equal, found, loop_params(policy, params, 1))
+    assert {x.dtype for x in jax.tree.leaves(found["layers"])} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.heavy
