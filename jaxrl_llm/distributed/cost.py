@@ -27,6 +27,8 @@ _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\
 _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 _AXIS = re.compile(r"['\"]([^'\"]+)['\"](?:=(\d+)|:\((\d+)\)(\d+))?")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
+# What the runtime of several slices does: it takes an array from each device, and names the slices and the kind.
+_MEGASCALE = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}.*_xla_megascale_transfer_type="(\w+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}, \w+=")
 _NOT_MOVED = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional", "call", "iota"}
@@ -131,7 +133,7 @@ def collectives_in(text: str, slices: Sequence[int] = (0,)) -> Counter[str]:
     Of n devices each sends (n - 1) / n of what an all-gather gives, of what an all-to-all has and of what a
     reduce-scatter takes, twice that of an all-reduce, and all of a permutation. An asynchronous collective counts where
     it starts; an all-reduce of which a fusion keeps a device's slice is a reduce-scatter. slices: of each device of the
-    program; what is sent to another slice has a kind of its own.
+    program; what is sent to another slice has a kind of its own, also where the runtime of several slices sends it.
     """
     found: Counter[str] = Counter()
     for one in executed(text):
@@ -140,7 +142,25 @@ def collectives_in(text: str, slices: Sequence[int] = (0,)) -> Counter[str]:
             kind, sent = _sent(one, match[1], bool(match[2]), groups.shape[1])
             crosses = len(set(slices)) > 1 and (np.ptp(np.asarray(slices)[groups], axis=1) > 0).any()
             found[kind + BETWEEN * bool(crosses)] += one.times * sent
+        elif one.instruction.kind == "send" and (match := _MEGASCALE.search(one.instruction.line)):
+            kind, given = match[2].lower().replace("_", "-"), max(sizes(one.instruction.shape))
+            found[kind + BETWEEN] += one.times * _of_slices(kind, given, _slices(match[1]))
     return +found
+
+
+def _of_slices(kind: str, given: int, n: int) -> int:
+    """Bytes that each device sends of an array of so many bytes in a collective between n slices."""
+    if kind == "all-gather":
+        return given * (n - 1)
+    if kind == "all-reduce":
+        return 2 * given * (n - 1) // n
+    return given * (n - 1) // n if kind in ("reduce-scatter", "all-to-all") else given
+
+
+def _slices(listed: str) -> int:
+    """How many slices "1,2" or "1:4" are."""
+    ends = ([int(n) for n in part.split(":")] for part in listed.split(","))
+    return sum(each[-1] - each[0] + 1 for each in ends)
 
 
 def _sent(one: Executed, kind: str, starts: bool, n: int) -> tuple[str, int]:

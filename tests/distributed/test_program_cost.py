@@ -96,6 +96,30 @@ class TestCollectives:
         assert two["collective-permute between slices"] == 256
         assert not any(kind.endswith("slices") for kind in collectives_in(TEXT, [0] * 8))
 
+    @pytest.mark.parametrize(
+        ("slices", "kind", "sent"),
+        [
+            ("1,2", "ALL_GATHER", 512),  # the other slice gets what the device has
+            ("1:4", "ALL_GATHER", 3 * 512),
+            ("1:4", "ALL_REDUCE", 768),
+            ("1,2:4", "REDUCE_SCATTER", 384),
+            ("1:4", "ALL_TO_ALL", 384),
+            ("1,2", "ONE_TO_ONE", 512),
+        ],
+    )
+    def test_what_the_runtime_of_several_slices_sends(self, slices: str, kind: str, sent: int) -> None:
+        text = f"""
+ENTRY %main (p: f32[16,8]) -> f32[16,8] {{
+  %p = f32[16,8]{{1,0:T(8,128)}} parameter(0)
+  %token = token[] after-all()
+  %out = (f32[16,8]{{1,0:T(8,128)}}, u32[], token[]) send(%p, %token), channel_id=1, is_host_transfer=true, \
+frontend_attributes={{_xla_host_transfer_rendezvous="a_0",_xla_megascale_target="{{{slices}}}x{{0:3}}",\
+_xla_megascale_transfer_type="{kind}"}}
+  ROOT %same = f32[16,8]{{1,0:T(8,128)}} copy(%p)
+}}"""
+        name = kind.lower().replace("_", "-")
+        assert collectives_in(text, [0, 0, 1, 1]) == {f"{name} between slices": sent}
+
     def test_a_program_without_any(self) -> None:
         assert not collectives_in("ENTRY %main (p: f32[2]) -> f32[2] {\n  ROOT %p = f32[2]{0} parameter(0)\n}")
 

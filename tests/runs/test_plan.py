@@ -287,12 +287,13 @@ def test_the_programs_of_a_plan_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_plan_for_four_v5e_chips(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_plan_for_slices_of_four_v5e_chips(slices: int, tmp_path: Path) -> None:
     code = "import sys; from jaxrl_llm.cli import main; sys.exit(main(sys.argv[1:]))"
     options = [
-        "plan", "--topology", "v5e:2x2", "--json", "--model", str(runs.MODEL), "--eval-size", "0", "--mesh", "fsdp=4",
-        "--dtype", "bfloat16", "--max-prompt-tokens", "16", "--max-new-tokens", "16", "--prompts-per-step", "4",
-        "--picture", str(tmp_path / "plan.svg"),
+        "plan", "--topology", "v5e:2x2", "--slices", str(slices), "--json", "--model", str(runs.MODEL),
+        "--mesh", f"data={slices},fsdp=4", "--dtype", "bfloat16", "--eval-size", "0", "--prompts-per-step", "4",
+        "--max-prompt-tokens", "16", "--max-new-tokens", "16", "--picture", str(tmp_path / "plan.svg"),
     ]  # fmt: skip
     done = run(code, *options, **tpu_environment())
     assert done.returncode == 0, done.stderr[-3000:]
@@ -300,7 +301,7 @@ def test_a_plan_for_four_v5e_chips(tmp_path: Path) -> None:
     plan, model = found["plan"], config_of(str(runs.MODEL))
     assert found["fits"]
     assert plan["compiled"]
-    assert plan["chips"] == 4
+    assert plan["chips"] == 4 * slices
     assert set(plan["programs"]) == {"convert", "prefill", "begin", "decode", "outputs_of", "prepare", "update"}
     by_hand = held_bytes(
         state_shapes(TrainConfig(model=str(runs.MODEL)), model, make_algorithm(TrainConfig())),
@@ -310,6 +311,7 @@ def test_a_plan_for_four_v5e_chips(tmp_path: Path) -> None:
     assert plan["held"]["optimiser"] == by_hand.optimiser
     update = plan["programs"]["update"]
     assert update["collectives"]["all-gather"] > 0
+    assert any(kind.endswith("between slices") for kind in update["collectives"]) == (slices > 1)
     assert update["flops"] > 0
     assert update["cycles"] > 0
     assert update["given"] >= plan["held"]["parameters"] + plan["held"]["optimiser"]

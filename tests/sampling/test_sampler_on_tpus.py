@@ -177,3 +177,47 @@ def test_shared_prompts_are_read_once() -> None:
         assert 0.95 * needed < found["decode"]["traffic"] < 1.3 * needed
     for count in ("traffic", "counted"):  # by the program's text, and by XLA, which counts the core's memories too
         assert shared["decode"][count] <= 0.3 * alone["decode"][count], count
+
+
+WEIGHTS = """
+import json
+from functools import partial
+
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+
+from jaxrl_llm.distributed import fully_sharded, make_mesh
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.sampling.ahead import compile_sampling
+from jaxrl_llm.sampling.schedule import Shape, Size
+
+config = ModelConfig(
+    family="llama", vocab_size=32768, hidden_size=2048, intermediate_size=8192, num_layers=4, num_heads=16,
+    num_kv_heads=8, head_dim=128, norm_epsilon=1e-6, tie_embeddings=True, ropes=(Rope(1e4),), rope_of_layer=(0,) * 4,
+    window_of_layer=(0,) * 4, query_scale=0.1, max_positions=4096,
+)
+chips = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+mesh = make_mesh(1, 1, list(chips), fsdp=4)
+policy = Policy(config, jnp.dtype(jnp.bfloat16))
+params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+places = fully_sharded(params, config, mesh)
+params = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, places)
+size = Size(Shape(4, 4, 1, True), 16, 16)
+programs = compile_sampling(policy, params, mesh, size, names=("convert", "convert_layer"))
+memory = {name: program.compiled.memory_analysis() for name, program in programs.items()}
+print("RESULT" + json.dumps({name: [x.output_size_in_bytes, x.temp_size_in_bytes] for name, x in memory.items()}))
+"""
+
+
+@pytest.mark.heavy
+def test_weights_reach_the_sampler_layer_by_layer() -> None:
+    """From shards over four chips to all of it on each: besides the result, no more than a layer or the embedding."""
+    done = subprocess.run([sys.executable, "-c", WEIGHTS], env=tpu_environment(), capture_output=True, text=True)
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    found = json.loads(done.stdout.split("RESULT")[1])
+    matrices = 2048 * (2 * 16 * 128 + 2 * 8 * 128 + 3 * 8192)
+    assert found["convert_layer"][0] == pytest.approx(2 * matrices, rel=0.01)
+    assert found["convert"][0] == pytest.approx(2 * 32768 * 2048, rel=0.01)
+    for results, temporaries in found.values():
+        assert 0 < temporaries <= 1.01 * results
