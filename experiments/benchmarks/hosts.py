@@ -35,7 +35,8 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ragged": {"prompts_per_step": 3, "mesh": "fsdp=4"},  # two prompts on one host, one on the other
     "dapo": {"algorithm": "dapo"},
-    "oversample": {"oversample": 1.5, "slots": 24},  # with fewer, slots pass on to other groups on several hosts
+    # Six groups of four: each of four hosts has slots for its two. With fewer, slots pass on to other groups.
+    "oversample": {"oversample": 1.5, "slots": 32},
     "ppo": {"algorithm": "ppo", "mesh": "data=2,fsdp=2"},
     "lora": {"lora_rank": 4},
     # Heads on all devices: the hosts sample in lock-step, as one.
