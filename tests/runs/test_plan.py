@@ -287,6 +287,24 @@ def test_the_programs_of_a_plan_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_a_plan_for_eight_gpus() -> None:
+    """There is no compiler: bytes are those of arithmetic, and operations are counted on the lowered programs."""
+    code = "import sys; from jaxrl_llm.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = ["plan", "--topology", "h100:8", "--json", "--model", str(runs.MODEL), "--mesh", "fsdp=8"]
+    done = run(code, *options, "--prompts-per-step", "16", "--max-prompt-tokens", "64", "--max-new-tokens", "64")
+    assert done.returncode == 0, done.stderr[-3000:]
+    plan, config = json.loads(done.stdout)["plan"], TrainConfig(model=str(runs.MODEL))
+    assert (plan["compiled"], plan["chips"], plan["fits"]) == (False, 8, True)
+    state = state_shapes(config, config_of(config.model), make_algorithm(config))
+    by_hand = held_bytes(state, abstract_mesh({"data": 1, "fsdp": 8}))
+    assert plan["held"]["parameters"] == by_hand.parameters
+    assert plan["held"]["optimiser"] == by_hand.optimiser
+    # The update makes a pass forward, one again for the backward pass, and one of twice the operations.
+    operations = {name: plan["programs"][name]["flops"] for name in ("outputs_of", "update")}
+    assert operations["update"] == pytest.approx(4 * operations["outputs_of"], rel=0.1)
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_plan_for_slices_of_four_v5e_chips(slices: int, tmp_path: Path) -> None:
     code = "import sys; from jaxrl_llm.cli import main; sys.exit(main(sys.argv[1:]))"
