@@ -86,7 +86,10 @@ def _up(number: int, multiple: int) -> int:
 
 
 class Schedule:
-    """A queue of requests, group by group. A free row takes the first request whose prompt has or gets a slot."""
+    """A queue of requests, group by group. A free row takes the first request whose prompt has or gets a slot.
+
+    A prompt gets a second slot if more requests of it run at once than a slot is for, as those of two equal groups.
+    """
 
     def __init__(self, prompts: Sequence[Hashable], shape: Shape) -> None:
         self.shape = shape
@@ -94,7 +97,7 @@ class Schedule:
         self.waiting: dict[Hashable, deque[int]] = {}
         for request, prompt in enumerate(prompts):
             self.add(request, prompt)
-        self.slot_of: dict[Hashable, int] = {}
+        self.slots_of: dict[Hashable, list[int]] = {}
         self.holds: dict[int, Hashable] = {}  # prompt in each slot, even if no row continues it any more
         self.left: dict[int, int] = {}  # order in which slots became free
         self.free_slots = list(range(shape.prompts))
@@ -118,17 +121,17 @@ class Schedule:
         for prompt in list(self.waiting):
             queue = self.waiting[prompt]
             while queue and self.free_rows:
-                if prompt not in self.slot_of:
+                own = self.slots_of.setdefault(prompt, [])
+                slot = next((slot for slot in own if self.free_prefix_slots[slot]), None)
+                if slot is None:
                     if not self.free_slots:
                         break
-                    self.slot_of[prompt] = slot = self._slot_for(prompt)
+                    slot = self._slot_for(prompt)
+                    own.append(slot)
                     self.free_slots.remove(slot)
                     if self.holds.get(slot) != prompt:
                         new.append((slot, prompt))
                         self.holds[slot] = prompt
-                slot = self.slot_of[prompt]
-                if not self.free_prefix_slots[slot]:
-                    break
                 prefix_slot = slot * self.shape.slots_per_prompt + self.free_prefix_slots[slot].pop(0)
                 row = prefix_slot if self.shape.fixed else self.free_rows[0]
                 self.free_rows.remove(row)
@@ -148,16 +151,17 @@ class Schedule:
         return min(self.free_slots, key=lambda slot: self.left.get(slot, -1))
 
     def release(self, row: int) -> None:
-        """Free a row. Its prompt slot becomes free when no row is in it and no request waits for it."""
+        """Free a row. Its prompt slot becomes free when no row is in it, and none waits or the prompt has another."""
         request, _, prefix_slot = self.placed.pop(row)
         prompt = self.prompt_of.pop(request)
-        slot = self.slot_of[prompt]
+        slot, own = prefix_slot // self.shape.slots_per_prompt, self.slots_of[prompt]
         self.free_rows = sorted([*self.free_rows, row])
         self.free_prefix_slots[slot] = sorted(
             [*self.free_prefix_slots[slot], prefix_slot % self.shape.slots_per_prompt]
         )
-        if len(self.free_prefix_slots[slot]) == self.shape.slots_per_prompt and prompt not in self.waiting:
-            del self.slot_of[prompt]
+        empty = len(self.free_prefix_slots[slot]) == self.shape.slots_per_prompt
+        if empty and (prompt not in self.waiting or len(own) > 1):
+            own.remove(slot)
             self.left[slot] = max(self.left.values(), default=0) + 1
             self.free_slots = sorted([*self.free_slots, slot])
 
