@@ -121,19 +121,18 @@ def run(folder: Path, name: str, hosts: int, options: dict[str, Any]) -> dict[st
     return result(folder, name)
 
 
-def killed(folder: Path, name: str, options: dict[str, Any], seconds: float, which: int) -> tuple[float, str]:
-    """Start a run on two hosts, kill one after so many seconds, and resume it until it is done.
+def killed(
+    folder: Path, name: str, options: dict[str, Any], seconds: float, which: int
+) -> tuple[float, str] | None:  # fmt: skip
+    """Start or resume a run on two hosts, and kill one after so many seconds.
 
-    Returns the seconds until the other had ended, and its last line.
+    Returns the seconds until the other had ended, and its last line; None if the run was done before.
     """
-    config = config_file(folder, name, options)
-    begun = (folder / name / "config.json").exists()
-    arguments = ["--resume", str(folder / name)] if begun else ["--config", str(config)]
-    processes = start(arguments, 2, folder)
+    processes = begin(folder, name, options)
     time.sleep(seconds)
     if any(process.poll() is not None for process in processes):
         wait(processes, folder)
-        return 0.0, "the run was done before"
+        return None
     processes[which].send_signal(signal.SIGKILL)
     since = time.monotonic()
     other = processes[1 - which]
@@ -142,27 +141,41 @@ def killed(folder: Path, name: str, options: dict[str, Any], seconds: float, whi
     return time.monotonic() - since, lines[-1] if lines else ""
 
 
+def begin(folder: Path, name: str, options: dict[str, Any]) -> list[subprocess.Popen[str]]:
+    """Start a run on two hosts, or resume what there is of it."""
+    begun = (folder / name / "config.json").exists()
+    config = config_file(folder, name, options)
+    return start(["--resume", str(folder / name)] if begun else ["--config", str(config)], 2, folder)
+
+
 def kills(folder: Path, count: int, seed: int) -> int:
-    """So many kills at random moments of a run of 12 steps; 1 if its end differs from that of an unbroken run."""
+    """So many kills at random moments of runs of 12 steps; 1 if the end of one differs from that of an unbroken run."""
     options = {"steps": 12, "oversample": 1.5}
     began = time.monotonic()
     whole = run(folder, "whole", 2, options)
     lasting, chance = time.monotonic() - began, random.Random(seed)
-    wrong = 0
-    for number in range(count):
+    done, number, wrong = 0, 1, False
+    while done < count:
         after, which = chance.uniform(2, lasting), chance.randrange(2)
-        took, said = killed(folder, "killed", options, after, which)
-        print(f"kill {number + 1} of host {which} after {after:.0f} s: ended in {took:.0f} s: {said}", flush=True)
-        wrong += took > 60
-    if (folder / "killed" / "config.json").exists():
-        wait(start(["--resume", str(folder / "killed")], 2, folder), folder)
-    else:
-        run(folder, "killed", 2, options)
-    found = result(folder, "killed")
+        if (ended := killed(folder, f"run{number}", options, after, which)) is None:
+            wrong |= differs(folder, number, whole)
+            number += 1
+            continue
+        done += 1
+        print(f"kill {done} of host {which} after {after:.0f} s: ended in {ended[0]:.0f} s: {ended[1]}", flush=True)
+        wrong |= ended[0] > 60
+    wait(begin(folder, f"run{number}", options), folder)
+    return int(wrong | differs(folder, number, whole))
+
+
+def differs(folder: Path, number: int, whole: dict[str, Any]) -> bool:
+    """Whether a run that was killed ended otherwise than the unbroken one."""
+    found = result(folder, f"run{number}")
     same = all((x == found["params"][name]).all() for name, x in whole["params"].items())
     same &= whole["tokens"] == found["tokens"]
-    print("the end is that of the unbroken run, bit by bit" if same else "the end DIFFERS from the unbroken run")
-    return int(wrong > 0 or not same)
+    words = "is that of the unbroken run, bit by bit" if same else "DIFFERS from that of the unbroken run"
+    print(f"the end of run {number} {words}", flush=True)
+    return not same
 
 
 def main() -> int:
