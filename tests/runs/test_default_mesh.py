@@ -21,7 +21,7 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.default_mesh import Devices, candidates, choose, memory_of, planned
 from jaxrl_llm.runs.plan_shapes import config_of
 from jaxrl_llm.runs.run_folder import RunFolder
-from jaxrl_llm.runs.setup import make_algorithm
+from jaxrl_llm.runs.method import make_algorithm
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}

@@ -39,7 +39,7 @@ from jaxrl_llm.runs.plan_shapes import (
     state_shapes,
     with_layers,
 )
-from jaxrl_llm.runs.setup import make_algorithm
+from jaxrl_llm.runs.method import make_algorithm
 
 TESTS = Path(__file__).parents[1]
 CONFIGS = TESTS.parent / "experiments" / "plan"
