@@ -106,6 +106,7 @@ def in_file(path: Path, name: str) -> list[Hyperparameter] | None:
             value = inspect.Parameter.empty if default is None else ast.literal_eval(default)
             if argument.annotation is not None:
                 kind = eval(compile(ast.Expression(argument.annotation), name, "eval"), {"__builtins__": {}}, _KINDS)
+                kind = eval(kind, {"__builtins__": {}}, _KINDS) if isinstance(kind, str) else kind
         except Exception:  # of a name that the file imports or defines
             return None
         made = _as_text(argument.arg, kind, value)
