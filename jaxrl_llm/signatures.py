@@ -41,7 +41,7 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
     if method not in known:
         added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # registered in this process
         if method not in added:
-            raise unknown("algorithm", method, [*known, *added])
+            raise unknown("algorithm", method, {*known, *added})
         hints, parameters = typing.get_type_hints(added[method]), inspect.signature(added[method]).parameters
         return [Hyperparameter(one.name, hints[one.name], one.default) for one in parameters.values()]
     arguments, sets = known[method].args, _presets(known[method])

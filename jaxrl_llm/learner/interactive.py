@@ -23,7 +23,7 @@ from jaxrl_llm.learner.learn import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import check_provided, need_of, of_reference
+from jaxrl_llm.needs import need_of, of_reference
 from jaxrl_llm.trajectory import Trajectories, check_batch
 from jaxrl_llm.transform import Metrics, Objective, Transform, expect
 
@@ -56,7 +56,9 @@ def prepare(
         raise InputError(f"the algorithm needs {', '.join(computed)}: give the policy and params to compute them with")
     if of_reference(algorithm.needs) and reference is None:
         raise InputError("the algorithm needs a reference policy: give its parameters, reference=...")
-    check_provided(batch, algorithm.needs)
+    for need in map(need_of, sorted(algorithm.needs)):
+        if need.provider is not None and need.of(batch) is None:
+            raise InputError(f"the algorithm needs {need.name} ({need.meaning}), but the batch has no {need.where}")
     if computed and policy is not None and params is not None:
         batch = provide(policy, algorithm.needs, params, reference, batch)
     if feedback is not None and "feedback" in algorithm.needs:
