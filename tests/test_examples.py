@@ -49,12 +49,9 @@ def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
     small = f"TrainConfig(model={TINY!r}, steps=2, prompts_per_step=2, group_size=4, eval_size=2, num_prompts=20, "
     small += "max_new_tokens=6, tensorboard=False, "
     third = third.replace("TrainConfig(", small).replace("runs/", f"{tmp_path}/").replace("max_new_tokens=32, ", "")
-    third = third.replace("number_match", f"{tmp_path}/own.py:even").replace(
-        "addition(), mine", "addition(), mine, LAB"
-    )
-    (tmp_path / "own.py").write_text(
-        "def even(completion_ids, **_):\n    return [ids[0] % 2 for ids in completion_ids]\n"
-    )
+    third = third.replace("number_match", f"{tmp_path}/own.py:even").replace("(), mine", "(), mine, LAB")
+    reward = "def even(completion_ids, **_):\n    return [ids[0] % 2 for ids in completion_ids]\n"
+    (tmp_path / "own.py").write_text(reward)
     names: dict[str, Any] = {"LAB": LabSettings(iterations=2, prompts=2, group_size=4, hidden=8, layers=1)}
     composed = second[: second.index("scored = ")]
     exec(compile("\n".join(imports), "README.md", "exec"), names)

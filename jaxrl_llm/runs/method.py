@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
@@ -90,18 +91,18 @@ def method_digests(config: TrainConfig, given: Given | None = None) -> dict[str,
 def record_of(config: TrainConfig, algorithm: Algorithm, given: Given | None = None) -> dict[str, Any]:
     """What config.json says of a method that is not in the catalogue; empty for one that is.
 
-    "needs", with which the trained model is read without the algorithm, and "code": the expression that composes it, or
-    else the source of the function that a program gave, where there is one.
+    "needs", with which the trained model is read without the algorithm; "code", the expression that composes it, if its
+    parts say it; and "source", that of a function that a program gave, where there is one.
     """
     if named(config, given).algorithm in CATALOGUE:
         return {}
-    code = repr(algorithm)
-    if " at 0x" in code:
-        try:
-            code = inspect.getsource(given) if inspect.isfunction(given) else ""
-        except OSError:  # it was typed where no source is kept
-            code = ""
-    return {"needs": sorted(algorithm.needs), **({"code": code} if code else {})}
+    record: dict[str, Any] = {"needs": sorted(algorithm.needs)}
+    if " at 0x" not in (code := repr(algorithm)):
+        record["code"] = code
+    if inspect.isfunction(given):
+        with contextlib.suppress(OSError):  # it was typed where no source is kept
+            record["source"] = inspect.getsource(given)
+    return record
 
 
 def _without(config: TrainConfig) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.hyperparameters import options_of
-from jaxrl_llm.runs.method import make_algorithm, named
+from jaxrl_llm.runs.method import make_algorithm, named, record_of
 from jaxrl_llm.runs.value_digest import value_digest
 from jaxrl_llm.signatures import Hyperparameter, in_file, of_function
 
@@ -187,3 +187,14 @@ def test_the_configuration_says_what_is_trained() -> None:
     message = "is a value, which has no hyper-parameters: leave out clip_high, rounds, or give a function"
     with pytest.raises(InputError, match=re.escape(message)):
         named(TrainConfig(hyperparameters={"clip_high": 0.3, "rounds": 2}), mine())
+
+
+def test_what_is_recorded_of_an_algorithm() -> None:
+    config = TrainConfig()
+    assert record_of(config, algorithms.get("grpo")) == {}
+    assert record_of(config, algorithms.dapo(), algorithms.dapo) == {}
+    assert record_of(config, algorithms.get("grpo"), algorithms.get("grpo"))["needs"] == ["reference_logp"]
+    made = record_of(config, mine(), mine)
+    assert made["needs"] == []
+    assert made["source"].startswith("def mine(clip_high: float = 0.28")
+    assert "source" not in record_of(config, mine(), mine())
