@@ -90,6 +90,16 @@ def test_bytes_are_those_of_arithmetic() -> None:
     assert found.held["optimiser"] == (2 + 4 + 4) * count + 4 * 3
 
 
+def test_an_algorithm_in_a_file_is_planned(tmp_path: Path) -> None:
+    """With a reference policy where its hyper-parameters ask for one."""
+    program = "def mine(kl: float = 0.0):\n    return get('grpo', kl_coefficient=kl)\n"
+    (tmp_path / "own.py").write_text(f"from jaxrl_llm.algorithms import get\n\n{program}")
+    config = tiny(algorithm=f"{tmp_path}/own.py:mine")
+    assert not estimated_plan(config, here()).held.get("reference")
+    anchored = dataclasses.replace(config, hyperparameters={"kl": 0.1})
+    assert estimated_plan(anchored, here()).held == estimated_plan(tiny(), here()).held
+
+
 CASES = {"qwen3-8b": 8_190_735_360, "llama-3.1-70b": 70_553_706_496, "qwen3-30b-a3b": 30_532_122_624,
          "smollm2-135m": 134_515_008}  # fmt: skip
 
