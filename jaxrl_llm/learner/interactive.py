@@ -83,8 +83,8 @@ def update(
 
     state: from `init_state(params, optimizer)`, then what the last call gave; its arrays are used up. epochs: passes
     over the batch, each of `minibatches` gradient steps, whose gradients are sums over `micro_batches`. seed: of the
-    order of groups. Prompts that rows share are computed once. It is `learner.update.update` over
-    `learner.steps.plan_steps`, which docstrings say more, and what `train` calls.
+    order of groups. Prompts that rows share are computed once. This is `learner.update.update` over the steps of
+    `learner.steps.plan_steps`, as `train` calls them.
 
     Raises InputError for arguments that do not fit each other.
     """

@@ -207,6 +207,10 @@ class TrainConfig:
         return SamplingConfig(**own | {"cache_dtype": self.dtype if self.cache_dtype == "dtype" else self.cache_dtype})
 
     def __post_init__(self) -> None:
+        if callable(self.algorithm) or hasattr(self.algorithm, "objective"):
+            raise InputError(
+                "algorithm is a value, but must be a name here: give the value to train(config, algorithm=)"
+            )
         wrong = coerce_fields(self)
         texts = [] if wrong else [self._check_texts]  # only if every field has its type
         ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}

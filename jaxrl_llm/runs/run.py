@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,27 +80,13 @@ class Run:
 
         Raises InputError for an unknown metric, before the first step, and without matplotlib.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise missing_package("matplotlib", "run", "drawing curves") from error
         metrics = self.metrics
         if not metrics:
             raise InputError(f"{self.path} has no metrics yet: no step is complete")
         for name in names:
             if name not in metrics or name == "step":
                 raise unknown("metric", name, metrics.keys() - {"step"})
-        drawn = names or [name for name in CURVES if name in metrics]
-        rows = -(-len(drawn) // COLUMNS)
-        figure = Figure(figsize=(4 * min(COLUMNS, len(drawn)), 2.6 * rows), layout="constrained")
-        for place, name in enumerate(drawn, start=1):
-            axes = figure.add_subplot(rows, min(COLUMNS, len(drawn)), place)
-            few = np.isfinite(metrics[name]).sum() < 30
-            axes.plot(metrics["step"] + 1, metrics[name], linewidth=1.4, marker="." if few else "")
-            axes.set_title(name, fontsize=10)
-            axes.set_xlabel("step")
-            axes.grid(alpha=0.2)
-        return figure
+        return _drawn(metrics, names or [name for name in CURVES if name in metrics])
 
     def __repr__(self) -> str:
         config, summary = self.config, self.summary
@@ -108,3 +96,30 @@ class Run:
             if name in summary:
                 found.append(f"accuracy {100 * summary[name]['accuracy']:.1f} % {when}")
         return f"Run({str(self.path)!r}: {', '.join(found)})"
+
+
+def _drawn(metrics: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
+    """A figure with the curves of some metrics."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_package("matplotlib", "run", "drawing curves") from error
+
+    class Curves(Figure):
+        """A figure that a notebook shows, also before pyplot is imported there."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110)
+            return buffer.getvalue()
+
+    wide = min(COLUMNS, len(names))
+    rows = -(-len(names) // wide)
+    figure = Curves(figsize=(4 * wide, 2.6 * rows), layout="constrained")
+    for place, name in enumerate(names, start=1):
+        axes, values = figure.add_subplot(rows, wide, place), metrics[name]
+        axes.plot(metrics["step"] + 1, values, linewidth=1.4, marker="." if np.isfinite(values).sum() < 30 else "")
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.2)
+    return figure

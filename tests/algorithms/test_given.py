@@ -184,6 +184,11 @@ def test_the_configuration_says_what_is_trained() -> None:
     assert named(config, mine).algorithm == "python:mine"
     assert named(config, partial(mine, rounds=3)).algorithm == "python:mine"
     assert named(config, mine()).algorithm == "python:algorithm"
+    for value in (mine, mine()):
+        with pytest.raises(
+            InputError, match=r"^algorithm is a value, .*: give the value to train\(config, algorithm=\)$"
+        ):
+            TrainConfig(algorithm=value)  # type: ignore[arg-type]
     message = "is a value, which has no hyper-parameters: leave out clip_high, rounds, or give a function"
     with pytest.raises(InputError, match=re.escape(message)):
         named(TrainConfig(hyperparameters={"clip_high": 0.3, "rounds": 2}), mine())

@@ -54,6 +54,7 @@ def test_curves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[0] == "reward/mean"
     assert len(titles) == len(set(titles)) >= 5
+    assert figure._repr_png_().startswith(b"\x89PNG")  # as a notebook shows it
     drawn = run.plot("entropy").axes[0].lines[0]
     assert drawn.get_xdata().tolist() == [1, 2, 3, 4]
     assert drawn.get_ydata().tolist() == run.metrics["entropy"].tolist()

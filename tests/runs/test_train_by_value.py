@@ -129,8 +129,10 @@ def test_what_reads_a_trained_model_does_not_need_the_algorithm(
     with pytest.raises(InputError, match=r"algorithm was .*, and is now '/nowhere/own.py:mine'"):  # but says a change
         load_run(str(run))
     runs.assert_equal_trees(load_run(str(run), accept_changed_inputs=True)[2], params)
-    assert main(["report", str(by_value)]) == 0
-    assert "python:algorithm" in (by_value / "report.html").read_text()
+    assert main(["report", str(by_value), "--compare", "rloo", f"{by_file.parent}/own.py:mine"]) == 0
+    page = (by_value / "report.html").read_text()
+    assert "python:algorithm" in page
+    assert f"{by_file.parent}/own.py:mine" in page
 
 
 def test_a_value_goes_on_only_with_itself(
