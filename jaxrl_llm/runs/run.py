@@ -86,7 +86,8 @@ class Run:
         for name in names:
             if name not in metrics or name == "step":
                 raise unknown("metric", name, metrics.keys() - {"step"})
-        return _drawn(metrics, names or [name for name in CURVES if name in metrics])
+        main = [name for name in CURVES if name in metrics] or sorted(metrics.keys() - {"step"})[:COLUMNS]
+        return _drawn(metrics, names or main)
 
     def __repr__(self) -> str:
         config, summary = self.config, self.summary
