@@ -63,8 +63,8 @@ def by_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same as a function in a file, from the command line."""
     folder = tmp_path_factory.mktemp("file")
     (folder / "own.py").write_text(FILE)
-    config = config_of(folder, algorithm=f"{folder}/own.py:mine", hyperparameters={"clip_high": 0.2})
-    assert in_commands("train", *runs.as_arguments(config)) in (0, 1)
+    config = config_of(folder, algorithm=f"{folder}/own.py:mine")
+    assert in_commands("train", *runs.as_arguments(config), "--algorithm.clip-high", "0.2") in (0, 1)
     return Path(config.output)
 
 
