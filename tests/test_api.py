@@ -99,11 +99,13 @@ def test_evaluate(model: tuple[Any, Any, Any], tmp_path: Path) -> None:
     assert repr(found) == "accuracy 50.0 % (9.5 to 90.5) on 2 prompts"
     assert found.figures["temperature"] == 0.0
     several = evaluate(policy, params, ROWS, [even, right], judge="right", samples=2, max_new_tokens=6, size=1)
-    assert repr(several).endswith("on 1 prompts, 2 samples each")
+    assert repr(several).endswith("on 1 prompt, 2 samples each")
     assert several.figures["pass_at"]["2"]["value"] == 0.0
     assert several.figures["temperature"] == 1.0
     with pytest.raises(InputError, match="unknown reward to judge by 'left'"):
-        evaluate(policy, params, ROWS, right, judge="left")
+        evaluate(policy, params, ROWS, right, judge="left", max_new_tokens=6)
+    with pytest.raises(InputError, match=r"a prompt has 10 tokens, and max_new_tokens is 128, but .* is 128 tokens"):
+        evaluate(policy, params, ROWS, right)
     with pytest.raises(InputError, match=r"nowhere\.jsonl"):
         evaluate(policy, params, str(tmp_path / "nowhere.jsonl"), right)
 

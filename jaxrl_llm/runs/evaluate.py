@@ -44,7 +44,8 @@ class Evaluation(NamedTuple):
     def __repr__(self) -> str:
         low, value, high = (100 * self.figures[name] for name in ("low", "accuracy", "high"))
         samples = f", {self.figures['samples']} samples each" if self.figures["samples"] > 1 else ""
-        return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {self.figures['prompts']} prompts{samples}"
+        prompts = "1 prompt" if self.figures["prompts"] == 1 else f"{self.figures['prompts']} prompts"
+        return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}"
 
 
 def evaluate(
@@ -79,11 +80,13 @@ def evaluate(
         raise InputError("the policy has no tokenizer: take the policy that load_policy gives")
     check_number("size", size, least=1, whole=True, or_none=True)
     rows = load_prompts(prompts, limit=size) if isinstance(prompts, str) else as_rows(prompts)[:size]
-    context = policy.config.max_positions
-    encoded = encode_rows(
-        tokenizer, rows, max_tokens=context - max_new_tokens if context else 2**31, long_prompts="error",
-        system_prompt=system_prompt,
-    )  # fmt: skip
+    encoded = encode_rows(tokenizer, rows, max_tokens=2**31, long_prompts="error", system_prompt=system_prompt)
+    context, longest = policy.config.max_positions, max(map(len, encoded.ids))
+    if context and longest + max_new_tokens > context:
+        raise InputError(
+            f"a prompt has {longest} tokens, and max_new_tokens is {max_new_tokens}, but the model's context length is "
+            f"{context} tokens"
+        )
     with loaded(rewards) as ready:
         require_columns(ready, columns_of(rows))
         return evaluate_policy(
