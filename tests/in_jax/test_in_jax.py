@@ -170,6 +170,7 @@ def test_what_a_method_needs_is_filled_in() -> None:
     assert ((metrics["greedy"] >= 0) & (metrics["greedy"] <= 1)).all()
 
 
+@pytest.mark.heavy
 def test_a_value_and_a_file_train_as_the_name_does(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from jaxrl_llm.algorithms import get\n\n"
