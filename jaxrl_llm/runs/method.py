@@ -101,7 +101,9 @@ def record_of(config: TrainConfig, algorithm: Algorithm, given: Given | None = N
         record["code"] = code
     if inspect.isfunction(given):
         with contextlib.suppress(OSError):  # it was typed where no source is kept
-            record["source"] = inspect.getsource(given)
+            source = inspect.getsource(given)
+            if name_of(given) in source.partition("\n")[0] or source.startswith("@") or "lambda" in source:
+                record["source"] = source  # and not what the file says there by now
     return record
 
 

@@ -103,6 +103,7 @@ def _drawn(metrics: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
     """A figure with the curves of some metrics."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise missing_package("matplotlib", "run", "drawing curves") from error
 
@@ -122,5 +123,6 @@ def _drawn(metrics: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
         axes.plot(metrics["step"] + 1, values, linewidth=1.4, marker="." if np.isfinite(values).sum() < 30 else "")
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.2)
     return figure
