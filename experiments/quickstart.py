@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms import Algorithm, dapo
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.rollouts.sources import Curriculum
 from jaxrl_llm.runs.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.runs.loop import train
 from jaxrl_llm.runs.metrics import accuracy_line
-from jaxrl_llm.runs.setup import make_algorithm
 
 ROUNDS = 2  # of sampling in a step, at most
 ENTROPY = 0.01  # coefficient of the bonus
@@ -58,7 +57,6 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
         group_size=8,
         max_new_tokens=16,
         temperature=1.0,
-        algorithm="dapo",
         hyperparameters={"rounds": ROUNDS},
         minibatches=2,
         remat=False,
@@ -69,8 +67,9 @@ def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
     )
 
 
-def with_entropy_bonus(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with ENTROPY times the mean entropy of the policy subtracted from its loss."""
+def dapo_with_entropy_bonus(rounds: int) -> Algorithm:
+    """DAPO with ENTROPY times the mean entropy of the policy subtracted from its loss."""
+    algorithm = dapo(rounds=rounds)
     return dataclasses.replace(algorithm, objective=algorithm.objective - ENTROPY * entropy())
 
 
@@ -121,7 +120,7 @@ def main() -> None:
     config = demo_config(arguments.model, arguments.seed, arguments.output, arguments.steps)
     draws = int(1.5 * config.steps * config.prompts_per_step)  # about as many as dynamic sampling takes
     curriculum = partial(easy_first, draws=draws, seed=config.seed)
-    summary = train(config, algorithm=with_entropy_bonus(make_algorithm(config)), curriculum=curriculum)
+    summary = train(config, algorithm=dapo_with_entropy_bonus, curriculum=curriculum)
     folder = Path(arguments.output)
     for kind, before, after in examples(folder):
         print(f"\n{before['prompt']}  ({kind})")

@@ -1,7 +1,9 @@
 """Reinforcement learning of language models as an algebra of pure JAX functions.
 
-Read `trajectory` (the two pytrees that functions exchange) and `transform` (how functions compose) first. A script
-mostly needs `load_policy`, `sample`, `algorithms.get` and `learner.update`; see the README.
+Read `trajectory` (the two pytrees that functions exchange) and `transform` (how functions compose) first. These names
+stay: a run is `train(TrainConfig(...), algorithm=mine)`, and `Run(folder)` what it wrote; a loop of one's own is
+`load_policy`, `sample`, `score`, `prepare`, `update` and `evaluate`; `make_train` makes a whole run a pure function;
+`show` and `compare` display completions and credit. See the README.
 
 Names are imported on first use, so that commands and reward processes that do not need JAX start quickly.
 """
@@ -12,41 +14,73 @@ from jaxrl_llm.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm import algorithms
+    from jaxrl_llm.algorithms import Algorithm
     from jaxrl_llm.errors import InputError
+    from jaxrl_llm.in_jax.train import make_train
+    from jaxrl_llm.learner.interactive import prepare, update
+    from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+    from jaxrl_llm.learner.update import init_state
     from jaxrl_llm.models import load_policy, save_policy
     from jaxrl_llm.reporting.completions import show
     from jaxrl_llm.reporting.credit import compare
+    from jaxrl_llm.rewards.of_batch import score
+    from jaxrl_llm.runs.config import TrainConfig
+    from jaxrl_llm.runs.evaluate import evaluate
+    from jaxrl_llm.runs.loop import train
+    from jaxrl_llm.runs.run import Run
     from jaxrl_llm.sampling import sample
     from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
     from jaxrl_llm.transform import Objective, Transform, chain
 
 __version__ = "0.1.0"
 __all__ = [
+    "Algorithm",
     "InputError",
     "Objective",
+    "OptimizerConfig",
     "PolicyOutputs",
+    "Run",
+    "TrainConfig",
     "Trajectories",
     "Transform",
     "algorithms",
     "chain",
     "compare",
+    "evaluate",
+    "init_state",
     "load_policy",
+    "make_train",
+    "prepare",
     "sample",
     "save_policy",
+    "score",
     "show",
+    "train",
+    "update",
 ]
 _MODULES = {
+    "Algorithm": "algorithms",
     "InputError": "errors",
     "Objective": "transform",
+    "OptimizerConfig": "learner.optimizer_config",
     "PolicyOutputs": "trajectory",
+    "Run": "runs.run",
+    "TrainConfig": "runs.config",
     "Trajectories": "trajectory",
     "Transform": "transform",
     "chain": "transform",
     "compare": "reporting.credit",
+    "evaluate": "runs.evaluate",
+    "init_state": "learner.update",
     "load_policy": "models",
+    "make_train": "in_jax.train",
+    "prepare": "learner.interactive",
     "sample": "sampling",
     "save_policy": "models",
+    "score": "rewards.of_batch",
     "show": "reporting.completions",
+    "train": "runs.loop",
+    "update": "learner.interactive",
 }
 
 

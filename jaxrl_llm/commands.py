@@ -65,9 +65,11 @@ def train_command(arguments: list[str]) -> int:
 
 def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: bool) -> int:
     """The exit status of a run. first: whether this process is the first of the run's hosts; alone: the only one."""
+    from jaxrl_llm.runs.hyperparameters import check_named
     from jaxrl_llm.runs.inputs import read_inputs
     from jaxrl_llm.runs.run_folder import RunFolder
 
+    check_named(config.algorithm)
     with preemptible(), interruptible() as interrupted, read_inputs(config, resume=resume, first=first) as inputs:
         from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 

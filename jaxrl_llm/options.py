@@ -14,8 +14,8 @@ from jaxrl_llm.config_file import check_kinds, check_names, read_config
 from jaxrl_llm.errors import InputError, missing_package, nearest, require
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.hyperparameters import options_of
 from jaxrl_llm.settings import as_arguments
-from jaxrl_llm.signatures import options
 
 
 def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
@@ -31,7 +31,7 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
     in_file = values.get("hyperparameters")
     preset = _last(arguments, "--algorithm.preset") or (in_file.get("preset") if isinstance(in_file, dict) else None)
-    parameters = options(chosen, preset)
+    parameters = options_of(chosen, preset)
     kinds = {**typing.get_type_hints(TrainConfig), "hyperparameters": {one.name: one.kind for one in parameters}}
     kinds["optimizer"] = typing.get_type_hints(OptimizerConfig)
     try:
@@ -40,7 +40,7 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     knobs = [(one.name, one.kind, dataclasses.field(default=one.default)) for one in parameters]
-    method = dataclasses.make_dataclass(f"{chosen}_options", knobs, frozen=True)
+    method = dataclasses.make_dataclass("hyperparameters", knobs, frozen=True)
     as_algorithm = _tyro().conf.arg(name="algorithm", help=f"Hyper-parameters of {chosen}.")
     command = dataclasses.make_dataclass(
         "train",

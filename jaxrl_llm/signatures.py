@@ -1,19 +1,27 @@
-"""The hyper-parameters of the catalogue's methods, parsed from source, because importing the methods imports JAX."""
+"""The hyper-parameters of methods, parsed from their source where that will do, because importing them imports JAX."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import sys
+import types
 import typing
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxrl_llm.errors import unknown
+from jaxrl_llm.errors import InputError, unknown
 
 CATALOGUE = Path(__file__).parent / "algorithms"
 _KINDS = {"bool": bool, "int": int, "float": float, "str": str, "tuple": tuple, "Literal": Literal}
+_PLAIN = (bool, int, float, str)
+PYTHON = "python:"  # begins the name of an algorithm that a Python program gave to a run
+NOT_GIVEN = (
+    "the run's algorithm was given by a Python program ({0!r}), and is in no file: resume it there, with "
+    "train(Run(FOLDER).config, resume=True, algorithm={0})"
+)
 
 
 class Hyperparameter(NamedTuple):
@@ -33,7 +41,7 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
     if method not in known:
         added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # registered in this process
         if method not in added:
-            raise unknown("algorithm", method, [*known, *added])
+            raise unknown("algorithm", method, {*known, *added})
         hints, parameters = typing.get_type_hints(added[method]), inspect.signature(added[method]).parameters
         return [Hyperparameter(one.name, hints[one.name], one.default) for one in parameters.values()]
     arguments, sets = known[method].args, _presets(known[method])
@@ -48,6 +56,89 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
     if sets:
         found.append(Hyperparameter("preset", Literal[tuple(sets)] | None, preset))
     return found
+
+
+def is_in_file(method: str) -> bool:
+    """Whether a method's name is path/to/file.py:NAME or package.module:NAME, rather than one of the catalogue."""
+    return ":" in method or method.endswith(".py")
+
+
+def of_function(function: Callable[..., Any], label: str) -> list[Hyperparameter]:
+    """The hyper-parameters of a function that can be given as text: numbers, texts, choices, or a tuple of these.
+
+    Without an annotation the type is that of the default; without a default it is None. label: names the function in
+    errors. Others are left out if they have a default; InputError if not.
+    """
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # names that only a type checker imports
+        hints = {}
+    found = []
+    for one in inspect.signature(function).parameters.values():
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+            required = one.default is one.empty
+            made = _as_text(one.name, hints.get(one.name, one.empty), one.empty if required else one.default)
+            if made is not None:
+                found.append(made)
+            elif required:
+                raise InputError(
+                    f"the hyper-parameter {one.name} of {label} has neither a default nor a type that a text can give: "
+                    f"annotate it, {one.name}: float"
+                )
+    return found
+
+
+def in_file(path: Path, name: str) -> list[Hyperparameter] | None:
+    """`of_function` of a plain function in a file, from its source; None where only running the file would tell."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # loading says what is wrong
+        return None
+    bound = [node for node in body if name in _bound(node)]
+    if len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef) or bound[0].decorator_list:
+        return None
+    arguments, found = bound[0].args, list[Hyperparameter]()
+    listed = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(listed) - len(arguments.defaults)) + list(arguments.defaults) + arguments.kw_defaults
+    for argument, default in zip([*listed, *arguments.kwonlyargs], defaults, strict=True):
+        kind: Any = inspect.Parameter.empty
+        try:
+            value = inspect.Parameter.empty if default is None else ast.literal_eval(default)
+            if argument.annotation is not None:
+                kind = eval(compile(ast.Expression(argument.annotation), name, "eval"), {"__builtins__": {}}, _KINDS)
+                kind = eval(kind, {"__builtins__": {}}, _KINDS) if isinstance(kind, str) else kind
+        except Exception:  # of a name that the file imports or defines
+            return None
+        made = _as_text(argument.arg, kind, value)
+        if made is None:
+            return None
+        found.append(made)
+    return found
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement binds, as far as they can be read."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name for alias in node.names}
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+
+
+def _as_text(name: str, kind: Any, default: Any) -> Hyperparameter | None:
+    """A hyper-parameter that a text can give; None if it is none."""
+    empty = inspect.Parameter.empty
+    if kind is empty:
+        kind = type(default)
+        if default is None or kind not in _PLAIN:
+            return None
+    inner = [one for one in typing.get_args(kind) if one not in (type(None), Ellipsis)]
+    origin = typing.get_origin(kind)
+    if kind not in _PLAIN and origin is not Literal and not (inner and all(one in _PLAIN for one in inner)):
+        return None
+    if origin not in (None, Literal, tuple, typing.Union, types.UnionType):
+        return None
+    return Hyperparameter(name, kind | None, None) if default is empty else Hyperparameter(name, kind, default)
 
 
 def options(method: str, preset: str | None = None) -> list[Hyperparameter]:

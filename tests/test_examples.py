@@ -6,10 +6,12 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.in_jax.train import LabSettings
 
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / "tests/vectors/llama_tied")
@@ -20,7 +22,7 @@ def code_lines(text: str) -> int:
 
 
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    first, program, second = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, program, second, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert code_lines(first) <= 15
     names: dict[str, object] = {}
     exec(compile(first, "README.md", "exec"), names)  # the example itself is under test
@@ -37,6 +39,27 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
     assert f"has {len(algorithms.names())} published methods" in (ROOT / "README.md").read_text()
     for definition in re.findall(r"^(?:grpo|dapo|mine) = \w+\(\n(.*?)^\)", second, flags=re.DOTALL | re.MULTILINE):
         assert code_lines(definition) <= 5
+
+
+@pytest.mark.heavy
+def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
+    """With another model and a smaller run than the README's."""
+    first, _, second, third = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    imports = [line for line in first.splitlines() if re.match(r"(from|import) ", line)]
+    small = f"TrainConfig(model={TINY!r}, steps=2, prompts_per_step=2, group_size=4, eval_size=2, num_prompts=20, "
+    small += "max_new_tokens=6, tensorboard=False, "
+    third = third.replace("TrainConfig(", small).replace("runs/", f"{tmp_path}/").replace("max_new_tokens=32, ", "")
+    third = third.replace("number_match", f"{tmp_path}/own.py:even").replace("(), mine", "(), mine, LAB")
+    reward = "def even(completion_ids, **_):\n    return [ids[0] % 2 for ids in completion_ids]\n"
+    (tmp_path / "own.py").write_text(reward)
+    names: dict[str, Any] = {"LAB": LabSettings(iterations=2, prompts=2, group_size=4, hidden=8, layers=1)}
+    composed = second[: second.index("scored = ")]
+    exec(compile("\n".join(imports), "README.md", "exec"), names)
+    exec(compile(composed, "README.md", "exec"), names)
+    exec(compile(third, "README.md", "exec"), names)
+    assert names["run"].config.algorithm == "python:algorithm"
+    assert names["Run"](tmp_path / "wider").config.algorithm == "python:wider"
+    assert names["curve"].shape == (2,)
 
 
 def test_readme_names_files_that_exist() -> None:

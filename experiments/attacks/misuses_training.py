@@ -134,7 +134,7 @@ TRAINING: dict[str, str] = {
     # The laboratory
     "make_train(addition(), 'gropo')": "'gropo'.*'grpo'",
     "make_train(addition(), None)": "algorithm.*None",
-    "make_train(addition(), algorithms.get('grpo'))": "algorithm.*Algorithm",
+    "make_train(addition(), algorithms.get('grpo').objective)": "algorithm.*Objective.*Algorithm",
     "make_train('addition', 'grpo')": "task must be .*Task.*str",
     "make_train(addition, 'grpo')": "task.*addition.*call it",
     "make_train('grpo', addition())": "task must be .*Task.*str",

@@ -125,10 +125,10 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
-    from jaxrl_llm.runs import loop, setup
+    from jaxrl_llm.runs import loop, method, setup
 
-    for name in ("make_algorithm", "make_optimizer"):
-        setattr(setup, name, remembered(getattr(setup, name)))
+    for module, name in ((method, "make_algorithm"), (setup, "make_optimizer")):
+        setattr(module, name, remembered(getattr(module, name)))
     setattr(loop, "write_report", str)  # noqa: B010 (for mypy): its charts take longer than such a run
     for line in requests:
         request = json.loads(line)

@@ -30,8 +30,10 @@ from jaxrl_llm.algorithms import (
     weighted,
 )
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.algorithms.given import Build, Given, builder, from_file
 from jaxrl_llm.algorithms.ranges import checked
 from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.signatures import is_in_file
 
 FAMILIES = (
     actor_critic,
@@ -66,10 +68,15 @@ def names() -> list[str]:
     return sorted(CATALOGUE)
 
 
-def constructor(name: str) -> Callable[..., Algorithm]:
-    """The function that builds a method; InputError, with the nearest name, for an unknown name."""
+def constructor(name: str) -> Build:
+    """The function that builds a method of the catalogue, or of a file: path/to/file.py:NAME, package.module:NAME.
+
+    Raises InputError, with the nearest name, for an unknown name, and for a file that cannot be loaded.
+    """
     if not isinstance(name, str):
         raise InputError(f"an algorithm is given by its name, but found {shown(name)}: see algorithms.names()")
+    if is_in_file(name):
+        return from_file(name)[0]
     if name not in CATALOGUE:
         raise unknown("algorithm", name, CATALOGUE)
     return CATALOGUE[name]
@@ -78,6 +85,14 @@ def constructor(name: str) -> Callable[..., Algorithm]:
 def get(name: str, **hyperparameters: Any) -> Algorithm:
     """Build a method by name. InputError for an unknown name or hyper-parameter, and for a value out of range."""
     return constructor(name)(**hyperparameters)
+
+
+def build_of(algorithm: Given) -> Build:
+    """The function of hyper-parameters that builds what is given: a name, an Algorithm, or a function that makes one.
+
+    Raises InputError for anything else, and as `constructor` and `given.builder` do.
+    """
+    return constructor(algorithm) if isinstance(algorithm, str) else builder(algorithm)
 
 
 def with_facts(build: Callable[..., Algorithm], given: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
@@ -96,4 +111,7 @@ def __getattr__(name: str) -> Callable[..., Algorithm]:
     raise AttributeError(f"{__name__} has no attribute {name!r}")
 
 
-__all__ = ["CATALOGUE", "Algorithm", "DynamicSampling", "constructor", "get", "names", "with_facts"]
+__all__ = [
+    "CATALOGUE", "Algorithm", "Build", "DynamicSampling", "Given", "build_of", "constructor", "get", "names",
+    "with_facts",
+]  # fmt: skip

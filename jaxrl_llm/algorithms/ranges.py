@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
@@ -37,10 +37,13 @@ RANGES: dict[str, dict[str, Any]] = {
 TYPE_NAMES = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
 
 
-def check(method: str, name: str, value: Any, kind: str = "float") -> None:
+def check(
+    method: str, name: str, value: Any, kind: str = "float", ranges: Mapping[str, Mapping[str, Any]] = RANGES
+) -> None:
     """InputError, naming method and hyper-parameter, for a value of the wrong type, not finite, or out of range.
 
-    kind: the annotation of the parameter, such as "float | None". Scalar arrays pass, including traced ones.
+    kind: the annotation of the parameter, such as "float | None". ranges: limits by the hyper-parameter's name. Scalar
+    arrays pass, including traced ones.
     """
     label, (kind, _, rest) = f"{method}: {name}", kind.partition(" | ")
     if (value is None and rest == "None") or kind not in TYPE_NAMES:
@@ -51,7 +54,7 @@ def check(method: str, name: str, value: Any, kind: str = "float") -> None:
         return
     if getattr(value, "shape", ()) != ():
         raise InputError(f"{label} is an array of the shape {list(value.shape)}, but must be {TYPE_NAMES[kind]}")
-    check_number(label, value, whole=kind == "int", **RANGES.get(name, {}))
+    check_number(label, value, whole=kind == "int", **ranges.get(name, {}))
 
 
 def checked(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:

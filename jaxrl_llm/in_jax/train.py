@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.algorithms import Algorithm, constructor, with_facts
+from jaxrl_llm.algorithms import CATALOGUE, Algorithm, Given, build_of, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, unknown
@@ -156,26 +156,24 @@ def _check_settings(settings: LabSettings) -> None:
 
 def make_train(
     task: Task,
-    algorithm: str | Callable[..., Algorithm],
+    algorithm: Given,
     settings: LabSettings = LabSettings(),
     without: str | Iterable[str] = (),
 ) -> Callable[..., Run]:
     """`train(key, hyperparameters={}, start=None) -> Run`: pure, to be jitted and vmapped.
 
-    algorithm: a method's name, or a function from hyper-parameters to an `Algorithm`. hyperparameters: numbers by name,
-    "learning_rate" among them; they may be traced. start: parameters to start from, also the reference policy; fresh
-    ones without. Groups without a learning signal are kept: there is no resampling (`Algorithm.curriculum`) here.
-    without: parts and needs, as for `--algorithm.without`, that a named method lacks here and may go without.
+    algorithm: a method's name, an `Algorithm`, a function of hyper-parameters that returns one, or path/to/file.py:NAME
+    of either. hyperparameters: numbers by name, "learning_rate" among them; they may be traced. start: parameters to
+    start from, also the reference policy; fresh ones without. Groups without a learning signal are kept: there is no
+    resampling (`Algorithm.curriculum`) here.
+    without: parts and needs, as for `--algorithm.without`, that a method lacks here and may go without.
     Raises InputError for another task, method or setting, and `train` for another key, number or start, or where a
     method lacks a part or needs what the laboratory does not provide.
     """
     expect("task", task, Task)
     _check_settings(settings)
-    if not callable(algorithm) and not isinstance(algorithm, str):
-        found = in_words(algorithm)
-        raise InputError(f"algorithm must be a method's name, or a function that makes an Algorithm, but is {found}")
-    make = constructor(algorithm) if isinstance(algorithm, str) else algorithm
-    if isinstance(algorithm, str):
+    make = build_of(algorithm)
+    if isinstance(algorithm, str) and algorithm in CATALOGUE:
         check = partial(check_whole, algorithm, without=without, provided=PROVIDED, option="without={!r}")
     else:
         check = partial(check_needs, provided={*PROVIDED, *names_in(without)})

@@ -1,4 +1,4 @@
-"""Load the function that a reward's name refers to. Runs in the reward's process, never in the trainer."""
+"""Load what a name such as FILE.py:NAME refers to: reward functions (in their own processes), rollouts, algorithms."""
 
 from __future__ import annotations
 
@@ -56,6 +56,25 @@ def load_function(spec: str, what: str) -> Loaded:
     source, _, function = spec.rpartition(":")
     module, digest = _from_source(source, what)
     return Loaded(_function(module, source, function), digest)
+
+
+def load_value(spec: str, what: str) -> tuple[Any, str]:
+    """What FILE.py:NAME or MODULE:NAME is, function or not, and the digest of its file, as `load_function`."""
+    source, _, name = spec.rpartition(":")
+    module, digest = _from_source(source, what)
+    if not hasattr(module, name):
+        raise unknown(f"name in {source!r}", name, [key for key in vars(module) if not key.startswith("_")])
+    return getattr(module, name), digest
+
+
+def check_file(spec: str, what: str) -> None:
+    """InputError if FILE.py:NAME names no file, or a file is given without a name. what: names it in errors."""
+    source = spec.rpartition(":")[0]
+    if spec.endswith(".py"):
+        raise InputError(f"{what} {spec!r} names nothing in the file: write {spec}:NAME")
+    if source.endswith(".py") and not (path := Path(source).expanduser()).is_file():
+        where = "" if path.is_absolute() else f" in {path.absolute().parent}"
+        raise InputError(f"no file {source!r}{where} for {what}: give the path of a Python file")
 
 
 def _from_source(source: str, what: str) -> tuple[ModuleType, str]:

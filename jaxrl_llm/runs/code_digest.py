@@ -8,16 +8,13 @@ from pathlib import Path
 
 import jaxrl_kernels
 
-import jaxrl_llm
-
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "tokenizers")
 
 
 def code_digest() -> str:
     """SHA-256 over the source files of jaxrl_llm and its kernels, and the versions of JAX and the like."""
     found = hashlib.sha256()
-    for package in (jaxrl_llm, jaxrl_kernels):
-        folder = Path(str(package.__file__)).parent
+    for folder in (Path(__file__).parents[1], Path(str(jaxrl_kernels.__file__)).parent):
         for file in sorted(folder.rglob("*.py")):
             found.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
     for name in PACKAGES:

@@ -128,7 +128,8 @@ class TrainConfig:
     """Soft overlong penalty: falls from 0 to -1 over this many tokens before max_new_tokens; 0 is off."""
 
     algorithm: str = "grpo"
-    """Method from the catalogue; `jaxrl algorithms` lists them."""
+    """Method from the catalogue (`jaxrl algorithms` lists them), or path/to/file.py:NAME or package.module:NAME, an
+    Algorithm or a function of hyper-parameters that returns one."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     """Hyper-parameters of the algorithm."""
     critic: Literal["tower", "shared"] = "tower"
@@ -206,6 +207,10 @@ class TrainConfig:
         return SamplingConfig(**own | {"cache_dtype": self.dtype if self.cache_dtype == "dtype" else self.cache_dtype})
 
     def __post_init__(self) -> None:
+        if callable(self.algorithm) or hasattr(self.algorithm, "objective"):
+            raise InputError(
+                "algorithm is a value, but must be a name here: give the value to train(config, algorithm=)"
+            )
         wrong = coerce_fields(self)
         texts = [] if wrong else [self._check_texts]  # only if every field has its type
         ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
@@ -283,20 +288,21 @@ def from_dict(raw: dict[str, Any]) -> TrainConfig:
 
 
 def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
-    """The configuration with relative paths of models, prompts, rewards and rollouts resolved against `folder`.
+    """The configuration with relative paths of models, prompts, rewards, rollouts and algorithms resolved.
 
-    `output` is left alone, and so is a model that is no existing path: it is a name.
+    folder: that they are relative to. `output` is left alone, and so is a model that is no existing path: it is a name.
     """
     base = Path(folder)
 
     def path(text: str) -> str:
         return text if is_url(text) else str(base / Path(text).expanduser())
 
-    def reward(spec: str) -> str:
+    def in_file(spec: str) -> str:
         file, mark, function = spec.rpartition(":")
         return f"{path(file)}:{function}" if mark and file.endswith(".py") and "(" not in file else spec
 
-    changes: dict[str, Any] = {"rewards": tuple(map(reward, config.rewards)), "rollout": reward(config.rollout)}
+    changes: dict[str, Any] = {"rewards": tuple(map(in_file, config.rewards))}
+    changes |= {name: in_file(getattr(config, name)) for name in ("rollout", "algorithm")}
     if not config.prompts.startswith(GENERATED):
         changes["prompts"] = path(config.prompts)
     if config.eval_prompts is not None and not config.eval_prompts.startswith(GENERATED):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms import Algorithm, Given
 from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
 from jaxrl_llm.distributed.chips import GIB, Topology, chip_of_kind
 from jaxrl_llm.distributed.hosts import all_hosts
@@ -18,10 +18,10 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, TENSOR, row_shards
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, arithmetic, held_bytes
 from jaxrl_llm.runs.plan_shapes import config_of, engine_sizes, state_shapes
 from jaxrl_llm.runs.run_folder import RunFolder
-from jaxrl_llm.runs.setup import make_algorithm
 
 ROOM = 0.9  # of a device's memory, which the estimate may take
 RATIO = 1.6  # by which compilers' temporaries can exceed the estimate; see `plan_arithmetic`
@@ -62,11 +62,11 @@ class Chosen(NamedTuple):
         )
 
 
-def with_mesh(config: TrainConfig, resumed: bool, algorithm: Algorithm | None = None) -> tuple[TrainConfig, str]:
+def with_mesh(config: TrainConfig, resumed: bool, given: Given | None = None) -> tuple[TrainConfig, str]:
     """The configuration with a mesh, and a line that says which; unchanged where it names one, or on one device.
 
-    A resumed run keeps its mesh, where that fits the devices. On several hosts all must call this. algorithm: replaces
-    the configured one. Raises InputError for a method or model that does not exist.
+    A resumed run keeps its mesh, where that fits the devices. On several hosts all must call this. given:
+    the algorithm, instead of the configured one. Raises InputError for a method or model that does not exist.
     """
     if config.mesh or jax.device_count() == 1:
         return config, ""
@@ -80,7 +80,7 @@ def with_mesh(config: TrainConfig, resumed: bool, algorithm: Algorithm | None = 
     if not memory:
         found = Chosen(f"{DATA}={devices.count}", 0, 0)
     else:
-        found = choose(config, config_of(config.model), algorithm or make_algorithm(config), devices)
+        found = choose(config, config_of(config.model), make_algorithm(config, given), devices)
     return dataclasses.replace(config, mesh=found.mesh), found.line
 
 

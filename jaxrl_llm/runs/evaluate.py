@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
+from jaxrl_llm.data.prompts import load_prompts
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.distributed.on_hosts import of_this_host
-from jaxrl_llm.errors import unknown
+from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.process import stop_if
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
-from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards import Reward, require_columns
+from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.setup import RunParts
@@ -31,6 +35,64 @@ class Evaluation(NamedTuple):
 
     figures: dict[str, Any]
     scored: Scored
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of completions that are correct."""
+        return float(self.figures["accuracy"])
+
+    def __repr__(self) -> str:
+        low, value, high = (100 * self.figures[name] for name in ("low", "accuracy", "high"))
+        samples = f", {self.figures['samples']} samples each" if self.figures["samples"] > 1 else ""
+        prompts = "1 prompt" if self.figures["prompts"] == 1 else f"{self.figures['prompts']} prompts"
+        return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}"
+
+
+def evaluate(
+    policy: Policy,
+    params: Params,
+    prompts: str | Sequence[Any],
+    rewards: RewardLike | Sequence[RewardLike],
+    *,
+    size: int | None = None,
+    samples: int = 1,
+    temperature: float | None = None,
+    max_new_tokens: int = 128,
+    stop: Sequence[str] = (),
+    system_prompt: str | None = None,
+    judge: str | None = None,
+    slots: int = 128,
+    seed: int = 0,
+) -> Evaluation:
+    """Complete prompts and count correct answers: those with a reward of 1.
+
+    prompts: rows, or prompts alone, as for `jaxrl_llm.score`; or a source, as for `data.load_prompts`. rewards: as for
+    `jaxrl_llm.score`; `judge` names the one that marks correct answers, by default the first. size: at most this many
+    prompts. samples: completions of each; more than one gives pass@k. temperature: by default 0 (greedy) for one
+    sample, 1 for more. slots: completions decoded at the same time.
+
+    The result prints as one line; its `figures` have accuracy, interval, pass@k and lengths, `scored` the completions.
+    Raises InputError for prompts or rewards that cannot be read, and prompts that do not fit into the context.
+    """
+    check_params(policy, params)
+    tokenizer = policy.tokenizer
+    if tokenizer is None:
+        raise InputError("the policy has no tokenizer: take the policy that load_policy gives")
+    check_number("size", size, least=1, whole=True, or_none=True)
+    rows = load_prompts(prompts, limit=size) if isinstance(prompts, str) else as_rows(prompts)[:size]
+    encoded = encode_rows(tokenizer, rows, max_tokens=2**31, long_prompts="error", system_prompt=system_prompt)
+    context, longest = policy.config.max_positions, max(map(len, encoded.ids))
+    if context and longest + max_new_tokens > context:
+        raise InputError(
+            f"a prompt has {longest} tokens, and max_new_tokens is {max_new_tokens}, but the model's context length is "
+            f"{context} tokens"
+        )
+    with loaded(rewards) as ready:
+        require_columns(ready, columns_of(rows))
+        return evaluate_policy(
+            policy, params, encoded, ready, judge=judge, samples=samples, stop=stop, slots=slots, seed=seed,
+            temperature=float(samples > 1) if temperature is None else temperature, max_new_tokens=max_new_tokens,
+        )  # fmt: skip
 
 
 def evaluate_policy(

@@ -16,8 +16,9 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.runs.changes import PARAMETER_SETTINGS, check_changes
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.run_folder import RunFolder, run_config
-from jaxrl_llm.runs.setup import load_model, make_algorithm, model_digests, split_parameters
+from jaxrl_llm.runs.setup import load_model, model_digests, split_parameters
 
 logger = logging.getLogger("jaxrl_llm.runs")
 
@@ -36,11 +37,12 @@ def load_run(
     if not folder.is_run():
         return run_config(path_or_name), *load_policy(path_or_name)
     config = folder.read_config()
-    algorithm = make_algorithm(config)
+    needs = folder.recorded_needs()  # of a method outside of the catalogue, which may not be there any more
+    needs = make_algorithm(config).needs if needs is None else needs
     place = Path(folder.checkpoints_for(1))
     if not place.is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
-    policy, params, tokenizer = load_model(config, algorithm)
+    policy, params, tokenizer = load_model(config, needs)
     found = {**(digests or {}), **model_digests(params, tokenizer)}
     frozen, params = split_parameters(config, policy, params)
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import needs
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms import Given
 from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite, refusal
@@ -37,9 +37,11 @@ from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.default_mesh import with_mesh
 from jaxrl_llm.runs.evaluate import evaluate_run
 from jaxrl_llm.runs.goodput import Clock, lap_metrics
+from jaxrl_llm.runs.hyperparameters import check_named
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.memory_error import arrays_of, explained
+from jaxrl_llm.runs.method import check_provided, named, needs_values
 from jaxrl_llm.runs.metrics import (
     Learned,
     accuracy_line,
@@ -54,7 +56,7 @@ from jaxrl_llm.runs.metrics import (
 from jaxrl_llm.runs.profiling import profiled
 from jaxrl_llm.runs.rollback import Judged, undo_spike
 from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
-from jaxrl_llm.runs.setup import RunParts, check_provided, needs_values, set_up
+from jaxrl_llm.runs.setup import RunParts, set_up
 from jaxrl_llm.runs.source import MakeCurriculum, source_of, timed
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
 from jaxrl_llm.runs.watchdog import watched
@@ -71,7 +73,7 @@ def train(
     resume: bool = False,
     inputs: Inputs | None = None,
     accept_changed_inputs: bool = False,
-    algorithm: Algorithm | None = None,
+    algorithm: Given | None = None,
     source: Callable[[RunParts], Source] | None = None,
     curriculum: MakeCurriculum | None = None,
 ) -> dict[str, Any]:
@@ -83,9 +85,12 @@ def train(
 
     inputs: prompts and rewards that are already read (by `read_inputs`, within its context).
     accept_changed_inputs: resume even if settings, prompts, rewards or the model have changed.
-    algorithm: replaces the configured one. source: makes the `Source` of batches, which replaces prompts, rollouts and
-    rewards (see `rollouts.sources`). curriculum: makes the `Curriculum` from the training rows, which replaces shuffled
-    epochs; not together with a source.
+    algorithm: replaces the configured one: an Algorithm, a function that makes one of the configuration's
+    hyper-parameters, or a name. The first two are recorded in config.json as `python:NAME`; to resume, the same must
+    be given again, and is compared; evaluation, sampling and export do not need it.
+    source: makes the `Source` of batches, which replaces prompts, rollouts and rewards (see `rollouts.sources`).
+    curriculum: makes the `Curriculum` from the training rows, which replaces shuffled epochs; not together with a
+    source.
 
     Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
     no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is
@@ -95,6 +100,8 @@ def train(
     """
     if source is not None and curriculum is not None:
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
+    config = named(config, algorithm)
+    check_named(config.algorithm, algorithm is not None)
     if inputs is None:
         with read_inputs(config, resume=resume) as inputs:
             return train(
@@ -114,7 +121,7 @@ def train(
             parts = parts._replace(notes=(chosen,) if chosen else ())
             batches = source_of(config, parts, clock, curriculum) if source is None else timed(source(parts), clock)
             if source is not None:
-                check_provided(config, parts.algorithm, batches.provides, by_name=algorithm is None)
+                check_provided(config, parts.algorithm, batches.provides)
             state = RunState(train_state, memory, batches.init())
         if parts.hosts.any(terminated()):  # also the hosts that were not told
             raise Preempted
@@ -123,7 +130,7 @@ def train(
         if not resume and parts.hosts.first:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
-            folder.create(to_dict(given), config.mesh)
+            folder.create(to_dict(given), config.mesh, parts.record)
         stack.enter_context(preemptible(leave=parts.hosts.count == 1))
         try:
             with closing(folder):
@@ -239,9 +246,10 @@ def _run(
     return summary
 
 
-def resume(path: str, accept_changed_inputs: bool = False) -> dict[str, Any]:
+def resume(path: str, accept_changed_inputs: bool = False, algorithm: Given | None = None) -> dict[str, Any]:
     """Resume the run in a folder as if it had never stopped; see `train`."""
-    return train(RunFolder(path).read_config(), resume=True, accept_changed_inputs=accept_changed_inputs)
+    config = RunFolder(path).read_config()
+    return train(config, resume=True, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm)
 
 
 def learn(
@@ -265,7 +273,7 @@ def learn(
     needs.check_provided(batch, learner.algorithm.needs)
     batch = fill_up(batch, config.prompts_per_step * config.group_size, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
-    warming = step < config.critic_steps and needs_values(learner.algorithm)
+    warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
     train, memory, batch, steps, found = learn_batch(
         learner, state.train, state.memory, batch, (config.seed, step), objective, only

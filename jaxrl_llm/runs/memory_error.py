@@ -14,10 +14,11 @@ import jax
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.goodput import Clock
+from jaxrl_llm.runs.hyperparameters import options_of
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.runs.state import RunState
 from jaxrl_llm.settings import as_arguments
-from jaxrl_llm.signatures import hyperparameters
+from jaxrl_llm.signatures import PYTHON
 
 SHOWN = 4  # arrays in the message
 REASON = 140  # letters of XLA's message
@@ -111,6 +112,7 @@ def changed_options(config: TrainConfig) -> list[str]:
                 out[name] = list(value) if isinstance(value, tuple) else value
         return out
 
-    methods = {one.name: one.default for one in hyperparameters(config.algorithm, config.hyperparameters.get("preset"))}
+    methods = {one.name: one.default for one in options_of(config.algorithm, config.hyperparameters.get("preset"))}
     found = changed(to_dict(config), to_dict(TrainConfig()) | {"hyperparameters": {**methods, "preset": None}})
-    return as_arguments({name: value for name, value in found.items() if name not in APART})
+    apart = {*APART, "algorithm", "hyperparameters"} if config.algorithm.startswith(PYTHON) else APART
+    return as_arguments({name: value for name, value in found.items() if name not in apart})

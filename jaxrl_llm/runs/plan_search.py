@@ -24,11 +24,11 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.needs import of_reference
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan import Plan, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.runs.plan_arithmetic import Held, abstract_mesh, arithmetic, held_bytes, length_of, sampled_shards
 from jaxrl_llm.runs.plan_shapes import StateShapes, checked, config_of, engine_sizes, state_shapes
 from jaxrl_llm.runs.plan_times import calls, seconds_of
-from jaxrl_llm.runs.setup import make_algorithm
 from jaxrl_llm.sampling.schedule import Size
 
 COMPILED = 3  # configurations that a search compiles at most

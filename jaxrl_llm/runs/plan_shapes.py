@@ -29,8 +29,9 @@ from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.needs import need_of, of_reference, value_of
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import check_method
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
-from jaxrl_llm.runs.setup import check_method, remat_of, split_parameters, with_critic
+from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic
 from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
@@ -170,7 +171,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     def parameters() -> Any:
         policy = Policy(model, jnp.dtype(config.dtype), remat_of(config))
         params = init_params(jax.random.key(0), model, jnp.dtype(config.param_dtype))
-        made["policy"], params = with_critic(config, algorithm, policy, params)
+        made["policy"], params = with_critic(config, algorithm.needs, policy, params)
         return params, split_parameters(config, made["policy"], params)
 
     params, (frozen, learning) = jax.eval_shape(parameters)

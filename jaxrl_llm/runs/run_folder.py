@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from jaxrl_llm.rewards.scoring import Scored
 
 FIGURES = ("accuracy", "low", "high", "prompts", "length")  # entries of an evaluation that `accuracy_line` reads
-# Entries of config.json beside the settings: the folder that relative paths are resolved against, and the mesh where no
-# setting names one.
-STARTED_IN, CHOSEN_MESH = "started_in", "chosen_mesh"
+# Entries of config.json beside the settings: the folder that relative paths are resolved against, the mesh where no
+# setting names one, and what is known of an algorithm that is not in the catalogue (`method.record_of`).
+STARTED_IN, CHOSEN_MESH, COMPOSED = "started_in", "chosen_mesh", "composed"
 
 
 class RunFolder:
@@ -63,10 +63,10 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise InputError(f"{self.path} cannot be the output: {there} is not writable")
 
-    def create(self, config: dict[str, Any], mesh: str = "") -> None:
+    def create(self, config: dict[str, Any], mesh: str = "", composed: Mapping[str, Any] | None = None) -> None:
         """Create the folder of a new run; its relative paths are those of the working directory now.
 
-        mesh: the one that was chosen, where the configuration names none.
+        mesh: the one that was chosen, where the configuration names none. composed: see `method.record_of`.
 
         Raises InputError as `check_free` does.
         """
@@ -75,7 +75,8 @@ class RunFolder:
         if self.mirror:
             self.mirror.clear()
         chosen = {CHOSEN_MESH: mesh} if mesh and not config.get("mesh") else {}
-        self.write(self.config, {**config, STARTED_IN: os.getcwd(), **chosen})
+        own = {COMPOSED: dict(composed)} if composed else {}
+        self.write(self.config, {**config, STARTED_IN: os.getcwd(), **chosen, **own})
 
     def read_config(self) -> TrainConfig:
         """The configuration of the run, with this folder as its output and other relative paths made absolute.
@@ -91,7 +92,7 @@ class RunFolder:
         if not self.is_run():
             raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
         raw, seen_from = read_json(self.config), self.started_in()
-        for name in (STARTED_IN, CHOSEN_MESH):
+        for name in (STARTED_IN, CHOSEN_MESH, COMPOSED):
             raw.pop(name, None)
         try:
             config = from_dict({**raw, "output": self.mirror.url if self.mirror else str(self.path)})
@@ -115,6 +116,22 @@ class RunFolder:
         if not isinstance(mesh, str):
             raise InputError(f"{self.config}: {CHOSEN_MESH} is {shown(mesh)}, but must be a text")
         return mesh
+
+    def recorded_needs(self) -> frozenset[str] | None:
+        """The needs of the run's algorithm, where it is not in the catalogue; else None. InputError for others."""
+        record = read_json(self.config).get(COMPOSED)
+        if record is None:
+            return None
+        found = record.get("needs") if isinstance(record, dict) else None
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise InputError(f"{self.config}: {COMPOSED} is {shown(record)}, but must hold a list of needs")
+        return frozenset(found)
+
+    def record_composed(self, composed: Mapping[str, Any]) -> None:
+        """Say in config.json what is trained from now on, where that has changed and was accepted."""
+        raw = read_json(self.config)
+        if composed and raw.get(COMPOSED) != composed:
+            self.write(self.config, {**raw, COMPOSED: dict(composed)})
 
     def is_run(self) -> bool:
         """Whether the folder's config.json is a run's; model folders have a file of that name too."""

@@ -144,6 +144,7 @@ def restore(
     # The folder is modified only after all checks have passed.
     loop.notes += wrong
     loop.notes += [f"a damaged checkpoint is now {path}" for path in checkpoints.set_aside_after(loop.step)]
+    folder.record_composed(parts.record)
     return state, loop
 
 

@@ -24,7 +24,7 @@ from jaxrl_llm.algorithms.unfinished import going_without, missing
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.options import parse_config
 from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
-from jaxrl_llm.runs.setup import make_algorithm
+from jaxrl_llm.runs.method import make_algorithm
 
 FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in where they are None
 BEYOND = {"least": -0.5, "most": 0.5, "above": 0.0}

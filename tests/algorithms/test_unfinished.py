@@ -15,7 +15,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.needs import NEEDS, need_of
 from jaxrl_llm.options import parse_config
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.setup import check_method, check_provided, make_algorithm, provided_by
+from jaxrl_llm.runs.method import check_method, check_provided, make_algorithm, provided_by
 from jaxrl_llm.signatures import options
 
 PROVIDED = sorted({need for needs in NEEDED.values() for need in needs})

@@ -15,9 +15,9 @@ from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan_shapes import config_of
 from jaxrl_llm.runs.plan_shapes import state_shapes as shapes_of_state
-from jaxrl_llm.runs.setup import make_algorithm
 
 MIXTURE = Path(__file__).parents[2] / "experiments" / "plan" / "qwen3-30b-a3b.json"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm, grpo, hbpo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
@@ -167,6 +170,27 @@ def test_what_a_method_needs_is_filled_in() -> None:
     assert ((metrics["greedy"] >= 0) & (metrics["greedy"] <= 1)).all()
 
 
+@pytest.mark.heavy
+def test_a_value_and_a_file_train_as_the_name_does(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from jaxrl_llm.algorithms import get\n\n"
+        "def mine(clip_low: float):\n    return get('dr_grpo', clip_low=clip_low, max_length=4)\n"
+    )
+    settings = replace(TINY, iterations=2)
+    value = algorithms.get("dr_grpo", clip_low=0.1, max_length=4)
+    found = [
+        jax.jit(make_train(TASK, given, settings), compiler_options=QUICK_COMPILE)(jax.random.key(1), numbers, start())
+        for given, numbers in (
+            ("dr_grpo", {"clip_low": 0.1, "max_length": 4}),
+            (value, {}),
+            (f"{tmp_path}/own.py:mine", {"clip_low": 0.1}),
+        )
+    ]
+    for other in found[1:]:
+        for one, two in zip(jax.tree.leaves(found[0]), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="grpo"):
         make_train(TASK, "gropo")
@@ -174,6 +198,10 @@ def test_bad_input_is_refused() -> None:
         make_train(TASK, grpo, TINY)(jax.random.key(0), {"clip_lo": 0.1}, None)
     with pytest.raises(InputError, match="group_size"):
         make_train(TASK, grpo, LabSettings(group_size=0))
+    with pytest.raises(InputError, match="unknown hyper-parameter 'clip_low'"):
+        make_train(TASK, grpo(), TINY)(jax.random.key(0), {"clip_low": 0.1}, None)
+    with pytest.raises(InputError, match="Algorithm"):
+        make_train(TASK, grpo().objective, TINY)
 
 
 def test_a_method_that_lacks_a_part_is_refused() -> None:

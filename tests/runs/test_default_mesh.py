@@ -19,9 +19,9 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.default_mesh import Devices, candidates, choose, memory_of, planned
+from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan_shapes import config_of
 from jaxrl_llm.runs.run_folder import RunFolder
-from jaxrl_llm.runs.setup import make_algorithm
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}

@@ -21,7 +21,8 @@ from jaxrl_llm.needs import NEEDS, value_of
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.setup import check_groups, make_algorithm, set_up
+from jaxrl_llm.runs.method import check_groups, make_algorithm
+from jaxrl_llm.runs.setup import set_up
 
 METHODS: dict[str, dict[str, Any]] = {
     "remax": {},

@@ -26,6 +26,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.runs import plan_table
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan import Plan, estimated_plan
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
 from jaxrl_llm.runs.plan_search import Found, applied, candidates, options
@@ -39,7 +40,6 @@ from jaxrl_llm.runs.plan_shapes import (
     state_shapes,
     with_layers,
 )
-from jaxrl_llm.runs.setup import make_algorithm
 
 TESTS = Path(__file__).parents[1]
 CONFIGS = TESTS.parent / "experiments" / "plan"
@@ -88,6 +88,16 @@ def test_bytes_are_those_of_arithmetic() -> None:
     found = estimated_plan(half, here())
     assert found.held["parameters"] == 2 * count
     assert found.held["optimiser"] == (2 + 4 + 4) * count + 4 * 3
+
+
+def test_an_algorithm_in_a_file_is_planned(tmp_path: Path) -> None:
+    """With a reference policy where its hyper-parameters ask for one."""
+    program = "def mine(kl: float = 0.0):\n    return get('grpo', kl_coefficient=kl)\n"
+    (tmp_path / "own.py").write_text(f"from jaxrl_llm.algorithms import get\n\n{program}")
+    config = tiny(algorithm=f"{tmp_path}/own.py:mine")
+    assert not estimated_plan(config, here()).held.get("reference")
+    anchored = dataclasses.replace(config, hyperparameters={"kl": 0.1})
+    assert estimated_plan(anchored, here()).held == estimated_plan(tiny(), here()).held
 
 
 CASES = {"qwen3-8b": 8_190_735_360, "llama-3.1-70b": 70_553_706_496, "qwen3-30b-a3b": 30_532_122_624,

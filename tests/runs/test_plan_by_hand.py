@@ -14,11 +14,11 @@ import pytest
 from jaxrl_llm.distributed.chips import Chip, Topology, topology_of
 from jaxrl_llm.runs import plan_search
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan import COPY, estimated_plan
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
 from jaxrl_llm.runs.plan_search import applied, candidates
 from jaxrl_llm.runs.plan_shapes import config_of, state_shapes
-from jaxrl_llm.runs.setup import make_algorithm
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"
 with mock.patch.object(sys, "path", [str(CONFIGS), *sys.path]):

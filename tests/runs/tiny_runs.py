@@ -162,12 +162,12 @@ def watched(taken: list[Taken]) -> Iterator[None]:
         loop.source_of = inner
 
 
-def train(config: TrainConfig) -> dict[str, Any]:
+def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
     """`loop.train` without the report, whose charts take longer than such a run."""
     before = loop.write_report
     loop.write_report = lambda folder: folder
     try:
-        return loop.train(config)
+        return loop.train(config, **options)
     finally:
         loop.write_report = before
 

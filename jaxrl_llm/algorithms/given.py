@@ -1,0 +1,110 @@
+"""Algorithms outside of the catalogue: values, functions of hyper-parameters that make one, and either in a file."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.ranges import check
+from jaxrl_llm.errors import InputError, error_line, unknown
+from jaxrl_llm.rewards.loading import check_file, load_value
+from jaxrl_llm.signatures import NOT_GIVEN, PYTHON
+from jaxrl_llm.trajectory import in_words
+from jaxrl_llm.transform import Objective, Transform
+
+Build = Callable[..., Algorithm]
+Given = str | Algorithm | Build
+
+
+def from_file(spec: str) -> tuple[Build, str]:
+    """`builder` of what path/to/file.py:NAME or package.module:NAME is, and the digest of its file.
+
+    Raises InputError for a file or name that is missing or fails, and for the name of a Python program's value.
+    """
+    if spec.startswith(PYTHON):
+        raise InputError(NOT_GIVEN.format(spec.removeprefix(PYTHON)))
+    check_file(spec, "the algorithm")
+    value, digest = load_value(spec, "an algorithm")
+    return builder(value, spec), digest
+
+
+def name_of(function: Any) -> str:
+    """The name of a function, of a partial one too."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def builder(given: Algorithm | Build, name: str = "") -> Build:
+    """The function of hyper-parameters that builds what is given, after a check of their names and types.
+
+    given: an Algorithm, which has no hyper-parameters, or a function that returns one. name: of it, in errors. Types
+    are checked where the function's parameters are annotated. Raises InputError for anything else; what is returned
+    raises it for wrong hyper-parameters, if the function fails, and if it returns anything else.
+    """
+    if isinstance(given, Algorithm):
+        return _value(given, name or "the algorithm")
+    if not callable(given) or isinstance(given, Transform | Objective):
+        found = f"{name} is {in_words(given)}, but must be" if name else f"the algorithm is {in_words(given)}, not"
+        wrap = ": make one of the parts, Algorithm(transform=..., objective=...)"
+        raise InputError(
+            f"{found} an Algorithm, or a function of hyper-parameters that returns one"
+            + (wrap if isinstance(given, Transform | Objective) else "")
+        )
+    label = name or name_of(given)
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):
+        raise InputError(f"{label} has no signature that says its hyper-parameters: wrap it in a function") from None
+    parameters = signature.parameters
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+    def build(*args: Any, **hyperparameters: Any) -> Algorithm:
+        for key, value in {**dict(zip(parameters, args, strict=False)), **hyperparameters}.items():
+            if key in parameters:
+                check(label, key, value, _annotation(parameters[key]), ranges={})
+            elif not open_ended:
+                raise unknown(f"hyper-parameter of {label}", key, parameters)
+        try:
+            signature.bind(*args, **hyperparameters)
+        except TypeError as error:
+            raise InputError(f"{label} cannot be built: {error} (a hyper-parameter)") from None
+        try:
+            made = given(*args, **hyperparameters)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{label} cannot be built: {error_line(error)}") from error
+        if not isinstance(made, Algorithm):
+            raise InputError(f"{label} returns {in_words(made)}, but must return an Algorithm")
+        return made
+
+    functools.update_wrapper(build, given)
+    build.__name__ = label
+    build.__signature__ = signature  # type: ignore[attr-defined]
+    return build
+
+
+def _value(algorithm: Algorithm, label: str) -> Build:
+    def build(**hyperparameters: Any) -> Algorithm:
+        if hyperparameters:
+            raise InputError(
+                f"{label} is a value, which has no hyper-parameters: leave out {', '.join(hyperparameters)}, or give a "
+                "function of them that returns an Algorithm"
+            )
+        return algorithm
+
+    build.__name__ = label
+    build.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
+    return build
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    """The annotation of a parameter as it is written."""
+    kind = parameter.annotation
+    if kind is parameter.empty:
+        return ""
+    return kind if isinstance(kind, str) else inspect.formatannotation(kind)

@@ -1,0 +1,77 @@
+"""Score a sampled batch: the rewards of a notebook's own functions, of files, or of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.rewards.registry import get_rewards
+from jaxrl_llm.rewards.runner import Reward, close_rewards, require_columns
+from jaxrl_llm.rewards.scoring import score_batch
+from jaxrl_llm.sampling.arguments import check_tokenizer
+from jaxrl_llm.trajectory import Trajectories, check_batch
+
+RewardLike = str | Reward | Callable[..., Any]
+
+
+def score(
+    batch: Trajectories, rewards: RewardLike | Sequence[RewardLike], rows: Sequence[Any], tokenizer: Any
+) -> Trajectories:
+    """The batch with the rewards of its completions: `rewards`, f32[N] by name, and `reward`, their weighted sum.
+
+    rewards: one or several functions `(completions, **columns) -> scores`, names as for `jaxrl train --rewards`, such
+    as "number_match*0.5" or "my.py:reward", and `Reward`s. rows: of each prompt, in the order in which `sample` got
+    them: a dict with "prompt" and the columns that the rewards read, or the prompt alone. tokenizer: the third result
+    of `load_policy`. A function that fails gives its default, 0, and a warning; see `rewards.score`.
+
+    Raises InputError for a reward that cannot be loaded or reads a column that the rows lack, two of one name, and for
+    fewer rows than prompts.
+    """
+    check_batch(batch)
+    check_tokenizer(tokenizer)
+    found = as_rows(rows)
+    if len(found) <= (last := int(np.max(np.asarray(batch.group), initial=0))):
+        raise InputError(f"there are {len(found)} rows, but the batch has {last + 1} prompts: give the row of each")
+    with loaded(rewards) as ready:
+        require_columns(ready, columns_of(found))
+        return score_batch(ready, tokenizer, found, batch).batch
+
+
+def as_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Rows with "prompt", of such rows or of prompts alone: texts, or lists of chat messages. InputError for others."""
+    if isinstance(rows, str | dict) or not hasattr(rows, "__len__"):
+        raise InputError(f"rows are {shown(rows)}, but must be a list: a dict, or the prompt, of each prompt")
+    found = [row if isinstance(row, dict) else {"prompt": row} for row in rows]
+    for number, row in enumerate(found, start=1):
+        if not isinstance(row.get("prompt"), str | list):
+            raise InputError(f"row {number} is {shown(row)}, but must have a prompt: a text, or a list of messages")
+    return found
+
+
+def columns_of(rows: Sequence[dict[str, Any]]) -> set[str]:
+    """What rewards can read of these rows: the columns that all have, and what scoring adds."""
+    return (set.intersection(*map(set, rows)) if rows else set()) - {"prompt"} | {"prompts", "completion_ids"}
+
+
+@contextmanager
+def loaded(rewards: RewardLike | Sequence[RewardLike]) -> Iterator[list[Reward]]:
+    """Context manager: one or several rewards, ready to score. Processes that it starts end with it."""
+    listed = [rewards] if isinstance(rewards, str | Reward) or callable(rewards) else rewards
+    if not isinstance(listed, list | tuple) or not listed:
+        raise InputError(f"rewards are {shown(rewards)}, but must be functions or names of rewards, at least one")
+    started = iter(get_rewards([one for one in listed if isinstance(one, str)]))
+    own: list[Reward] = []
+    try:
+        for one in listed:
+            if isinstance(one, str):
+                own.append(next(started))
+            else:
+                own.append(one if isinstance(one, Reward) else Reward(one))
+        yield own
+    finally:
+        close_rewards([one for one, given in zip(own, listed, strict=False) if isinstance(given, str)])
+        close_rewards(started)
