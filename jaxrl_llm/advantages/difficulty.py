@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, require_function, stateless
 
@@ -16,6 +17,7 @@ EDGES = ("strict", "lenient")
 RULES = ("length", "difficulty", "or", "and")
 
 
+@part
 def weigh_advantages(weight: Callable[[Trajectories], jax.Array]) -> Transform:
     """Multiply the advantages of each row by `weight(batch)` f32[N]."""
     require_function("the weight of advantages", weight)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, require_function, stateless
@@ -146,6 +147,7 @@ def group_advantage(
     return jnp.where(varies, difference / (divisor + epsilon), 0.0)
 
 
+@part
 def group_relative(
     scale: str = "std",
     ddof: int = 1,
@@ -184,6 +186,7 @@ def _check_scale(scale: str) -> None:
         raise InputError(f"the scale of group-relative advantages is {scale!r}, {wanted}", known=SCALES)
 
 
+@part
 def on_actions(advantage: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """The transform that writes an advantage f32[N], computed from `needs`, on every action token of its sample."""
     require_function("the advantage", advantage)
@@ -196,6 +199,7 @@ def uniform_groups(batch: Trajectories) -> jax.Array:
     return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
 
 
+@part
 def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
     """Set the weights of the rows where `dropped(batch)` bool[N] to 0, so that no average counts their tokens.
 
@@ -211,11 +215,13 @@ def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
     return stateless(drop)
 
 
+@part
 def drop_uniform_groups() -> Transform:
     """Drop the rows of uniform groups (DAPO, 2503.14476)."""
     return drop_rows(uniform_groups)
 
 
+@part
 def drop_small_advantages(least: float) -> Transform:
     """Drop the rows whose advantages are all smaller than `least` in absolute value (2502.01600)."""
     check_number("least", least, least=0)

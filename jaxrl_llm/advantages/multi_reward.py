@@ -11,6 +11,7 @@ from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice, unknown
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
@@ -22,8 +23,8 @@ def parse_weights(text: str) -> dict[str, float]:
     {'correct': 1.0, 'format': 0.5}
     """
     found = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.rpartition("=")
+    for entry in filter(None, (entry.strip() for entry in text.split(","))):
+        name, _, value = entry.rpartition("=")
         try:
             found[name.strip()] = float(value)
         except ValueError:
@@ -85,6 +86,7 @@ def variance_weighted_advantage(
     return jnp.sum(weights * centred, axis=1) / (spread + epsilon)
 
 
+@part
 def decoupled(
     weights: str = "", over: str = "sequences", ddof: int = 1, epsilon: float = 1e-4, batch_epsilon: float = 1e-4
 ) -> Transform:
@@ -109,6 +111,7 @@ def decoupled(
     return stateless(apply)
 
 
+@part
 def variance_weighted(weights: str = "", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
     """Write `variance_weighted_advantage` of the components on every action token of the sample."""
 
@@ -171,6 +174,7 @@ def passes_all(passed: jax.Array, attempted: jax.Array) -> jax.Array:
     return success.astype(jnp.float32)
 
 
+@part
 def check_credit(
     difficulty: float = 2.0, width: float = 0.1, partial: float = 0.5, gamma: float = 0.95, epsilon: float = 1e-6
 ) -> Transform:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, require_function, stateless
 
@@ -20,6 +21,7 @@ Number = jax.Array | float
 COMPOSITIONS = ("additive", "multiplicative")
 
 
+@part
 def revised(advantages: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """The transform that replaces the advantages of action tokens by `advantages(batch)` f32[N, L]."""
     require_function("the revised advantages", advantages)

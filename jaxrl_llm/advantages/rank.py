@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform
 
@@ -32,6 +33,7 @@ def rank_potential(measures: jax.Array, centre: jax.Array, gain: jax.Array | flo
     return explore * jnp.tanh(d[:, 0]) + (1.0 - explore) * jnp.tanh(d[:, 1])
 
 
+@part
 def rank_bonus(
     gain: float = 2.0,
     coefficient: float = 1.0,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import masked_quantile
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_moments
@@ -152,6 +153,7 @@ def bundles_of(batch: Trajectories, size: int) -> jax.Array:
     return ranked(jnp.where(jnp.isnan(batch.scores), N * N, key)) // size
 
 
+@part
 def bundled_risk(
     risk: str = "mixed",
     alpha: float = 0.2,

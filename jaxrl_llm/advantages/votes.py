@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_sums
@@ -59,6 +60,7 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
     return agree, votes / size
 
 
+@part
 def vote(keep: float | None = None, ties: str = "content") -> Transform:
     """Replace the reward by agreement with the group's majority answer (TTRL, 2504.16084).
 

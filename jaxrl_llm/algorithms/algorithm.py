@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxrl_llm.expressions import layout
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.transform import Objective, Transform, expect
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Algorithm:
     """A `transform` from rewards to advantages, an `objective` from advantages to a loss, and rules for rollouts.
 
@@ -33,3 +34,5 @@ class Algorithm:
     def needs(self) -> frozenset[str]:
         """What must be computed or provided beyond a scored batch, names of `jaxrl_llm.needs`."""
         return self.transform.needs | self.objective.needs
+
+    __repr__ = layout

@@ -57,7 +57,7 @@ def reinforce_plus_plus_baseline(
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     objective += kl_coefficient * kl(to="reference", estimator="k2", average=average)
-    return Algorithm(chain(group_relative(scale="none"), whiten_advantages(over, epsilon=epsilon)), objective)
+    return Algorithm(chain(group_relative("none"), whiten_advantages(over, epsilon=epsilon)), objective)
 
 
 def loop(

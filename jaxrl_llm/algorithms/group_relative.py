@@ -11,6 +11,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import average_by_name, constant, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -59,13 +60,14 @@ def grpo(
     mean = average_by_name(average, max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
     require_choice("group_of_one", group_of_one, ("zero", "reward"))
-    credit = group_relative(scale, ddof, epsilon)
+    credit = group_relative(scale, ddof=ddof, epsilon=epsilon)
     return Algorithm(
         transform=credit if group_of_one == "zero" else chain(credit, reward_of_singles()),
         objective=regularised(objective, mean, kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient),
     )
 
 
+@part
 def reward_of_singles() -> Transform:
     """Set the advantage of the only scored sample of a group to its reward."""
 
@@ -94,7 +96,7 @@ def dr_grpo(clip_low: float = 0.2, clip_high: float = 0.2, max_length: int | Non
     """
     mean = constant(3000 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)
 
 
 def bnpo(
@@ -165,7 +167,7 @@ def dapo(
     steps = [drop_rows(uniform)] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None:
         steps.append(soft_overlong_penalty(max_length, overlong_buffer))
-    steps.append(group_relative("std", ddof, epsilon))
+    steps.append(group_relative(ddof=ddof, epsilon=epsilon))
     if overlong_filter:
         steps.append(drop_rows(lambda b: b.truncated))
     mean = average_by_name(average, max_length)
@@ -201,7 +203,7 @@ def baichuan_m2(
     def bonus(batch: Trajectories) -> jax.Array:
         return gated_length_bonus(batch.scores, batch.lengths, batch.group, length_bonus, quantile, threshold)
 
-    return Algorithm(chain(rescore(lambda b: b.scores + bonus(b)), group_relative(scale="none")), objective)
+    return Algorithm(chain(rescore(lambda b: b.scores + bonus(b)), group_relative("none")), objective)
 
 
 def gated_length_bonus(
@@ -244,4 +246,4 @@ def degrpo(
     objective = regularised(
         objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient
     )
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)

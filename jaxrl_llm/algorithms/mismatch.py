@@ -51,7 +51,7 @@ def decoupled_ppo(
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
     corrected = importance_correction("token", mode, high=high, leave_count=leave_count)
     objective = policy_gradient(span_ratio(span, "old"), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(group_relative(scale, ddof, epsilon), corrected), objective)
+    return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), corrected), objective)
 
 
 def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> Algorithm:
@@ -70,7 +70,7 @@ def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> 
     """
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)
 
 
 def hispo(
@@ -105,4 +105,4 @@ def hispo(
         importance_correction(level, "reject", 1 - bound, 1 + bound)
         for level, bound in (("geometric", sequence_bound), ("token", token_bound))
     ]
-    return Algorithm(chain(group_relative(scale, ddof, epsilon), *masks), objective)
+    return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), *masks), objective)

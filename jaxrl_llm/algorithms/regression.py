@@ -59,7 +59,7 @@ def rec_off_policy_reinforce(
         # 2 c k2 = c l^2
         objective += coefficient * (imitation() if regulariser == "forward-kl" else 2.0 * kl("behaviour", "k2"))
     advantages = balanced_relative if drop == "balance" else group_relative
-    return Algorithm(advantages(scale, 0, epsilon), objective)
+    return Algorithm(advantages(scale, ddof=0, epsilon=epsilon), objective)
 
 
 def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
@@ -102,7 +102,7 @@ def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none"
     Defaults. Paper: ratio_scale, next_scale, scale. Code: epsilon.
     """
     check_number("ratio_scale", ratio_scale, above=0)
-    return Algorithm(group_relative(scale, 1, epsilon), random_policy_regression(ratio_scale, next_scale))
+    return Algorithm(group_relative(scale, epsilon=epsilon), random_policy_regression(ratio_scale, next_scale))
 
 
 def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:

@@ -13,6 +13,7 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
@@ -102,6 +103,7 @@ def llds(
     )
 
 
+@part
 def nonnegative_mean() -> Average:
     """Sum over all tokens / number of tokens with advantage >= 0 in the batch; 0 if there are none."""
 
@@ -159,7 +161,7 @@ def ulorl(
         return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
 
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
-    transform = chain(group_relative("std", ddof, epsilon), drop_uniform_groups(), stateless(skip_mastered))
+    transform = chain(group_relative(ddof=ddof, epsilon=epsilon), drop_uniform_groups(), stateless(skip_mastered))
     length = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     strategy = Partial(segment_tokens=length) if length else None
     return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()), strategy=strategy)

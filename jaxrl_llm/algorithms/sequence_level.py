@@ -33,7 +33,7 @@ def gspo(
     Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def gspo_token(
@@ -52,7 +52,7 @@ def gspo_token(
     Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(gradient="token"), clip(clip_low, clip_high), sequence_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def gmpo(
@@ -78,7 +78,8 @@ def gmpo(
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), geometric_clip(clip_low, clip_high), average)
     return Algorithm(
-        group_relative(scale, ddof, epsilon), regularised(objective, average, kl_coefficient=kl_coefficient)
+        group_relative(scale, ddof=ddof, epsilon=epsilon),
+        regularised(objective, average, kl_coefficient=kl_coefficient),
     )
 
 
@@ -98,7 +99,7 @@ def luspo(
     Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_sum())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def vespo(
@@ -134,7 +135,7 @@ def vespo(
     if correction != "none":
         weight = of_scaled_ratio(weight, lambda b: sequence_factor(b, correction, cap))
     objective = policy_gradient(ratio, log_probability(weight), token_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def seeupo(
@@ -163,7 +164,7 @@ def seeupo(
     """
     average = sequence_mean()
     ratio = span_ratio("turn", against="old", gradient="token")
-    credit = (group_relative(scale="none"), whiten_advantages("sequences", ddof), clip_advantages(limit))
+    credit = (group_relative("none"), whiten_advantages("sequences", ddof), clip_advantages(limit))
     objective = policy_gradient(ratio, clip(clip_low, clip_high), average)
     return Algorithm(
         chain(*credit, scale_by_info("turn_factor")), regularised(objective, average, kl_coefficient=kl_coefficient)

@@ -73,7 +73,7 @@ def clip_cov(
     rho = token_ratio()
     draw = draw_covariant(rho, covariance_low, covariance_high, share, clip_low, clip_high)
     objective = policy_gradient(rho, clip_and_detach(clip_low, clip_high), token_mean(), refresh=draw)
-    return Algorithm(chain(group_relative("std", ddof, epsilon), count_batches()), objective)
+    return Algorithm(chain(group_relative(ddof=ddof, epsilon=epsilon), count_batches()), objective)
 
 
 def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsilon: float = 1e-6) -> Algorithm:
@@ -89,7 +89,7 @@ def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsi
     objective = policy_gradient(
         token_ratio(), penalise_covariant(kl_coefficient), token_mean(), refresh=mark_covariant(share)
     )
-    return Algorithm(group_relative("std", ddof, epsilon), objective)
+    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective)
 
 
 @presets(
@@ -156,7 +156,7 @@ def gbpo(
     """
     check_number("temperature", temperature, above=0)
     objective = policy_gradient(token_ratio(), toward_ratio("ratio_target"), token_mean())
-    transform = chain(group_relative("std", ddof, epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
+    transform = chain(group_relative(ddof=ddof, epsilon=epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
     return Algorithm(transform, objective)
 
 
@@ -187,7 +187,9 @@ def r2vpo(
         return jnp.maximum(0.0, value + multiplier_rate * feedback["ratio/excess"])
 
     objective = policy_gradient(token_ratio(), unclipped(), token_mean())
-    transform = chain(group_relative("std", ddof, epsilon), controller("variance_multiplier", multiplier, dual_ascent))
+    transform = chain(
+        group_relative(ddof=ddof, epsilon=epsilon), controller("variance_multiplier", multiplier, dual_ascent)
+    )
     return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit))
 
 
@@ -246,7 +248,9 @@ def remix(
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
     objective -= entropy_coefficient * entropy()
     objective += kl_coefficient * mixed_anchor("k3")
-    return Algorithm(chain(group_relative("std", ddof, epsilon), mix_anchors(hold, every, drop, least)), objective)
+    return Algorithm(
+        chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least)), objective
+    )
 
 
 def capo_curvature(

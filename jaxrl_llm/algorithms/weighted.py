@@ -30,7 +30,7 @@ def cispo(
     Defaults. Paper: clip_low, scale. Code: clip_high, ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), log_probability(clipped(clip_low, clip_high)), token_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def dispo(
@@ -54,7 +54,7 @@ def dispo(
     """
     weight = by_sign(clipped(positive_low, positive_high), clipped(negative_low, negative_high))
     objective = policy_gradient(token_ratio(), log_probability(weight), token_mean())
-    return Algorithm(chain(drop_uniform_groups(), group_relative("std", ddof, epsilon)), objective)
+    return Algorithm(chain(drop_uniform_groups(), group_relative(ddof=ddof, epsilon=epsilon)), objective)
 
 
 def dppo(
@@ -82,7 +82,7 @@ def dppo(
     low, high = (usual if bound is None else bound for bound in (threshold_low, threshold_high))
     weight = product(within_divergence(low, high, divergence), capped(cap))
     objective = policy_gradient(token_ratio(), log_probability(weight), constant(max_length))
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)
 
 
 def sapo_soft_adaptive(
@@ -104,4 +104,4 @@ def sapo_soft_adaptive(
     Defaults. Paper: positive_temperature, negative_temperature, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), soft_gate(positive_temperature, negative_temperature), sequence_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

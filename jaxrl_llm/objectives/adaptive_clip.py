@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -85,6 +86,7 @@ def search_bounds(
     return bounds(jax.lax.while_loop(unfinished, relax, (jnp.float32(0), jnp.float32(0))))
 
 
+@part
 def find_bounds(
     rho: Ratio,
     target: Number,
@@ -114,6 +116,7 @@ def find_bounds(
     return refresh
 
 
+@part
 def controlled_clip(dual: float | None = None) -> Surrogate:
     """`clip` with the controls "clip_low" and "clip_high" as ratio bounds."""
     check_number("dual clip", dual, above=1, or_none=True)

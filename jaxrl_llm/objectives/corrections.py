@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
@@ -81,6 +82,7 @@ def mismatch_ratio(batch: Trajectories) -> jax.Array:
     return jnp.exp(mismatch(batch))
 
 
+@part
 def importance_correction(
     level: str = "token",
     mode: str = "truncate",
@@ -114,6 +116,7 @@ def importance_correction(
     return stateless(apply, {"old_logp"})
 
 
+@part
 def divergence_rejection(
     bound: Number, estimator: str = "k3", summary: str = "mean", *, leave_count: bool = True
 ) -> Transform:
@@ -159,6 +162,7 @@ def sequence_factor(batch: Trajectories, mode: str = "truncate", high: Number = 
     return jnp.broadcast_to(jnp.exp(jnp.clip(total, -LARGEST, LARGEST)), counts.shape)
 
 
+@part
 def scale_by_info(name: str) -> Transform:
     """Multiply the advantages by info[name], f32[N] or f32[N, L]; does nothing if the batch has no such entry."""
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import needed
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
@@ -82,6 +83,7 @@ def preference_shares(
     return jnp.where(jnp.any(pairs), of_pairs, alone)
 
 
+@part
 def preference(
     beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: str = "reference"
 ) -> Objective:
@@ -128,6 +130,7 @@ def discriminative_shares(
     return jnp.where(both, share, 0.0)
 
 
+@part
 def discriminative(
     merit: Callable[[Trajectories], jax.Array],
     threshold: Number = 0.5,

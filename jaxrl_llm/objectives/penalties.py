@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice, unknown
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
@@ -18,6 +19,7 @@ from jaxrl_llm.transform import Coefficient, Metrics, Objective, control
 Number = float | jax.Array
 
 
+@part
 def kl(
     to: str = "reference",
     estimator: str = "k3",
@@ -67,6 +69,7 @@ def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Ar
     return jnp.sum(jnp.where(drawn, jnp.exp(first) * (first - jnp.where(drawn, second, 0.0)), 0.0), axis=-1)
 
 
+@part
 def entropy(average: Average | None = None, metric: str = "entropy") -> Objective:
     """Mean entropy of the policy's token distributions, nats; subtract it (times a coefficient) as a bonus.
 
@@ -87,6 +90,7 @@ def corridor(values: jax.Array, low: Number, high: Number) -> jax.Array:
     return jax.nn.relu(low - values) + jax.nn.relu(values - high)
 
 
+@part
 def entropy_corridor(
     low: Number | str, high: Number | str, average: Average | None = None, metric: str = "entropy/outside"
 ) -> Objective:
@@ -107,11 +111,13 @@ def entropy_corridor(
     return averaged(objective, mean)
 
 
+@part
 def entropy_target(target: Number | str, average: Average | None = None) -> Objective:
     """Mean distance of token entropies from a target, |H - target|."""
     return entropy_corridor(target, target, average, "entropy/distance")
 
 
+@part
 def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hinge") -> Objective:
     """sg(strength max(penalty - limit, 0)) * penalty: 0 up to the limit, then growing with the excess (2510.04474).
 
@@ -134,6 +140,7 @@ def likelihood_drop(d: jax.Array, batch: Trajectories, gate: str = "turn") -> ja
     return jnp.where(jax.lax.stop_gradient(of_span) > 0, jax.nn.relu(d), 0.0)
 
 
+@part
 def likelihood_preserving(
     gate: str = "turn", against: str = "behaviour", final: Number = 1.0, average: Average | None = None
 ) -> Objective:
@@ -158,6 +165,7 @@ def likelihood_preserving(
     return averaged(objective, mean, needs)
 
 
+@part
 def imitation(
     rows: Callable[[Trajectories], jax.Array] | None = None,
     average: Average | None = None,
@@ -177,11 +185,13 @@ def imitation(
     return averaged(objective, mean)
 
 
+@part
 def right_answers(threshold: Number = 0.5) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N]`: 1 for rows with a score above the threshold, else 0."""
     return lambda batch: (batch.scores > threshold).astype(jnp.float32)
 
 
+@part
 def ratio_variance(limit: Number = 0.0, against: str = "behaviour", average: Average | None = None) -> Objective:
     """Mean of (rho - 1)^2 - limit: the excess of the chi-square divergence from `against` (2601.03320).
 

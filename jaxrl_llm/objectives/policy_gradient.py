@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_kernels import ratio_clip
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.objectives.one_pass import Kernel, in_one_pass
 from jaxrl_llm.objectives.penalties import entropy, kl
@@ -20,6 +21,7 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, in_words
 from jaxrl_llm.transform import Metrics, Objective, Refresh, expect, names_of
 
 
+@part
 def policy_gradient(
     ratio: Ratio,
     surrogate: Surrogate,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average, sequence_mean
 from jaxrl_llm.objectives.subset import mean_by
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
@@ -25,6 +26,7 @@ def later_actions(batch: Trajectories) -> jax.Array:
     return batch.action_index > 0
 
 
+@part
 def token_groups(groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: str = "sequence") -> Average:
     """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.transform import Metrics, Objective
@@ -26,6 +27,7 @@ def half_square(x: jax.Array) -> jax.Array:
     return 0.5 * x**2
 
 
+@part
 def huber(width: Number = 1.0) -> Error:
     """x^2 / 2 where |x| <= width, else width (|x| - width / 2): bounds the gradient of outliers (Huber, 1964)."""
     check_number("huber width", width, above=0)
@@ -37,12 +39,14 @@ def huber(width: Number = 1.0) -> Error:
     return error
 
 
+@part
 def pinball(quantile: Number = 0.5) -> Error:
     """q (R - V) where R > V, else (1 - q) (V - R): minimised by the quantile q of the returns (1/2: the median)."""
     check_number("quantile", quantile, above=0, below=1)
     return lambda x: jnp.where(x < 0, -quantile * x, (1 - quantile) * x)
 
 
+@part
 def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
     """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the minimum as a -> 0, the mean as a -> inf.
 
@@ -72,6 +76,7 @@ def clipped_error(
     return jnp.maximum(free, held) if of == "max" else 0.5 * (free + held)
 
 
+@part
 def last_action_mean() -> Average:
     """Mean over sequences of the values at their last action."""
 
@@ -91,6 +96,7 @@ def _mean(each: list[jax.Array]) -> jax.Array:
     return jnp.mean(jnp.stack(each), axis=0)
 
 
+@part
 def value_loss(
     clip: Number | None = 0.2,
     average: Average | None = None,

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, counted
 
@@ -19,6 +20,7 @@ RANK_SCHEMES = ("best_random", "best_worst", "best", "uniform")
 SCORE_SCHEMES = ("power", "max_min", "max_random")
 
 
+@part
 def keep_weighted(factor: Callable[[jax.Array, Trajectories], jax.Array]) -> Transform:
     """Multiply the selection weights by `factor(step, batch)` f32 or bool [N] or [N, L]; 0 drops."""
 
