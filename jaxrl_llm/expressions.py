@@ -46,14 +46,7 @@ class Negation(NamedTuple):
     operand: Any
 
 
-class Attribute(NamedTuple):
-    """`of.name`."""
-
-    of: Call
-    name: str
-
-
-Expression = Call | Operation | Negation | Attribute
+Expression = Call | Operation | Negation
 
 
 class Part:
@@ -162,8 +155,8 @@ def leaves(value: Any) -> Iterator[Any]:
         inner: Iterator[Any] | Any = (*expression.positional, *expression.keywords.values())
     elif isinstance(expression, Operation):
         inner = (expression.left, expression.right)
-    elif isinstance(expression, Negation | Attribute):
-        inner = (expression[0],)
+    elif isinstance(expression, Negation):
+        inner = (expression.operand,)
     elif isinstance(value, Mapping):
         inner = (*value.keys(), *value.values())
     elif isinstance(value, tuple | list | set | frozenset):
@@ -209,8 +202,6 @@ def _code(value: Any) -> tuple[str, int]:
             return f"{_within(left, level)} {symbol} {_within(right, level + 1)}", level
         case Negation(operand):
             return f"-{_within(operand, _NEGATION)}", _NEGATION
-        case Attribute(of, name):
-            return f"{code(of)}.{name}", _ATOM
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{code(key)}: {code(one)}" for key, one in value.items()) + "}", _ATOM
     if isinstance(value, frozenset | set):

@@ -199,6 +199,21 @@ def uniform_groups(batch: Trajectories) -> jax.Array:
     return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
 
 
+def mixed_groups(batch: Trajectories) -> jax.Array:
+    """bool[N]: samples of groups with a learning signal, whose rewards are not all equal."""
+    return ~uniform_groups(batch)
+
+
+def truncated_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: samples that ran out of their budget before the end of the answer."""
+    return batch.truncated
+
+
+def row_lengths(batch: Trajectories) -> jax.Array:
+    """f32[N]: number of actions of each sample."""
+    return batch.lengths
+
+
 @part
 def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
     """Set the weights of the rows where `dropped(batch)` bool[N] to 0, so that no average counts their tokens.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
+from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised, uniform_groups
 from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice, unknown
@@ -30,7 +31,7 @@ def parse_weights(text: str) -> dict[str, float]:
         except ValueError:
             name = ""
         if not name:
-            raise InputError(f"the weights {text!r} are not of the form NAME=NUMBER,NAME=NUMBER: see {part!r}")
+            raise InputError(f"the weights {text!r} are not of the form NAME=NUMBER,NAME=NUMBER: see {entry!r}")
     return found
 
 
@@ -55,6 +56,18 @@ def component(batch: Trajectories, name: str) -> jax.Array:
     if name not in (batch.rewards or {}):
         raise unknown("reward component", name, batch.rewards or {})
     return (batch.rewards or {})[name]
+
+
+@part
+def uniform_by(name: str) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> bool[N]`: `uniform_groups` by one component of the rewards."""
+    return lambda batch: uniform_groups(batch.replace(reward=component(batch, name)))
+
+
+@part
+def mixed_by(name: str) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> bool[N]`: samples of groups whose rewards of one component are not all equal."""
+    return lambda batch: ~uniform_by(name)(batch)
 
 
 def decoupled_advantage(

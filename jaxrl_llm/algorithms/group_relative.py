@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import bucket_quantile, drop_rows, group_relative, uniform_groups
-from jaxrl_llm.advantages.multi_reward import component
+from jaxrl_llm.advantages.group import (
+    bucket_quantile,
+    drop_rows,
+    group_relative,
+    mixed_groups,
+    truncated_rows,
+    uniform_groups,
+)
+from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
@@ -163,16 +172,16 @@ def dapo(
     epsilon. Ours: accuracy, overlong_buffer. Run: max_length.
     """
     check_number("rounds", rounds, least=1)
-    uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
+    uniform, mixed = (uniform_groups, mixed_groups) if accuracy is None else (uniform_by(accuracy), mixed_by(accuracy))
     steps = [drop_rows(uniform)] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None:
         steps.append(soft_overlong_penalty(max_length, overlong_buffer))
     steps.append(group_relative(ddof=ddof, epsilon=epsilon))
     if overlong_filter:
-        steps.append(drop_rows(lambda b: b.truncated))
+        steps.append(drop_rows(truncated_rows))
     mean = average_by_name(average, max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
-    resample = DynamicSampling(informative=lambda b: ~uniform(b), rounds=rounds) if dynamic_sampling else None
+    resample = DynamicSampling(mixed, rounds) if dynamic_sampling else None
     return Algorithm(chain(*steps), objective, curriculum=resample)
 
 
@@ -200,10 +209,14 @@ def baichuan_m2(
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 
-    def bonus(batch: Trajectories) -> jax.Array:
-        return gated_length_bonus(batch.scores, batch.lengths, batch.group, length_bonus, quantile, threshold)
+    credit = chain(rescore(with_length_bonus(length_bonus, quantile, threshold)), group_relative("none"))
+    return Algorithm(credit, objective)
 
-    return Algorithm(chain(rescore(lambda b: b.scores + bonus(b)), group_relative("none")), objective)
+
+@part
+def with_length_bonus(size: float, quantile: float, threshold: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the scores plus their `gated_length_bonus`."""
+    return lambda b: b.scores + gated_length_bonus(b.scores, b.lengths, b.group, size, quantile, threshold)
 
 
 def gated_length_bonus(

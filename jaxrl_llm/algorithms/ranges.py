@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.expressions import Attribute, Call, is_code, is_default, recorded
 
 AT_LEAST_0 = (
     "advantage_strength", "alpha", "anisotropy", "batch_epsilon", "beta", "bonus", "clip_high", "clip_low",
@@ -69,23 +67,6 @@ def checked(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
             if name not in parameters:
                 raise unknown(f"hyper-parameter of {build.__name__}", name, parameters)
             check(build.__name__, name, value, str(parameters[name].annotation))
-        return _as_code(build(**given), Call(method, (), _changed(given, parameters)))
+        return build(**given)
 
     return method
-
-
-def _changed(given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """The hyper-parameters that differ from their defaults, or all of them beside a preset, which has defaults too."""
-    if given.get("preset") is not None:
-        return dict(given)
-    return {name: value for name, value in given.items() if not is_default(value, parameters[name].default)}
-
-
-def _as_code(algorithm: Algorithm, call: Call) -> Algorithm:
-    """The algorithm, with parts that hold local functions printed as those of the method: `remax().transform`."""
-    local = {
-        field.name: recorded(value, Attribute(call, field.name))
-        for field in dataclasses.fields(algorithm)
-        if (value := getattr(algorithm, field.name)) is not None and not is_code(value)
-    }
-    return dataclasses.replace(algorithm, **local)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.balance import balanced_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation, right_answers
 from jaxrl_llm.objectives.regression import masked_score, one_token, random_policy_regression
@@ -105,6 +108,17 @@ def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none"
     return Algorithm(group_relative(scale, epsilon=epsilon), random_policy_regression(ratio_scale, next_scale))
 
 
+@part
+def labels_of_right_answers(threshold: float) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch: advantages and weights are 1 on answers above the threshold, else 0."""
+
+    def label(batch: Trajectories) -> Trajectories:
+        rows = right_answers(threshold)(batch)[:, None] * batch.action_mask
+        return batch.replace(advantages=rows, weights=batch.loss_weights * rows)
+
+    return label
+
+
 def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
     """One-Token Rollout (arXiv 2509.26313, 2025).
 
@@ -124,8 +138,6 @@ def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
     """
     check_number("penalty", penalty, most=0)
 
-    def label(batch: Trajectories) -> Trajectories:
-        rows = right_answers(threshold)(batch)[:, None] * batch.action_mask
-        return batch.replace(advantages=rows, weights=batch.loss_weights * rows)
-
-    return Algorithm(stateless(label), policy_gradient(token_ratio(), one_token(penalty), token_mean()))
+    return Algorithm(
+        stateless(labels_of_right_answers(threshold)), policy_gradient(token_ratio(), one_token(penalty), token_mean())
+    )

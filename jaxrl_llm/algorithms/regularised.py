@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +122,18 @@ def mastered(
     return mask & (p >= tau) & ((sigma > H) & (right > 0))[:, None]
 
 
+@part
+def without_mastered(tau: float, sigma: float, threshold: float) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that sets the advantages of `mastered` tokens to 0."""
+
+    def skip_mastered(batch: Trajectories) -> Trajectories:
+        p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
+        known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
+        return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
+
+    return skip_mastered
+
+
 def ulorl(
     tau: float = 0.99,
     sigma: float = 0.2,
@@ -155,13 +168,12 @@ def ulorl(
     check_number("tau", tau, least=0, most=1)
     require_choice("sampling", sampling, ("POIS", "SAIS"))
 
-    def skip_mastered(batch: Trajectories) -> Trajectories:
-        p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
-        known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
-        return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
-
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
-    transform = chain(group_relative(ddof=ddof, epsilon=epsilon), drop_uniform_groups(), stateless(skip_mastered))
+    transform = chain(
+        group_relative(ddof=ddof, epsilon=epsilon),
+        drop_uniform_groups(),
+        stateless(without_mastered(tau, sigma, threshold)),
+    )
     length = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     strategy = Partial(segment_tokens=length) if length else None
     return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()), strategy=strategy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +12,9 @@ from jaxrl_llm.advantages.group import (
     above_baseline,
     group_advantage,
     group_relative,
+    mixed_groups,
     on_actions,
+    row_lengths,
     standardised,
     uniform_groups,
 )
@@ -20,6 +24,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import (
     clip,
     log_probability,
@@ -32,10 +37,26 @@ from jaxrl_llm.objectives import (
 )
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import Surrogate
+from jaxrl_llm.objectives.weights import capped
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective, Transform, chain, stateless
 
 __all__ = ["gpg", "opo", "optimal_token_baseline", "reinforce", "remax", "rloo"]
+
+
+@part
+def minus_baseline(baseline: str) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that subtracts a baseline of `reinforce` from the advantages."""
+
+    def subtract(batch: Trajectories) -> Trajectories:
+        keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
+        kind = baseline if baseline in ("leave_one_out", "none") else "mean"
+        r = batch.scores
+        b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
+        shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
+        return batch.replace(advantages=jnp.where(batch.action_mask, shifted, 0.0))
+
+    return subtract
 
 
 def reinforce(
@@ -60,18 +81,22 @@ def reinforce(
     """
     require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
     check_number("importance_cap", importance_cap, above=0, or_none=True)
-    cap = None if importance_cap is None else lambda ratio, _: jnp.minimum(ratio, importance_cap)
-    objective = averaged_gradient(log_probability(cap), average)
+    weight = None if importance_cap is None else capped(importance_cap)
+    objective = averaged_gradient(log_probability(weight), average)
 
-    def subtract(batch: Trajectories) -> Trajectories:
-        keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
-        kind = baseline if baseline in ("leave_one_out", "none") else "mean"
-        r = batch.scores
-        b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
-        shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
-        return batch.replace(advantages=jnp.where(batch.action_mask, shifted, 0.0))
+    return Algorithm(chain(discounted_returns(gamma), stateless(minus_baseline(baseline))), objective)
 
-    return Algorithm(chain(discounted_returns(gamma), stateless(subtract)), objective)
+
+@part
+def leave_one_out(normalise: bool, epsilon: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the total reward minus the mean of the group's others."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        R = _total_reward(batch)
+        A = above_baseline(R, batch.group, "leave_one_out")
+        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
+
+    return advantage
 
 
 def rloo(
@@ -103,12 +128,22 @@ def rloo(
         "token_clip": policy_gradient(token_ratio(), clipped, token_mean()),
     }[loss]
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        R = _total_reward(batch)
-        A = above_baseline(R, batch.group, "leave_one_out")
-        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
+    return Algorithm(with_kl_reward(kl_coefficient, on_actions(leave_one_out(normalise, epsilon))), objective)
 
-    return Algorithm(with_kl_reward(kl_coefficient, on_actions(advantage)), objective)
+
+@part
+def above_greedy(gamma: float, reward_clip: float | None) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that writes the advantages of `remax`."""
+
+    def advantage(batch: Trajectories) -> Trajectories:
+        r = jnp.nan_to_num(batch.scores - batch.need("greedy_reward"))
+        r = r if reward_clip is None else jnp.clip(r, -reward_clip, reward_clip)
+        left = jnp.maximum(batch.lengths[:, None] - 1 - batch.action_index, 0.0)
+        own = 0.0 if batch.token_rewards is None else batch.token_rewards
+        scored = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
+        return batch.replace(advantages=jnp.where(scored, jnp.power(gamma, left) * r[:, None] + own, 0.0))
+
+    return advantage
 
 
 @presets(
@@ -138,15 +173,7 @@ def remax(
     check_number("gamma", gamma, least=0, most=1)
     check_number("reward_clip", reward_clip, above=0, or_none=True)
 
-    def advantage(batch: Trajectories) -> Trajectories:
-        r = jnp.nan_to_num(batch.scores - batch.need("greedy_reward"))
-        r = r if reward_clip is None else jnp.clip(r, -reward_clip, reward_clip)
-        left = jnp.maximum(batch.lengths[:, None] - 1 - batch.action_index, 0.0)
-        own = 0.0 if batch.token_rewards is None else batch.token_rewards
-        scored = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
-        return batch.replace(advantages=jnp.where(scored, jnp.power(gamma, left) * r[:, None] + own, 0.0))
-
-    transform = with_kl_reward(kl_coefficient, stateless(advantage, needs={"greedy_reward"}))
+    transform = with_kl_reward(kl_coefficient, stateless(above_greedy(gamma, reward_clip), needs={"greedy_reward"}))
     return Algorithm(transform, averaged_gradient(log_probability(), average))
 
 
@@ -164,8 +191,22 @@ def opo(average: str = "sum") -> Algorithm:
 
     Defaults. Paper: average.
     """
-    transform = group_relative(scale="none", baseline="weighted", weights=lambda batch: batch.lengths)
+    transform = group_relative(scale="none", baseline="weighted", weights=row_lengths)
     return Algorithm(transform, averaged_gradient(log_probability(), average))
+
+
+@part
+def rescaled_to_informative(scale: str, epsilon: float, counted_by: str) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the advantages of `gpg`."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        r = batch.scores
+        known = ~jnp.isnan(r)
+        valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
+        alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
+        return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
+
+    return advantage
 
 
 def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance", resample: bool = False) -> Algorithm:
@@ -185,16 +226,9 @@ def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance"
     require_choice("counted_by", counted_by, ("variance", "nonzero"))
     require_choice("scale", scale, SCALES)
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        r = batch.scores
-        known = ~jnp.isnan(r)
-        valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
-        alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
-        return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
-
     objective = policy_gradient(token_ratio(), log_probability(), token_mean())
-    curriculum = DynamicSampling(informative=lambda batch: ~uniform_groups(batch)) if resample else None
-    return Algorithm(on_actions(advantage), objective, curriculum)
+    curriculum = DynamicSampling(mixed_groups) if resample else None
+    return Algorithm(on_actions(rescaled_to_informative(scale, epsilon, counted_by)), objective, curriculum)
 
 
 def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsilon: float = 1e-8) -> Algorithm:

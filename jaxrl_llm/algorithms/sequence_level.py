@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import jax
+
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import sequence_mean, sequence_sum, token_mean
 from jaxrl_llm.objectives.corrections import scale_by_info, sequence_factor
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability
 from jaxrl_llm.objectives.weights import by_sign, gamma, of_scaled_ratio
+from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
 
 __all__ = ["gmpo", "gspo", "gspo_token", "luspo", "seeupo", "vespo"]
@@ -133,9 +139,15 @@ def vespo(
     weight = by_sign(gamma(positive_power, positive_decay), gamma(negative_power, negative_decay))
     ratio = sequence_ratio("behaviour" if correction == "none" else "old", mean=False)
     if correction != "none":
-        weight = of_scaled_ratio(weight, lambda b: sequence_factor(b, correction, cap))
+        weight = of_scaled_ratio(weight, mismatch_of_sequence(correction, cap))
     objective = policy_gradient(ratio, log_probability(weight), token_mean())
     return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
+
+
+@part
+def mismatch_of_sequence(correction: str, cap: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: `sequence_factor` of the batch."""
+    return lambda batch: sequence_factor(batch, correction, cap)
 
 
 def seeupo(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 
 from jaxrl_llm.advantages.group import group_relative, margin_over_second, on_actions
@@ -11,6 +13,7 @@ from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.trajectory import Trajectories, bucket_moments
 
@@ -34,6 +37,21 @@ def maxrl(epsilon: float = 1e-6, clip_low: float = 0.2, clip_high: float = 0.2, 
     """
     objective = averaged_gradient(clip(clip_low, clip_high), average)
     return Algorithm(group_relative(scale="mean", epsilon=epsilon), objective)
+
+
+@part
+def best_of_sets(k: int, estimator: str, scale: str, epsilon: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the advantages of `passk_grpo`."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        r, group = batch.scores, batch.group
+        if estimator == "margin":
+            divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
+            return margin_over_second(r, group) / divisor
+        how = "unbiased" if estimator == "unbiased" else scale
+        return best_of_sets_advantage(r, group, k, how, epsilon)
+
+    return advantage
 
 
 def passk_grpo(
@@ -67,15 +85,19 @@ def passk_grpo(
     require_choice("estimator", estimator, ("subsets", "unbiased", "margin"))
     require_choice("scale", scale, ("std", "none"))
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        r, group = batch.scores, batch.group
-        if estimator == "margin":
-            divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
-            return margin_over_second(r, group) / divisor
-        how = "unbiased" if estimator == "unbiased" else scale
-        return best_of_sets_advantage(r, group, k, how, epsilon)
+    return Algorithm(
+        on_actions(best_of_sets(k, estimator, scale, epsilon)), averaged_gradient(clip(clip_low, clip_high), average)
+    )
 
-    return Algorithm(on_actions(advantage), averaged_gradient(clip(clip_low, clip_high), average))
+
+@part
+def diverse_sets(set_size: int, diversity: str) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the advantages of `polychromic`."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
+
+    return advantage
 
 
 def polychromic(
@@ -109,10 +131,7 @@ def polychromic(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     objective += kl_coefficient * kl(to="behaviour", estimator="k3", average=average, reverse=True)
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
-
-    return Algorithm(on_actions(advantage, {"answer_key"}), objective)
+    return Algorithm(on_actions(diverse_sets(set_size, diversity), {"answer_key"}), objective)
 
 
 def riskpo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.shaping import overlong_penalty
@@ -58,14 +60,25 @@ def fapo(
     """
     check_number("penalty", penalty, least=0, most=2)
     longest: Any = 8192.0 if max_length is None else max_length
-    graded = lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty)  # noqa: E731
-    steps = [rewards.rescore(graded, {"sound"})]
+    steps = [rewards.rescore(graded_by_soundness(success, penalty), {"sound"})]
     if not is_off(overlong_share):
         check_number("overlong_share", overlong_share, above=0, most=1)
         buffer: Any = jnp.maximum(overlong_share * longest, 1e-6)
-        steps.append(rewards.rescore(lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)))
+        steps.append(rewards.rescore(with_overlong_penalty(longest, buffer)))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective)
+
+
+@part
+def graded_by_soundness(success: float, penalty: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the rewards of `fapo` before its length penalty."""
+    return lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty)
+
+
+@part
+def with_overlong_penalty(longest: Any, buffer: Any) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores plus `overlong_penalty`."""
+    return lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)
 
 
 @presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
@@ -105,20 +118,58 @@ def hbpo(
     longest = 4096.0 if max_length is None else max_length
     step = 1 / longest if slope is None else slope
 
-    def budget(b: Trajectories) -> Array:
-        given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
-        return jnp.where(jnp.isnan(given), budget_share * longest, given).astype(jnp.float32)
-
-    def reward(b: Trajectories) -> Array:
-        held = rewards.budget_reward(b.lengths, budget(b), longest, scale, step, flat)
-        return jnp.where(b.scores > success, held, 0.0)
-
-    def advantage(b: Trajectories) -> Array:
-        level = rewards.budget_level(budget(b), longest, scale)
-        return subgroup_advantage(b.scores, level, b.group, budget(b), coefficient=intra_coefficient, epsilon=epsilon)
-
+    budgets = given_budgets(budget_share * longest)
+    reward = reward_within_budget(budgets, success, longest, scale, step, flat)
+    advantage = advantage_within_budget(budgets, longest, scale, intra_coefficient, epsilon)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(rewards.rescore(reward, {"budget"}), on_actions(advantage)), objective)
+
+
+@part
+def given_budgets(otherwise: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: info["budget"], or another budget where there is none."""
+
+    def budgets(b: Trajectories) -> Array:
+        given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
+        return jnp.where(jnp.isnan(given), otherwise, given).astype(jnp.float32)
+
+    return budgets
+
+
+@part
+def reward_within_budget(
+    budgets: Callable[[Trajectories], Array], success: float, longest: float, scale: float, slope: float, flat: bool
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the rewards of `hbpo`."""
+
+    def reward(b: Trajectories) -> Array:
+        held = rewards.budget_reward(b.lengths, budgets(b), longest, scale, slope, flat)
+        return jnp.where(b.scores > success, held, 0.0)
+
+    return reward
+
+
+@part
+def advantage_within_budget(
+    budgets: Callable[[Trajectories], Array], longest: float, scale: float, coefficient: float, epsilon: float
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the advantages of `hbpo`."""
+
+    def advantage(b: Trajectories) -> Array:
+        level = rewards.budget_level(budgets(b), longest, scale)
+        return subgroup_advantage(b.scores, level, b.group, budgets(b), coefficient=coefficient, epsilon=epsilon)
+
+    return advantage
+
+
+@part
+def less_for_likely(coefficient: float, offset: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the rewards of `unlikeliness_reward`."""
+
+    def reward(b: Trajectories) -> Array:
+        return rewards.rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
+
+    return reward
 
 
 def unlikeliness_reward(
@@ -147,12 +198,43 @@ def unlikeliness_reward(
     require_choice("ranks", ranks, ("paper", "code"))
     offset = 1.0 if ranks == "code" else 0.0
 
-    def reward(b: Trajectories) -> Array:
-        return rewards.rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
-
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3")
-    return Algorithm(chain(drop_uniform_groups(), rewards.rescore(reward), group_relative(epsilon=epsilon)), objective)
+    return Algorithm(
+        chain(
+            drop_uniform_groups(),
+            rewards.rescore(less_for_likely(coefficient, offset)),
+            group_relative(epsilon=epsilon),
+        ),
+        objective,
+    )
+
+
+@part
+def with_useful_range(component: str, low: float, high: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the score with one component rescaled from its useful range."""
+
+    def rescaled(b: Trajectories) -> Array:
+        part = component_of(b, component)
+        return b.scores + jnp.where(jnp.isnan(part), 0.0, rewards.useful_range(part, low, high) - part)
+
+    return rescaled
+
+
+@part
+def weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: `easiness_weight` of the scores."""
+
+    def weight(b: Trajectories) -> Array:
+        return easiness_weight(b.scores, b.group, least=least)
+
+    return weight
+
+
+@part
+def times_weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores times `weight_of_difficulty`."""
+    return lambda b: b.scores * weight_of_difficulty(least)(b)
 
 
 def dgrpo_vital(
@@ -186,22 +268,29 @@ def dgrpo_vital(
     require_choice("weigh", weigh, ("reward", "advantage"))
     check_number("high - low", high - low, above=0)
 
-    def rescaled(b: Trajectories) -> Array:
-        part = component_of(b, component)
-        return b.scores + jnp.where(jnp.isnan(part), 0.0, rewards.useful_range(part, low, high) - part)
-
-    def weight(b: Trajectories) -> Array:
-        return easiness_weight(b.scores, b.group, least=least)
-
-    steps = [rewards.rescore(rescaled)] if component else []
+    steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
     if weigh == "reward":
-        steps += [rewards.rescore(lambda b: b.scores * weight(b)), group_relative(scale)]
+        steps += [rewards.rescore(times_weight_of_difficulty(least)), group_relative(scale)]
     else:
-        steps += [group_relative(scale), weigh_advantages(weight)]
+        steps += [group_relative(scale), weigh_advantages(weight_of_difficulty(least))]
     return Algorithm(
         chain(*steps),
         grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
     )
+
+
+@part
+def weight_of_promise(
+    rule: str, weight: float, other_weight: float, success: float, hard: float, edges: str, longest: float
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the weight of a prompt that satisfies a rule of `adora`, or the other."""
+
+    def factor(b: Trajectories) -> Array:
+        cut_off = b.truncated | (b.lengths >= longest)
+        now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
+        return jnp.where(now, weight, other_weight)
+
+    return factor
 
 
 def adora(
@@ -239,12 +328,9 @@ def adora(
     require_choice("edges", edges, EDGES)
     longest = 4054.0 if max_length is None else max_length
 
-    def factor(b: Trajectories) -> Array:
-        cut_off = b.truncated | (b.lengths >= longest)
-        now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
-        return jnp.where(now, weight, other_weight)
-
-    transform = chain(group_relative(), weigh_advantages(factor))
+    transform = chain(
+        group_relative(), weigh_advantages(weight_of_promise(rule, weight, other_weight, success, hard, edges, longest))
+    )
     return Algorithm(
         transform,
         grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,

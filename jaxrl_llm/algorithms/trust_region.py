@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +13,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import (
     clip,
     constant,
@@ -160,6 +163,16 @@ def gbpo(
     return Algorithm(transform, objective)
 
 
+@part
+def dual_ascent(rate: float) -> Callable[[jax.Array, dict[str, jax.Array]], jax.Array]:
+    """A function `(value, feedback) -> f32[]`: the multiplier after one step of `r2vpo`."""
+
+    def ascend(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
+        return jnp.maximum(0.0, value + rate * feedback["ratio/excess"])
+
+    return ascend
+
+
 def r2vpo(
     variance_limit: float = 0.02,
     multiplier: float = 0.04,
@@ -183,12 +196,10 @@ def r2vpo(
     check_number("variance_limit", variance_limit, least=0)
     check_number("multiplier", multiplier, least=0)
 
-    def dual_ascent(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
-        return jnp.maximum(0.0, value + multiplier_rate * feedback["ratio/excess"])
-
     objective = policy_gradient(token_ratio(), unclipped(), token_mean())
     transform = chain(
-        group_relative(ddof=ddof, epsilon=epsilon), controller("variance_multiplier", multiplier, dual_ascent)
+        group_relative(ddof=ddof, epsilon=epsilon),
+        controller("variance_multiplier", multiplier, dual_ascent(multiplier_rate)),
     )
     return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit))
 
@@ -253,6 +264,11 @@ def remix(
     )
 
 
+def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
+    """Mean over all sequences of the mean over their kept tokens; 0 for a sequence without one."""
+    return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
+
+
 def capo_curvature(
     change_limit: float = 0.01,
     kl_limit: float = 1e-4,
@@ -285,10 +301,6 @@ def capo_curvature(
     """
     require_choice("average", average, ("sequence", "constant"))
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
-
-    def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
-        # Sequences without any kept token still count.
-        return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
     transform = chain(group_relative(scale), keep_small_steps(rate, change_limit, kl_limit, symmetric))
     mean = kept_mean if average == "sequence" else constant(longest)
