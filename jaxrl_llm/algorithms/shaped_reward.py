@@ -63,8 +63,7 @@ def fapo(
     steps = [rewards.rescore(graded_by_soundness(success, penalty), {"sound"})]
     if not is_off(overlong_share):
         check_number("overlong_share", overlong_share, above=0, most=1)
-        buffer: Any = jnp.maximum(overlong_share * longest, 1e-6)
-        steps.append(rewards.rescore(with_overlong_penalty(longest, buffer)))
+        steps.append(rewards.rescore(with_overlong_penalty(longest, overlong_share)))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective)
 
@@ -76,8 +75,9 @@ def graded_by_soundness(success: float, penalty: float) -> Callable[[Trajectorie
 
 
 @part
-def with_overlong_penalty(longest: Any, buffer: Any) -> Callable[[Trajectories], Array]:
-    """A function `batch -> f32[N]`: the scores plus `overlong_penalty`."""
+def with_overlong_penalty(longest: Any, share: Any) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores plus `overlong_penalty` over the last share of the longest row."""
+    buffer: Any = jnp.maximum(share * longest, 1e-6)
     return lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)
 
 

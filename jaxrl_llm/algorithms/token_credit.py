@@ -31,9 +31,10 @@ __all__ = ["bupo", "dgpo_distribution_guided", "rlvr_temporal_schedule", "verl_v
 
 @part
 def guided_by_reference(
-    tau: float, kappa: float, squared: bool, scale: float | jax.Array
+    tau: float, kappa: float, vocabulary_size: float | None, squared: bool
 ) -> Callable[[Trajectories], jax.Array]:
-    """A function `batch -> f32[N, L]`: the advantages of `dgpo_distribution_guided`; scale: log |V|, or 1."""
+    """A function `batch -> f32[N, L]`: the advantages of `dgpo_distribution_guided`."""
+    scale = 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
 
     def guided(batch: Trajectories) -> jax.Array:
         mask = batch.action_mask
@@ -70,11 +71,10 @@ def dgpo_distribution_guided(
     """
     check_number("tau", tau, above=0)
     check_number("vocabulary_size", vocabulary_size, above=1, or_none=True)
-    scale = 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
 
     return Algorithm(
         transform=chain(
-            group_relative(), revised(guided_by_reference(tau, kappa, squared, scale), {"reference_affinity"})
+            group_relative(), revised(guided_by_reference(tau, kappa, vocabulary_size, squared), {"reference_affinity"})
         ),
         objective=averaged_gradient(clip(clip_low, clip_high), average),
     )
