@@ -185,7 +185,7 @@ def code(value: Any) -> str:
 def layout(value: Any, width: int = WIDTH) -> str:
     """The code of a value, in several lines if one would be longer than `width`, like those of a formatter."""
     text = _lines(value, 0, 0, width)
-    if "\n" in text and isinstance(expression_of(value), Operation):
+    if "\n" in text and _code(value)[1] == _SUM:
         return f"(\n    {_lines(value, 4, 0, width)}\n)"
     return text
 
@@ -238,13 +238,24 @@ def _lines(value: Any, indent: int, before: int, width: int) -> str:
             terms = [(symbol, right)]
             while isinstance(inner := expression_of(left), Operation) and inner.symbol in "+-":
                 terms, left = [(inner.symbol, inner.right), *terms], inner.left
-            later = [(sign, _lines(one, indent, 2, width), _code(one)[1] == _SUM) for sign, one in terms]
-            rest = "".join(f"\n{pad}{sign} " + (f"({text})" if inside else text) for sign, text, inside in later)
+            rest = "".join(f"\n{pad}{sign} {_operand(one, _PRODUCT, indent, 2, width)}" for sign, one in terms)
             return _lines(left, indent, before, width) + rest
-        case Operation(symbol, left, right) if _code(left)[1] > _SUM and _code(right)[1] == _ATOM:
-            text = f"{code(left)} {symbol} "
-            return text + _lines(right, indent, before + len(text), width)
+        case Operation(symbol, left, right):
+            if isinstance(expression_of(left), Expression):
+                return f"{_operand(left, _PRODUCT, indent, before, width)} {symbol} {_within(right, _NEGATION)}"
+            text = f"{_within(left, _PRODUCT)} {symbol} "
+            return text + _operand(right, _NEGATION, indent, before + len(text), width)
+        case Negation(operand):
+            return "-" + _operand(operand, _NEGATION, indent, before + 1, width)
     return flat
+
+
+def _operand(value: Any, least: int, indent: int, before: int, width: int) -> str:
+    """An operand, in parentheses if it binds less tightly than `least`."""
+    if _code(value)[1] >= least:
+        return _lines(value, indent, before, width)
+    pad = " " * indent
+    return f"(\n{pad}    {_lines(value, indent + 4, 0, width)}\n{pad})"
 
 
 def _written(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.transform import Objective, Transform, expect
@@ -36,3 +37,7 @@ class Algorithm:
         return self.transform.needs | self.objective.needs
 
     __repr__ = layout
+
+    def _repr_markdown_(self) -> str:
+        """For notebooks: the equations in LaTeX, and the code."""
+        return markdown(self)
