@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
+from jaxrl_llm.errors import InputError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 WIDTH = 100  # columns of a printed expression, after which it is laid out in several lines
@@ -67,6 +69,7 @@ def part(factory: Callable[P, T]) -> Callable[P, T]:
     """Decorate a public factory of parts: what it returns prints as the call that made it.
 
     Arguments equal to their defaults are left out. A value that is one of the arguments keeps its own record.
+    Raises InputError for an argument that is itself such a factory, which was not called.
 
     >>> @part
     ... def power(of, base=2, name=""):
@@ -78,11 +81,16 @@ def part(factory: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(factory)
     def make(*args: P.args, **given: P.kwargs) -> T:
-        value = factory(*args, **given)
-        if any(value is one for one in (*args, *given.values())):
-            return value
+        value = factory(*args, **given)  # its own checks come first
+        for name, one in [*((str(i), one) for i, one in enumerate(args, start=1)), *given.items()]:
+            if one is value:
+                return value
+            if getattr(one, "makes_parts", False):
+                called = f"{one.__name__}, which makes a part: call it, {one.__name__}(...)"
+                raise InputError(f"the argument {name} of {make.__name__} is the function {called}")
         return recorded(value, _call(make, parameters, args, given))
 
+    make.makes_parts = True  # type: ignore[attr-defined]
     return make
 
 

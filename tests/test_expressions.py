@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.algorithms import Algorithm, DynamicSampling
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import WIDTH, code, is_code, leaves, part
 from jaxrl_llm.objectives import Average, clip, entropy, kl, log_probability, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.penalties import right_answers
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective, Transform, chain, stateless
 
@@ -177,6 +180,25 @@ def test_records_take_no_part_in_equality_hashing_and_compilation() -> None:
     assert traced == 1
     surrogate = objectives.soft_gate()
     assert len({surrogate, surrogate, objectives.soft_gate()}) == 2, "functions are equal to themselves alone"
+
+
+@pytest.mark.parametrize(
+    ("compose", "words"),
+    [
+        (lambda: log_probability(objectives.capped), "argument 1 of log_probability is the function capped"),
+        (lambda: objectives.product(objectives.capped(2.0), objectives.gamma), "argument 2 of product .* gamma, which"),
+        (lambda: revised(advantages=group_relative), "the revised advantages is group_relative, which makes"),
+        (lambda: objectives.imitation(rows=right_answers), r"argument rows of imitation .* call it, right_answers\("),
+        (lambda: policy_gradient(token_ratio(), clip, token_mean()), "surrogate .* the function clip, .* call it"),
+        (lambda: kl(average=token_mean), "the average is the function token_mean, which makes one: call it"),
+        (lambda: chain(group_relative), "part 1 of a chain must .* group_relative, which makes one: call it"),
+        (lambda: A + kl, "added to an objective must .* the function kl, which makes one: call it"),
+    ],
+)
+def test_a_part_that_is_not_called_is_one_clear_line(compose: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        compose()
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", sorted(set(objectives.__all__) - {"Average", "Ratio"}))
