@@ -82,7 +82,8 @@ def part(factory: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(factory)
     def make(*args: P.args, **given: P.kwargs) -> T:
         value = factory(*args, **given)  # its own checks come first
-        for name, one in [*((str(i), one) for i, one in enumerate(args, start=1)), *given.items()]:
+        arguments: list[tuple[Any, Any]] = [*enumerate(args, start=1), *given.items()]
+        for name, one in arguments:
             if one is value:
                 return value
             if getattr(one, "makes_parts", False):
