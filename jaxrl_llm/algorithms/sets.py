@@ -40,7 +40,7 @@ def maxrl(epsilon: float = 1e-6, clip_low: float = 0.2, clip_high: float = 0.2, 
 
 
 @part
-def best_of_sets(k: int, estimator: str, scale: str, epsilon: float) -> Callable[[Trajectories], jax.Array]:
+def best_of_sets_credit(k: int, estimator: str, scale: str, epsilon: float) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N]`: the advantages of `passk_grpo`."""
 
     def advantage(batch: Trajectories) -> jax.Array:
@@ -86,12 +86,12 @@ def passk_grpo(
     require_choice("scale", scale, ("std", "none"))
 
     return Algorithm(
-        on_actions(best_of_sets(k, estimator, scale, epsilon)), averaged_gradient(clip(clip_low, clip_high), average)
+        on_actions(best_of_sets_credit(k, estimator, scale, epsilon)), averaged_gradient(clip(clip_low, clip_high), average)
     )
 
 
 @part
-def diverse_sets(set_size: int, diversity: str) -> Callable[[Trajectories], jax.Array]:
+def diverse_sets_credit(set_size: int, diversity: str) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N]`: the advantages of `polychromic`."""
 
     def advantage(batch: Trajectories) -> jax.Array:
@@ -131,7 +131,7 @@ def polychromic(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     objective += kl_coefficient * kl(to="behaviour", estimator="k3", average=average, reverse=True)
 
-    return Algorithm(on_actions(diverse_sets(set_size, diversity), {"answer_key"}), objective)
+    return Algorithm(on_actions(diverse_sets_credit(set_size, diversity), {"answer_key"}), objective)
 
 
 def riskpo(
