@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.choices import Rule
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
@@ -42,7 +44,12 @@ def easiness_weight(
 
 
 def length_gain(
-    correct: jax.Array, wrong: jax.Array, lengths: jax.Array, group: jax.Array, *, edges: str = "strict"
+    correct: jax.Array,
+    wrong: jax.Array,
+    lengths: jax.Array,
+    group: jax.Array,
+    *,
+    edges: Literal["strict", "lenient"] = "strict",
 ) -> jax.Array:
     """bool[N]: in the row's group the longest correct sample is longer than the mean of the wrong ones (2602.10019).
 
@@ -66,10 +73,10 @@ def promising(
     cut_off: jax.Array,
     group: jax.Array,
     *,
-    rule: str = "length",
+    rule: Rule = "length",
     success: float | jax.Array = 0.5,
     hard: float | jax.Array = 0.5,
-    edges: str = "strict",
+    edges: Literal["strict", "lenient"] = "strict",
 ) -> jax.Array:
     """bool[N]: whether a row's prompt gets a higher weight now (ADORA, 2602.10019).
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Baseline, Scale
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
@@ -28,7 +29,7 @@ BASELINES = ("mean", "leave_one_out", "weighted", "median", "quantile", "best", 
 def above_baseline(
     values: jax.Array,
     keys: jax.Array,
-    baseline: str = "mean",
+    baseline: Baseline = "mean",
     *,
     weights: jax.Array | None = None,
     level: jax.Array | float = 0.5,
@@ -115,10 +116,10 @@ def group_advantage(
     reward: jax.Array,
     group: jax.Array,
     *,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
-    baseline: str = "mean",
+    baseline: Baseline = "mean",
     weights: jax.Array | None = None,
     tolerance: float = TOLERANCE,
 ) -> jax.Array:
@@ -149,10 +150,10 @@ def group_advantage(
 
 @part
 def group_relative(
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
-    baseline: str = "mean",
+    baseline: Baseline = "mean",
     weights: Callable[[Trajectories], jax.Array] | None = None,
 ) -> Transform:
     """Write `group_advantage` of the combined reward on every action token of the sample.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +102,11 @@ def variance_weighted_advantage(
 
 @part
 def decoupled(
-    weights: str = "", over: str = "sequences", ddof: int = 1, epsilon: float = 1e-4, batch_epsilon: float = 1e-4
+    weights: str = "",
+    over: Literal["sequences", "tokens", "none"] = "sequences",
+    ddof: int = 1,
+    epsilon: float = 1e-4,
+    batch_epsilon: float = 1e-4,
 ) -> Transform:
     """`decoupled_advantage`, normalised over the batch so that its scale does not grow with the number of components.
 

@@ -7,6 +7,7 @@ with the same key (int32[N] or [N, L]) share a statistic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,12 @@ def entropy_scaled(advantages: jax.Array, scores: jax.Array, strength: Number, c
 
 
 def regulated(
-    advantages: jax.Array, gate: jax.Array, signal: jax.Array, mask: jax.Array, eta: Number, compose: str = "additive"
+    advantages: jax.Array,
+    gate: jax.Array,
+    signal: jax.Array,
+    mask: jax.Array,
+    eta: Number,
+    compose: Literal["additive", "multiplicative"] = "additive",
 ) -> jax.Array:
     """A + eta W sign(A) s (additive), or T A W / sum W + eta sign(A) s (multiplicative) (ERPO, 2603.28204).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,8 @@ def rank_bonus(
     coefficient: float = 1.0,
     rate: float = 0.3,
     kappa: float = 2.0,
-    place: str = "all",
-    start: str = "zero",
+    place: Literal["all", "last"] = "all",
+    start: Literal["zero", "first"] = "zero",
 ) -> Transform:
     """A + min(relu(coefficient * `rank_potential`), |A| / kappa), centred on running means mu of the measures.
 

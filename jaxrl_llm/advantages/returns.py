@@ -7,11 +7,13 @@ recursion passes over them unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
+from jaxrl_llm.choices import Estimator, Source
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.expressions import part
@@ -142,7 +144,9 @@ def length_adaptive(alpha: Number) -> PerRow:
 
 
 @part
-def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8, shift: bool = True) -> Transform:
+def whiten_advantages(
+    over: Literal["tokens", "sequences"] = "tokens", ddof: int = 1, epsilon: float = 1e-8, shift: bool = True
+) -> Transform:
     """Standardise the advantages over the batch with `whiten`.
 
     over: "tokens" takes mean and variance over all actions of scored rows; "sequences" over the row means of these
@@ -255,7 +259,7 @@ def _divergence_needs(estimator: str, of: str, to: str) -> frozenset[str]:
 
 @part
 def kl_reward(
-    coefficient: Number | str, estimator: str = "k1", of: str = "behaviour", to: str = "reference"
+    coefficient: Number | str, estimator: Estimator = "k1", of: Source = "behaviour", to: Source = "reference"
 ) -> Transform:
     """Add -coefficient * k(log pi_of - log pi_to) to each action's reward; k is usually the plain log-ratio, k1.
 
@@ -280,9 +284,9 @@ def adaptive_kl(
     target: Number = 0.1,
     horizon: Number = 10000.0,
     name: str = "kl_coefficient",
-    estimator: str = "k1",
-    of: str = "behaviour",
-    to: str = "reference",
+    estimator: Estimator = "k1",
+    of: Source = "behaviour",
+    to: Source = "reference",
 ) -> Transform:
     """Adapt a KL coefficient so that the divergence stays near a target (1909.08593), and write it as a control:
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -61,7 +63,7 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
 
 
 @part
-def vote(keep: float | None = None, ties: str = "content") -> Transform:
+def vote(keep: float | None = None, ties: Literal["content", "first"] = "content") -> Transform:
     """Replace the reward by agreement with the group's majority answer (TTRL, 2504.16084).
 
     keep: number of samples per group to train on, drawn at random after the vote; the others become unscored and get

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ def aepo_agentic(
     strength: float = 0.2,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
-    over: str = "group",
+    over: Literal["group", "batch"] = "group",
     ddof: int = 0,
     clamp: bool = False,
     dual_clip: float | None = None,
@@ -97,7 +98,7 @@ def aepo_agentic(
 
 @part
 def regulated_by_progress(
-    gamma: float, eta: float, beta: float, buckets: int, compose: str, epsilon: float
+    gamma: float, eta: float, beta: float, buckets: int, compose: Literal["additive", "multiplicative"], epsilon: float
 ) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N, L]`: the advantages of `erpo_entropy_regulated`, from those of the group."""
 
@@ -117,7 +118,7 @@ def erpo_entropy_regulated(
     eta: float = 0.2,
     beta: float = 0.1,
     buckets: int = 10,
-    compose: str = "additive",
+    compose: Literal["additive", "multiplicative"] = "additive",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     epsilon: float = 1e-8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus, novelty, relative_confidence, revised, row_mean
 from jaxrl_llm.advantages.votes import vote
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
@@ -24,11 +26,11 @@ __all__ = ["ettrl", "ttrl", "xrpo"]
 
 def ttrl(
     keep: float | None = 32,
-    ties: str = "content",
+    ties: Literal["content", "first"] = "content",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Test-Time Reinforcement Learning (TTRL, arXiv 2504.16084, 2025).
 
@@ -65,10 +67,10 @@ def by_confidence(rule: str, limit: float, clamp: bool) -> Callable[[Trajectorie
 
 
 def ettrl(
-    rule: str = "confidence",
+    rule: Literal["confidence", "clip"] = "confidence",
     limit: float = 2.0,
     clamp: bool = False,
-    ties: str = "content",
+    ties: Literal["content", "first"] = "content",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Algorithm:

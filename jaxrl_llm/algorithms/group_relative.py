@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jaxrl_llm.advantages.group import (
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
@@ -39,12 +41,12 @@ def grpo(
     clip_high: float = 0.2,
     kl_coefficient: float = 0.04,
     entropy_coefficient: float = 0.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
-    average: str = "sequence",
+    average: AverageName = "sequence",
     dual_clip: float | None = None,
-    group_of_one: str = "zero",
+    group_of_one: Literal["zero", "reward"] = "zero",
     max_length: int | None = None,
 ) -> Algorithm:
     """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300, 2024).
@@ -112,7 +114,7 @@ def bnpo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-4,
 ) -> Algorithm:
@@ -146,7 +148,7 @@ def dapo(
     overlong_buffer: int | None = None,
     max_length: int | None = None,
     overlong_filter: bool = False,
-    average: str = "token",
+    average: AverageName = "token",
     dual_clip: float | None = None,
     ddof: int = 1,
     epsilon: float = 1e-6,
@@ -238,7 +240,7 @@ def degrpo(
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
     entropy_coefficient: float = 0.001,
-    average: str = "sequence",
+    average: Literal["sequence", "token"] = "sequence",
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think, arXiv 2505.13379, 2025).
 

@@ -6,6 +6,7 @@ info["guided"], bool[N] or bool[N, L], marks their tokens; without it no token i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxrl_llm.advantages.difficulty import solved_without
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import Scale
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
@@ -116,8 +118,8 @@ def with_right_guidance(b: Trajectories) -> Array:
 def ampo_multi_guidance(
     success: float = 0.6,
     shape: float = 0.1,
-    scale: str = "std",
-    over: str = "kinds",
+    scale: Scale = "std",
+    over: Literal["kinds", "batch"] = "kinds",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scale, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.log_ratios import LARGEST
 from jaxrl_llm.objectives.averages import constant, sequence_sum, token_mean
@@ -23,11 +25,11 @@ def decoupled_ppo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     cap: float = 5.0,
-    correction: str = "mask",
+    correction: Literal["mask", "truncate", "none"] = "mask",
     leave_count: bool = False,
-    span: str = "token",
+    span: Span = "token",
     dual_clip: float | None = None,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -80,7 +82,7 @@ def hispo(
     sequence_bound: float = 0.2,
     token_bound: float = 0.3,
     max_length: int | None = None,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -101,8 +103,8 @@ def hispo(
     Run: max_length.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), constant(max_length))
-    masks = [
-        importance_correction(level, "reject", 1 - bound, 1 + bound)
-        for level, bound in (("geometric", sequence_bound), ("token", token_bound))
-    ]
+    masks = (
+        importance_correction("geometric", "reject", 1 - sequence_bound, 1 + sequence_bound),
+        importance_correction("token", "reject", 1 - token_bound, 1 + token_bound),
+    )
     return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), *masks), objective)

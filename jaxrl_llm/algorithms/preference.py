@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Estimator
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.expressions import part
@@ -54,7 +56,7 @@ def drpo_decoupled_reward(
     temperature: float = 10.0,
     kl_limit: float = 1e-4,
     kl_coefficient: float = 1000.0,
-    kl_estimator: str = "kl",
+    kl_estimator: Literal["kl", "low_var_kl"] = "kl",
     threshold: float = 0.5,
     max_length: float | None = None,
 ) -> Algorithm:
@@ -81,6 +83,6 @@ def drpo_decoupled_reward(
 
     objective = discriminative(brevity(longest), threshold, length_temperature, temperature)
     if not is_off(kl_coefficient):
-        estimator = "k1" if kl_estimator == "kl" else "k3"
+        estimator: Estimator = "k1" if kl_estimator == "kl" else "k3"
         objective += hinged(kl("behaviour", estimator, reverse=True), kl_limit, kl_coefficient, "kl_guard")
     return Algorithm(chain(), objective)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.balance import balanced_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Clipping, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.expressions import part
@@ -20,17 +22,17 @@ __all__ = ["asymre", "opmd", "otr", "rec_off_policy_reinforce", "rover"]
 
 
 def rec_off_policy_reinforce(
-    clip: str = "one-side",
-    weight: str = "none",
-    regulariser: str = "none",
-    drop: str = "none",
+    clip: Clipping = "one-side",
+    weight: Literal["advantage", "importance", "none"] = "none",
+    regulariser: Literal["none", "forward-kl", "k2"] = "none",
+    drop: Literal["none", "balance"] = "none",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     far_low: float = 0.6,
     far_high: float = 2.0,
     temperature: float = 1.0,
     coefficient: float = 0.1,
-    scale: str = "none",
+    scale: Scale = "none",
     epsilon: float = 1e-6,
 ) -> Algorithm:
     """REC/REP/RED: off-policy REINFORCE (Group-Relative REINFORCE Is Off-Policy, arXiv 2509.24203, 2025).
@@ -65,7 +67,7 @@ def rec_off_policy_reinforce(
     return Algorithm(advantages(scale, ddof=0, epsilon=epsilon), objective)
 
 
-def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
+def opmd(coefficient: float = 0.1, scale: Scale = "none") -> Algorithm:
     """Online Policy Mirror Descent (Kimi k1.5, arXiv 2501.12599, 2025), as a member of REC (arXiv 2509.24203).
 
     loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. No ratio, no
@@ -78,7 +80,7 @@ def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     return rec_off_policy_reinforce(clip="none", regulariser="k2", coefficient=coefficient, scale=scale)
 
 
-def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
+def asymre(coefficient: float = 0.1, scale: Scale = "none") -> Algorithm:
     """Asymmetric REINFORCE (arXiv 2506.20520, 2025), as a member of REC (arXiv 2509.24203).
 
     loss = -token mean of (A + c) log pi, A = r - mean_g: the baseline is lowered by c = coefficient > 0, so that
@@ -89,7 +91,7 @@ def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     return rec_off_policy_reinforce(clip="none", regulariser="forward-kl", coefficient=coefficient, scale=scale)
 
 
-def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none", epsilon: float = 1e-6) -> Algorithm:
+def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: Scale = "none", epsilon: float = 1e-6) -> Algorithm:
     """Random Policy Valuation (ROVER, arXiv 2509.24981, 2025).
 
     With binary rewards at the end, acting greedily on the value of the uniform policy is optimal. The log-ratio is

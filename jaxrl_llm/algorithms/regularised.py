@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName, Gate
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
@@ -37,7 +39,7 @@ def epo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.01,
-    average: str = "token",
+    average: AverageName = "token",
     total_steps: float | None = None,
 ) -> Algorithm:
     """Entropy-regularized Policy Optimization for multi-turn agents (EPO, arXiv 2509.22576, 2025).
@@ -70,13 +72,13 @@ def epo(
 )
 def llds(
     coefficient: float = 0.2,
-    gate: str = "turn",
+    gate: Gate = "turn",
     final: float = 1.0,
-    penalty_over: str = "nonnegative",
+    penalty_over: Literal["nonnegative", "all"] = "nonnegative",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    average: str = "token",
+    average: AverageName = "token",
 ) -> Algorithm:
     """Lazy Likelihood-Displacement Stabilisation (On GRPO Collapse in Search-R1, arXiv 2512.04220, 2025).
 
@@ -139,7 +141,7 @@ def ulorl(
     sigma: float = 0.2,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    sampling: str = "POIS",
+    sampling: Literal["POIS", "SAIS"] = "POIS",
     ddof: int = 0,
     epsilon: float = 1e-6,
     threshold: float = 0.5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName, Baseline, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.expressions import part
@@ -45,12 +47,14 @@ __all__ = ["gpg", "opo", "optimal_token_baseline", "reinforce", "remax", "rloo"]
 
 
 @part
-def minus_baseline(baseline: str) -> Callable[[Trajectories], Trajectories]:
+def minus_baseline(
+    baseline: Literal["batch", "group", "leave_one_out", "none"],
+) -> Callable[[Trajectories], Trajectories]:
     """A function of the batch that subtracts a baseline of `reinforce` from the advantages."""
 
     def subtract(batch: Trajectories) -> Trajectories:
         keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
-        kind = baseline if baseline in ("leave_one_out", "none") else "mean"
+        kind: Baseline = baseline if baseline == "leave_one_out" or baseline == "none" else "mean"
         r = batch.scores
         b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
         shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
@@ -60,9 +64,9 @@ def minus_baseline(baseline: str) -> Callable[[Trajectories], Trajectories]:
 
 
 def reinforce(
-    baseline: str = "batch",
+    baseline: Literal["batch", "group", "leave_one_out", "none"] = "batch",
     gamma: float = 1.0,
-    average: str = "sum",
+    average: AverageName = "sum",
     importance_cap: float | None = None,
 ) -> Algorithm:
     """REINFORCE (Simple statistical gradient-following algorithms, Machine Learning 8, 1992; before arXiv).
@@ -101,7 +105,7 @@ def leave_one_out(normalise: bool, epsilon: float) -> Callable[[Trajectories], j
 
 def rloo(
     kl_coefficient: float = 0.03,
-    loss: str = "policy_gradient",
+    loss: Literal["policy_gradient", "sequence_clip", "token_clip"] = "policy_gradient",
     clip_range: float = 0.2,
     normalise: bool = False,
     epsilon: float = 1e-4,
@@ -154,7 +158,7 @@ def remax(
     gamma: float = 1.0,
     kl_coefficient: float = 0.05,
     reward_clip: float | None = None,
-    average: str = "sum",
+    average: AverageName = "sum",
 ) -> Algorithm:
     """ReMax (A Simple, Effective, and Efficient RL Method for Aligning LLMs, arXiv 2310.10505, 2023).
 
@@ -177,7 +181,7 @@ def remax(
     return Algorithm(transform, averaged_gradient(log_probability(), average))
 
 
-def opo(average: str = "sum") -> Algorithm:
+def opo(average: AverageName = "sum") -> Algorithm:
     """On-Policy RL with Optimal reward baseline (OPO, arXiv 2505.23585, 2025).
 
     The constant baseline of minimal variance is E[|grad log pi|^2 r] / E[|grad log pi|^2]. If token gradients are
@@ -196,7 +200,7 @@ def opo(average: str = "sum") -> Algorithm:
 
 
 @part
-def rescaled_to_informative(scale: str, epsilon: float, counted_by: str) -> Callable[[Trajectories], jax.Array]:
+def rescaled_to_informative(scale: Scale, epsilon: float, counted_by: str) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N]`: the advantages of `gpg`."""
 
     def advantage(batch: Trajectories) -> jax.Array:
@@ -209,7 +213,12 @@ def rescaled_to_informative(scale: str, epsilon: float, counted_by: str) -> Call
     return advantage
 
 
-def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance", resample: bool = False) -> Algorithm:
+def gpg(
+    scale: Scale = "none",
+    epsilon: float = 1e-6,
+    counted_by: Literal["variance", "nonzero"] = "variance",
+    resample: bool = False,
+) -> Algorithm:
     """Group Policy Gradient (GPG: A Simple and Strong Reinforcement Learning Baseline, arXiv 2504.02546, 2025).
 
     The policy gradient with the group mean as baseline, rescaled for the samples that carry no gradient:
@@ -251,7 +260,7 @@ def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsi
     return Algorithm(energy_weighted_baseline(zero_tail, corrected, epsilon), objective)
 
 
-def averaged_gradient(surrogate: Surrogate, average: str) -> Objective:
+def averaged_gradient(surrogate: Surrogate, average: AverageName) -> Objective:
     """The policy gradient with token ratios and an average given by name (`objectives.averages.average_by_name`)."""
     return policy_gradient(token_ratio(), surrogate, average_by_name(average))
 

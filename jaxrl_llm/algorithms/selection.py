@@ -11,6 +11,7 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scheme
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
@@ -147,7 +148,7 @@ def brpo(
 
 
 @part
-def drawn_by_score(scheme: str, draws: float | None, power: float) -> Callable[[jax.Array, Trajectories], jax.Array]:
+def drawn_by_score(scheme: Scheme, draws: float | None, power: float) -> Callable[[jax.Array, Trajectories], jax.Array]:
     """A function `(step, batch) -> f32[N]`: how often each row is drawn by a scheme of `pf_ppo`."""
 
     def drawn(step: jax.Array, batch: Trajectories) -> jax.Array:
@@ -170,7 +171,7 @@ def drawn_by_score(scheme: str, draws: float | None, power: float) -> Callable[[
 
 
 def pf_ppo(
-    scheme: str = "best_random",
+    scheme: Scheme = "best_random",
     draws: float | None = None,
     power: float = 2.0,
     clip_low: float = 0.2,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scale
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import sequence_mean, sequence_sum, token_mean
@@ -24,7 +26,7 @@ __all__ = ["gmpo", "gspo", "gspo_token", "luspo", "seeupo", "vespo"]
 
 
 def gspo(
-    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """Group Sequence Policy Optimization (GSPO, arXiv 2507.18071, 2025).
 
@@ -43,7 +45,7 @@ def gspo(
 
 
 def gspo_token(
-    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """GSPO with Token-Level Advantages (GSPO, section GSPO-token, arXiv 2507.18071, 2025).
 
@@ -65,7 +67,7 @@ def gmpo(
     clip_low: float = 0.4,
     clip_high: float = 0.4,
     kl_coefficient: float = 0.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -90,7 +92,7 @@ def gmpo(
 
 
 def luspo(
-    clip_low: float = 2e-3, clip_high: float = 2.5e-3, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 2e-3, clip_high: float = 2.5e-3, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """Length-Unbiased Sequence Policy Optimization (LUSPO, arXiv 2602.05261, 2026).
 
@@ -113,9 +115,9 @@ def vespo(
     positive_decay: float = 3.0,
     negative_power: float = 3.0,
     negative_decay: float = 2.0,
-    correction: str = "none",
+    correction: Literal["none", "truncate", "mask"] = "none",
     cap: float = 2.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -145,7 +147,7 @@ def vespo(
 
 
 @part
-def mismatch_of_sequence(correction: str, cap: float) -> Callable[[Trajectories], jax.Array]:
+def mismatch_of_sequence(correction: Literal["truncate", "mask"], cap: float) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N, L]`: `sequence_factor` of the batch."""
     return lambda batch: sequence_factor(batch, correction, cap)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
@@ -21,6 +21,7 @@ from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName, Rule, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.expressions import part
@@ -174,7 +175,7 @@ def less_for_likely(coefficient: float, offset: float) -> Callable[[Trajectories
 
 def unlikeliness_reward(
     coefficient: float = 0.25,
-    ranks: str = "paper",
+    ranks: Literal["paper", "code"] = "paper",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.1,
@@ -242,12 +243,12 @@ def dgrpo_vital(
     low: float = 0.0,
     high: float = 1.0,
     least: float = 0.5,
-    weigh: str = "reward",
-    scale: str = "std",
+    weigh: Literal["reward", "advantage"] = "reward",
+    scale: Scale = "std",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.04,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Difficulty-aware GRPO of VITAL (Thinking With Videos, arXiv 2508.04416, 2025).
 
@@ -281,7 +282,13 @@ def dgrpo_vital(
 
 @part
 def weight_of_promise(
-    rule: str, weight: float, other_weight: float, success: float, hard: float, edges: str, longest: float
+    rule: Rule,
+    weight: float,
+    other_weight: float,
+    success: float,
+    hard: float,
+    edges: Literal["strict", "lenient"],
+    longest: float,
 ) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N]`: the weight of a prompt that satisfies a rule of `adora`, or the other."""
 
@@ -294,16 +301,16 @@ def weight_of_promise(
 
 
 def adora(
-    rule: str = "length",
+    rule: Rule = "length",
     weight: float = 1.0,
     other_weight: float = 0.1,
     success: float = 0.5,
     hard: float = 0.5,
-    edges: str = "strict",
+    edges: Literal["lenient", "strict"] = "strict",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
-    average: str = "token",
+    average: AverageName = "token",
     max_length: float | None = None,
 ) -> Algorithm:
     """Advantage Dynamics via Online Rollout Adaptation (ADORA, arXiv 2602.10019, 2026).

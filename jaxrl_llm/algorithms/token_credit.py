@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.score_function import averaged_gradient
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
@@ -52,7 +54,7 @@ def dgpo_distribution_guided(
     squared: bool = True,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Distribution Guided Policy Optimization (DGPO, arXiv 2605.03327, 2026).
 
@@ -81,9 +83,9 @@ def dgpo_distribution_guided(
 
 
 def rlvr_temporal_schedule(
-    rule: str = "percentile",
+    rule: Literal["percentile", "forking", "bonus"] = "percentile",
     magnitude: float = 0.99,
-    shape: str = "linear",
+    shape: Literal["linear", "power", "sigmoid"] = "linear",
     start: float = 0.0,
     end: float = 0.8,
     power: float = 2.0,
@@ -128,7 +130,9 @@ Schedule = Callable[[jax.Array], jax.Array]  # step int32[] -> f32[]
 
 
 @part
-def fading(steps: float, start: float, end: float, magnitude: float, shape: str, power: float) -> Schedule:
+def fading(
+    steps: float, start: float, end: float, magnitude: float, shape: Literal["linear", "power", "sigmoid"], power: float
+) -> Schedule:
     """A function `step -> f32[]`: `fade` of the progress between two shares of the steps."""
     return lambda step: fade(progress(step, steps, start, end), magnitude, shape, power)
 
@@ -162,13 +166,13 @@ def verl_velocity_rank(
     coefficient: float = 1.0,
     rate: float = 0.3,
     kappa: float = 2.0,
-    place: str = "all",
-    start: str = "zero",
+    place: Literal["all", "last"] = "all",
+    start: Literal["first", "zero"] = "zero",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
     entropy_coefficient: float = 0.001,
-    average: str = "token",
+    average: AverageName = "token",
 ) -> Algorithm:
     """Velocity-Exploiting Rank-Learning (VERL, arXiv 2509.23808, 2025).
 
@@ -225,7 +229,7 @@ def bupo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
-    average: str = "sequence",
+    average: Literal["sequence", "token"] = "sequence",
 ) -> Algorithm:
     """Bottom-up Policy Optimization (BuPO, arXiv 2512.19673, 2025).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import Estimator, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
@@ -109,9 +111,9 @@ def bapo_adaptive_clip(
     high_start: float = 1.2,
     high_end: float = 3.0,
     high_step: float = 0.05,
-    order: str = "high_first",
-    criterion: str = "share",
-    statistic: str = "value",
+    order: Literal["high_first", "low_first"] = "high_first",
+    criterion: Literal["ratio", "share"] = "share",
+    statistic: Literal["gradient", "value"] = "value",
     weighted: bool = True,
     dual_clip: float | None = None,
 ) -> Algorithm:
@@ -205,7 +207,7 @@ def r2vpo(
 
 
 def mdpo_mirror_descent(
-    step_size: float = 1.0, total_steps: float | None = None, estimator: str = "k3", epsilon: float = 1e-8
+    step_size: float = 1.0, total_steps: float | None = None, estimator: Estimator = "k3", epsilon: float = 1e-8
 ) -> Algorithm:
     """Mirror Descent Policy Optimization (MDPO, arXiv 2005.09814, 2020).
 
@@ -275,8 +277,8 @@ def capo_curvature(
     symmetric: bool = True,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    average: str = "sequence",
-    scale: str = "none",
+    average: Literal["sequence", "constant"] = "sequence",
+    scale: Scale = "none",
     learning_rate: float | None = None,
     max_length: float | None = None,
 ) -> Algorithm:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scale
 from jaxrl_llm.objectives.averages import constant, sequence_mean, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -15,7 +18,7 @@ __all__ = ["cispo", "dispo", "dppo", "sapo_soft_adaptive"]
 
 
 def cispo(
-    clip_low: float = 1.0, clip_high: float = 4.0, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 1.0, clip_high: float = 4.0, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """Clipped IS-Weight Policy Optimization (MiniMax-M1, arXiv 2506.13585, 2025).
 
@@ -58,7 +61,7 @@ def dispo(
 
 
 def dppo(
-    divergence: str = "tv",
+    divergence: Literal["kl", "tv"] = "tv",
     threshold_low: float | None = None,
     threshold_high: float | None = None,
     cap: float = 20.0,
@@ -88,7 +91,7 @@ def dppo(
 def sapo_soft_adaptive(
     positive_temperature: float = 1.0,
     negative_temperature: float = 1.05,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -20,7 +22,12 @@ MAX_STEPS = 10_000  # ends the search if a step size, which may be traced, is 0
 
 
 def contributions(
-    ratio: jax.Array, advantages: jax.Array, weights: jax.Array, low: Number, high: Number, statistic: str = "value"
+    ratio: jax.Array,
+    advantages: jax.Array,
+    weights: jax.Array,
+    low: Number,
+    high: Number,
+    statistic: Literal["value", "gradient"] = "value",
 ) -> tuple[jax.Array, jax.Array]:
     """Contributions of the tokens with A >= 0 and with A < 0, f32[] each >= 0, for ratio bounds [low, high].
 
@@ -44,9 +51,9 @@ def search_bounds(
     target: Number,
     low: tuple[Number, Number, Number],
     high: tuple[Number, Number, Number],
-    order: str = "high_first",
-    criterion: str = "share",
-    statistic: str = "value",
+    order: Literal["high_first", "low_first"] = "high_first",
+    criterion: Literal["share", "ratio"] = "share",
+    statistic: Literal["value", "gradient"] = "value",
 ) -> tuple[jax.Array, jax.Array]:
     """The first bounds, f32[] each, for which the tokens with A >= 0 reach the target; the last bounds if none do.
 
@@ -92,9 +99,9 @@ def find_bounds(
     target: Number,
     low: tuple[Number, Number, Number],
     high: tuple[Number, Number, Number],
-    order: str = "high_first",
-    criterion: str = "share",
-    statistic: str = "value",
+    order: Literal["high_first", "low_first"] = "high_first",
+    criterion: Literal["share", "ratio"] = "share",
+    statistic: Literal["value", "gradient"] = "value",
     weighted: bool = True,
 ) -> Refresh:
     """`search_bounds` over the whole batch; writes the controls "clip_low" and "clip_high" (bounds of the ratio).

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Estimator, Source
 from jaxrl_llm.coefficients import check_bounds, check_number
 from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import log_ratio, source
+from jaxrl_llm.log_ratios import log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
@@ -18,13 +19,17 @@ Number = float | jax.Array
 
 
 @part
-def centred_clip(low: Number = 0.2, high: Number | None = None, of: str = "old", over: str = "behaviour") -> Surrogate:
+def centred_clip(
+    low: Number = 0.2, high: Number | None = None, of: Source = "old", over: Source = "behaviour"
+) -> Surrogate:
     """min(rho A, clip(rho, c - low, c + high) A) with c = pi_of / pi_over of the token (2507.06892).
 
     rho is against `over`, the policy that drew the token; the trust region is centred on `of`. c = 1 where the two are
     equal. high defaults to low. The objective's `needs` must include the batch field of `of`.
     """
     low, high = check_bounds("clip", low, high, most=1)
+    for name in (of, over):
+        needed(name)  # InputError for another name
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         c = jnp.exp(log_ratio(source(batch, of), source(batch, over), batch.loss_weights != 0))
@@ -53,7 +58,7 @@ def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least
 
 
 @part
-def mixed_anchor(estimator: str = "k3", average: Average | None = None) -> Objective:
+def mixed_anchor(estimator: Estimator = "k3", average: Average | None = None) -> Objective:
     """share KL(pi || reference) + (1 - share) KL(pi || old), with the shares of `mix_anchors`."""
     near_reference = kl("reference", estimator, average, metric="kl/reference")
     return "reference_share" * near_reference + "old_share" * kl("old", estimator, average, metric="kl/old")

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import Negation, Operation, layout, part, recorded
@@ -163,7 +164,7 @@ def slice_token_mean() -> Average:
     return Average(average)
 
 
-def average_by_name(name: str, length: float | jax.Array | None = None) -> Average:
+def average_by_name(name: AverageName, length: float | jax.Array | None = None) -> Average:
     """An average by name:
 
         sequence   mean over sequences of the mean over their tokens

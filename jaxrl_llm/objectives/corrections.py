@@ -6,6 +6,8 @@ differentiated, and the objective can use the ratio of the current to the old po
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -26,8 +28,8 @@ SUMMARIES = ("token", "sum", "mean", "max")
 def importance_weight(
     x: jax.Array,
     mask: jax.Array,
-    level: str = "token",
-    mode: str = "truncate",
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "mask", "reject"] = "truncate",
     low: Number = 0.0,
     high: Number = 2.0,
 ) -> jax.Array:
@@ -54,7 +56,11 @@ def importance_weight(
 
 
 def divergence_weight(
-    x: jax.Array, mask: jax.Array, bound: Number, estimator: str = "k3", summary: str = "mean"
+    x: jax.Array,
+    mask: jax.Array,
+    bound: Number,
+    estimator: Literal["k2", "k3"] = "k3",
+    summary: Literal["token", "sum", "mean", "max"] = "mean",
 ) -> jax.Array:
     """1 where the divergence of old and behaviour policy is at most `bound`, else 0; f32[N, L], 1 outside the mask.
 
@@ -84,12 +90,12 @@ def mismatch_ratio(batch: Trajectories) -> jax.Array:
 
 @part
 def importance_correction(
-    level: str = "token",
-    mode: str = "truncate",
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "mask", "reject"] = "truncate",
     low: Number = 0.0,
     high: Number = 2.0,
     *,
-    normalise: str = "none",
+    normalise: Literal["none", "token", "sequence"] = "none",
     leave_count: bool = False,
 ) -> Transform:
     """Multiply the advantages by `importance_weight`. Needs old_logp; chain it after the transform that writes them.
@@ -118,7 +124,11 @@ def importance_correction(
 
 @part
 def divergence_rejection(
-    bound: Number, estimator: str = "k3", summary: str = "mean", *, leave_count: bool = True
+    bound: Number,
+    estimator: Literal["k2", "k3"] = "k3",
+    summary: Literal["token", "sum", "mean", "max"] = "mean",
+    *,
+    leave_count: bool = True,
 ) -> Transform:
     """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
     check_number("bound", bound, least=0)
@@ -151,7 +161,9 @@ def _mean(w: jax.Array, counts: jax.Array, over: str) -> jax.Array:
     return jnp.maximum(total / jnp.maximum(number, 1e-9), 1e-8)
 
 
-def sequence_factor(batch: Trajectories, mode: str = "truncate", high: Number = 2.0, low: Number = 0.0) -> jax.Array:
+def sequence_factor(
+    batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", high: Number = 2.0, low: Number = 0.0
+) -> jax.Array:
     """prod_t u_t of each row on each of its tokens, f32[N, L], u_t the token's `importance_weight`, at least 1e-8.
 
     A single rejected token therefore almost removes its sequence. Clipped to exp(+-LARGEST).

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Source
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import absolute
+from jaxrl_llm.log_ratios import absolute, needed
 from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
@@ -96,8 +97,12 @@ def mark_covariant(share: Number) -> Refresh:
 
 
 @part
-def penalise_covariant(coefficient: Number, against: str = "behaviour") -> Surrogate:
-    """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"]."""
+def penalise_covariant(coefficient: Number, against: Source = "behaviour") -> Surrogate:
+    """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"].
+
+    Raises InputError for another name than those of `against`.
+    """
+    needed(against)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         marked = batch.need("covariant").astype(jnp.float32)

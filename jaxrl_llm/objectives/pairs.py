@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Source
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import needed
@@ -85,7 +86,7 @@ def preference_shares(
 
 @part
 def preference(
-    beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: str = "reference"
+    beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: Source = "reference"
 ) -> Objective:
     """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
     check_number("beta", beta, above=0)

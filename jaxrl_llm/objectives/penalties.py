@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Estimator, Gate, Source
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.expressions import part
@@ -21,11 +22,11 @@ Number = float | jax.Array
 
 @part
 def kl(
-    to: str = "reference",
-    estimator: str = "k3",
+    to: Source = "reference",
+    estimator: Estimator = "k3",
     average: Average | None = None,
     *,
-    sampled: str | None = None,
+    sampled: Source | None = None,
     reverse: bool = False,
     metric: str = "kl",
 ) -> Objective:
@@ -134,7 +135,7 @@ def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hin
 GATES = ("turn", "sequence", "token")
 
 
-def likelihood_drop(d: jax.Array, batch: Trajectories, gate: str = "turn") -> jax.Array:
+def likelihood_drop(d: jax.Array, batch: Trajectories, gate: Gate = "turn") -> jax.Array:
     """max(0, d), f32[N, L], d = logp_old - logp, where the sum of d over the token's gate span is > 0; else 0."""
     of_span = d if gate == "token" else over_span(d, batch, gate, mean=False)
     return jnp.where(jax.lax.stop_gradient(of_span) > 0, jax.nn.relu(d), 0.0)
@@ -142,7 +143,7 @@ def likelihood_drop(d: jax.Array, batch: Trajectories, gate: str = "turn") -> ja
 
 @part
 def likelihood_preserving(
-    gate: str = "turn", against: str = "behaviour", final: Number = 1.0, average: Average | None = None
+    gate: Gate = "turn", against: Source = "behaviour", final: Number = 1.0, average: Average | None = None
 ) -> Objective:
     """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
@@ -192,7 +193,7 @@ def right_answers(threshold: Number = 0.5) -> Callable[[Trajectories], jax.Array
 
 
 @part
-def ratio_variance(limit: Number = 0.0, against: str = "behaviour", average: Average | None = None) -> Objective:
+def ratio_variance(limit: Number = 0.0, against: Source = "behaviour", average: Average | None = None) -> Objective:
     """Mean of (rho - 1)^2 - limit: the excess of the chi-square divergence from `against` (2601.03320).
 
     Metrics: "ratio/variance", the mean of (rho - 1)^2, and "ratio/excess", the loss.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Source, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.log_ratios import LARGEST, log_ratio, needed, source
@@ -45,7 +46,7 @@ def log_ratio_to(outputs: PolicyOutputs, batch: Trajectories, against: str) -> j
 
 
 @part
-def token_ratio(against: str = "behaviour") -> Ratio:
+def token_ratio(against: Source = "behaviour") -> Ratio:
     """rho_t = pi(a_t) / pi_against(a_t) for each token, f32[N, L]; 1 on tokens with weight 0.
 
     against: "behaviour", "old" or "reference"; InputError for another name.
@@ -55,7 +56,9 @@ def token_ratio(against: str = "behaviour") -> Ratio:
 
 
 @part
-def span_ratio(span: str, against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:
+def span_ratio(
+    span: Span, against: Source = "behaviour", *, mean: bool = True, gradient: Literal["span", "token"] = "span"
+) -> Ratio:
     """s = exp(mean or sum of the token log-ratios of a span), on each of its tokens, f32[N, L].
 
     span: one of SPANS; `batch.turn` gives the turns, info["segment"] int32[N, L] the segments.
@@ -87,7 +90,9 @@ def span_needs(span: str) -> frozenset[str]:
 
 
 @part
-def sequence_ratio(against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:
+def sequence_ratio(
+    against: Source = "behaviour", *, mean: bool = True, gradient: Literal["span", "token"] = "span"
+) -> Ratio:
     """`span_ratio` over the whole sequence (GSPO, 2507.18071)."""
     return span_ratio("sequence", against, mean=mean, gradient=gradient)
 

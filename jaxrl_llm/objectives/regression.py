@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.choices import Clipping, Source
 from jaxrl_llm.coefficients import check_bounds, check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
@@ -24,7 +26,13 @@ WEIGHTS = ("none", "importance", "advantage")
 
 
 def clip_mask(
-    shape: str, ratio: jax.Array, advantages: jax.Array, low: Number, high: Number, far_low: Number, far_high: Number
+    shape: Clipping,
+    ratio: jax.Array,
+    advantages: jax.Array,
+    low: Number,
+    high: Number,
+    far_low: Number,
+    far_high: Number,
 ) -> jax.Array:
     """True where a token's gradient is kept (2509.24203), bool, elementwise.
 
@@ -44,7 +52,12 @@ def clip_mask(
     return inside | (good & (ratio <= 1 - far_low)) | (bad & (ratio >= 1 + far_high))
 
 
-def score_weight(shape: str, ratio: jax.Array, advantages: jax.Array, temperature: Number = 1.0) -> jax.Array:
+def score_weight(
+    shape: Literal["none", "importance", "advantage"],
+    ratio: jax.Array,
+    advantages: jax.Array,
+    temperature: Number = 1.0,
+) -> jax.Array:
     """Weight of the score function: 1, rho ("importance"), or exp(A / temperature) ("advantage"), elementwise."""
     require_choice("weight", shape, WEIGHTS)
     if shape == "importance":
@@ -104,7 +117,7 @@ def bellman_target(reward: jax.Array, next_values: jax.Array, scale: Number = 1.
 
 @part
 def random_policy_regression(
-    scale: Number = 1.0, next_scale: Number = 1.0, against: str = "behaviour", average: Average | None = None
+    scale: Number = 1.0, next_scale: Number = 1.0, against: Source = "behaviour", average: Average | None = None
 ) -> Objective:
     """Mean of (Q - sg(r + next_scale V_next))^2 with Q = scale (logp - logp_old).
 
@@ -162,8 +175,8 @@ def one_token(penalty: Number = -0.1) -> Surrogate:
 
 @part
 def masked_score(
-    clip: str = "none",
-    weight: str = "none",
+    clip: Clipping = "none",
+    weight: Literal["none", "importance", "advantage"] = "none",
     clip_low: Number = 0.2,
     clip_high: Number | None = None,
     far_low: Number = 0.6,

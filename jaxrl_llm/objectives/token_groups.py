@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,9 @@ def later_actions(batch: Trajectories) -> jax.Array:
 
 
 @part
-def token_groups(groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: str = "sequence") -> Average:
+def token_groups(
+    groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: Literal["sequence", "token"] = "sequence"
+) -> Average:
     """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
 
     over "sequence": mean_k is the mean over sequences of the mean over their tokens in the group (0 if a sequence has

@@ -6,6 +6,7 @@ Plain functions work on arrays of any shape. An error is a function of x = V - R
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,12 @@ def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
 
 
 def clipped_error(
-    values: jax.Array, before: jax.Array, returns: jax.Array, clip: Number, error: Error = half_square, of: str = "max"
+    values: jax.Array,
+    before: jax.Array,
+    returns: jax.Array,
+    clip: Number,
+    error: Error = half_square,
+    of: Literal["max", "mean"] = "max",
 ) -> jax.Array:
     """max(e(V - R), e(V_c - R)) with V_c = V_old + clip(V - V_old, -clip, clip) (PPO's code); elementwise.
 
@@ -102,7 +108,7 @@ def value_loss(
     average: Average | None = None,
     *,
     error: Error | Sequence[Error] = half_square,
-    of: str = "max",
+    of: Literal["max", "mean"] = "max",
     combine: Callable[[jax.Array], jax.Array] | None = None,
     heads: int = 1,
 ) -> Objective:

@@ -8,6 +8,7 @@ multiplied (`product`), chosen by the sign of the advantage (`by_sign`), and com
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,12 @@ def bernoulli_kl(p0: jax.Array, p: jax.Array) -> jax.Array:
 
 
 def small_moves(
-    p: jax.Array, p0: jax.Array, advantages: jax.Array, low: Number, high: Number, divergence: str = "tv"
+    p: jax.Array,
+    p0: jax.Array,
+    advantages: jax.Array,
+    low: Number,
+    high: Number,
+    divergence: Literal["tv", "kl"] = "tv",
 ) -> jax.Array:
     """bool: false where p moved away from p0 in the advantage's direction by more than a bound (DPPO, 2602.04879).
 
@@ -97,7 +103,7 @@ def small_moves(
 
 
 @part
-def within_divergence(low: Number, high: Number | None = None, divergence: str = "tv") -> Weight:
+def within_divergence(low: Number, high: Number | None = None, divergence: Literal["tv", "kl"] = "tv") -> Weight:
     """1 where `small_moves`, else 0. The ratio must be to the behaviour policy. Both bounds at least 0; high
     defaults to low.
     """
