@@ -18,7 +18,16 @@ MODULES = (
     advantages, objectives, rank, returns, risk, token_baselines, adaptive_clip, anchors, averages, corrections,
     covariance, regression,
 )  # fmt: skip
-FILLED = {"span": "sequence", "rho": None, "target": 0.5, "bound": 0.1, "low": 0.1, "high": 0.1, "coefficient": 0.1, "groups": {}}
+FILLED = {
+    "span": "sequence",
+    "rho": None,
+    "target": 0.5,
+    "bound": 0.1,
+    "low": 0.1,
+    "high": 0.1,
+    "coefficient": 0.1,
+    "groups": {},
+}
 
 
 def chosen(build: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,6 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxrl_llm.advantages
+import jaxrl_llm.algorithms
+import jaxrl_llm.objectives
+import jaxrl_llm.rewards
+import jaxrl_llm.selection
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.algorithms import Algorithm, DynamicSampling
@@ -206,3 +214,27 @@ def test_factories_keep_their_signature_and_docstring(name: str) -> None:
     factory = PARTS[name]
     assert factory.__name__ == name
     assert factory.__doc__
+
+
+def test_each_name_in_printed_code_is_of_one_factory() -> None:
+    """A namespace of the library's factories can hold all of them: no two share a name."""
+    packages = (
+        jaxrl_llm.advantages,
+        jaxrl_llm.objectives,
+        jaxrl_llm.algorithms,
+        jaxrl_llm.rewards,
+        jaxrl_llm.selection,
+    )
+    modules = [
+        importlib.import_module(f"{package.__name__}.{one.name}")
+        for package in packages
+        for one in pkgutil.iter_modules(package.__path__)
+    ]
+    found: dict[str, set[Any]] = {}
+    for module in [*modules, sys.modules["jaxrl_llm.transform"]]:
+        for name, value in vars(module).items():
+            if getattr(value, "makes_parts", False):
+                found.setdefault(name, set()).add(value)
+    assert len(found) > 130
+    assert {name for name, values in found.items() if len(values) > 1} == set()
+    assert not set(found) & set(jaxrl_llm.algorithms.names())

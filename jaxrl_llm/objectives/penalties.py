@@ -38,7 +38,7 @@ def kl(
     Differentiated through both factors, k1 and k3 are then unbiased for KL(pi || other), and so are their gradients
     (2512.02556). With k1 and sampled equal to `to` this is rho log rho.
     reverse: estimate from -l; on samples of the other policy k1 and k3 then estimate KL(other || pi).
-    metric: name of the reported metric.
+    metric: name of the reported metric; in a sum of two such terms the second's is "kl/2", see `Objective`.
     """
     if estimator not in ESTIMATORS:
         raise unknown("KL estimator", estimator, ESTIMATORS)
