@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, is_off, shown
+from jaxrl_llm.errors import InputError, is_off
 from jaxrl_llm.expressions import Call, Negation, Operation, layout, part, record, recorded
+from jaxrl_llm.part_checks import check_divisor, expect, names_of, require_function
 from jaxrl_llm.shapes import FLOATS, check_array, in_words
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
@@ -129,34 +130,6 @@ def chain(*transforms: Transform) -> Transform:
         return tuple(after), batch
 
     return Transform(init, apply, frozenset().union(*(t.needs for t in transforms)))
-
-
-def names_of(needs: Iterable[str]) -> frozenset[str]:
-    """The names as a set; InputError for a single string, which would be split into letters."""
-    if isinstance(needs, str):
-        raise InputError(f"needs is {needs!r}, but must be a set of names: {{{needs!r}}}")
-    return frozenset(needs)
-
-
-def require_function(name: str, value: Any) -> None:
-    """InputError unless the value is a function of a batch, not a factory of transforms or objectives."""
-    if not callable(value):
-        raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
-    made = getattr(value, "__annotations__", {}).get("return")
-    if made in ("Transform", "Objective"):
-        raise InputError(
-            f"{name} is {value.__name__}, which makes a value of the type {made}: give a function of a batch"
-        )
-
-
-def expect(name: str, value: Any, kind: type) -> None:
-    """InputError unless the value is an instance of `kind`; if a function returns one, the error says to call it."""
-    if isinstance(value, kind):
-        return
-    found, hint = in_words(value), ""
-    if callable(value) and getattr(value, "__annotations__", {}).get("return") in (kind, kind.__name__):
-        found, hint = "the function " + value.__name__, f", which makes one: call it, {value.__name__}(...)"
-    raise InputError(f"{name} must be of the type {kind.__name__}, but is {found}{hint}")
 
 
 @part
@@ -312,13 +285,6 @@ class Objective:
 def _nothing(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
     """A term that is statically off; sums leave it out."""
     return jnp.float32(0), {}
-
-
-def check_divisor(of: str, divisor: Any) -> None:
-    """InputError unless something can be divided by it: a number other than 0."""
-    check_number(f"what {of} is divided by", divisor)
-    if is_off(divisor):
-        raise InputError(f"{of} is divided by 0")
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:

@@ -12,8 +12,9 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.choices import Rule
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
+from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, require_function, stateless
+from jaxrl_llm.transform import Transform, stateless
 
 EDGES = ("strict", "lenient")
 RULES = ("length", "difficulty", "or", "and")

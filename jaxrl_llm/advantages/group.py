@@ -15,9 +15,10 @@ from jaxrl_llm.choices import Baseline, Scale
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
+from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, require_function, stateless
+from jaxrl_llm.transform import Transform, stateless
 
 SCALES = ("std", "none", "batch", "sum", "mean")
 TOLERANCE = 1e-7  # rewards that differ by less are equal: dividing by a small epsilon would amplify rounding errors

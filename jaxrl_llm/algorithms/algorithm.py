@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.expressions import layout
+from jaxrl_llm.part_checks import expect
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
-from jaxrl_llm.transform import Objective, Transform, expect
+from jaxrl_llm.transform import Objective, Transform
 
 
 @dataclass(frozen=True, repr=False)

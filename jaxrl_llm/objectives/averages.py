@@ -16,8 +16,9 @@ from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import Negation, Operation, layout, part, recorded
+from jaxrl_llm.part_checks import check_divisor, names_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_sums, in_words, row_means, totals_of, weighted
-from jaxrl_llm.transform import Metrics, Objective, Refresh, check_divisor, control, in_turn, names_of
+from jaxrl_llm.transform import Metrics, Objective, Refresh, control, in_turn
 
 Mean = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
 AVERAGES = ("sequence", "token", "prompt", "sum", "constant", "slice")

@@ -16,8 +16,9 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import needed
 from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
-from jaxrl_llm.transform import Metrics, Objective, require_function
+from jaxrl_llm.transform import Metrics, Objective
 
 Number = float | jax.Array
 RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite

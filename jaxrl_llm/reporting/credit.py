@@ -15,10 +15,11 @@ import numpy as np
 from jaxrl_llm.algorithms import Algorithm, constructor, get
 from jaxrl_llm.errors import InputError, require_choice, unknown
 from jaxrl_llm.needs import fill_in
+from jaxrl_llm.part_checks import expect
 from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
-from jaxrl_llm.transform import check_outputs, expect
+from jaxrl_llm.transform import check_outputs
 
 SHADES = ("push", "advantage")
 Which = str | Algorithm | Sequence[str | Algorithm] | Mapping[str, str | Algorithm]
