@@ -102,8 +102,9 @@ def _returns(of: dict[str, Any]) -> list[Line]:
 
 def _whiten(of: dict[str, Any]) -> list[Line]:
     over = "" if of["over"] == "tokens" else r"_{\text{sequences}}"
-    above = rf"{A} - \operatorname{{mean}}{over}(A)" if of["shift"] else A
-    return [(A, BECOMES, rf"\frac{{{above}}}{{\sqrt{{\operatorname{{var}}{over}(A) + {number(of['epsilon'])}}}}}")]
+    mean = rf"\operatorname{{mean}}{over}(A)"
+    scaled = rf"\frac{{{A} - {mean}}}{{\sqrt{{\operatorname{{var}}{over}(A) + {number(of['epsilon'])}}}}}"
+    return [(A, BECOMES, scaled if of["shift"] else f"{scaled} + {mean}")]
 
 
 def _clip_advantages(of: dict[str, Any]) -> list[Line]:
@@ -164,6 +165,8 @@ STEPS: dict[str, Callable[[dict[str, Any]], list[Line]]] = {
     "on_actions": _on_actions,
     "revised": lambda of: [(A, BECOMES, operator(named(of["advantages"])[0], "A"))],
     "rescore": lambda of: [("r_i", BECOMES, operator(named(of["reward"])[0], "i"))],
+    "stateless": lambda of: [("B", BECOMES, operator(named(of["f"])[0], "B"))],
+    "counted": lambda of: [("B", BECOMES, operator(named(of["apply"])[0], "B"))],
     "drop_uniform_groups": _dropped,
     "drop_rows": _dropped,
 }

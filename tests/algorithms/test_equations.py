@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages import clip_advantages, group_relative, revised, whiten_advantages
 from jaxrl_llm.algorithms.equations import equations
 from jaxrl_llm.objectives import (
+    clip,
     entropy,
     kl,
     log_probability,
@@ -19,6 +20,7 @@ from jaxrl_llm.objectives import (
     token_ratio,
     unclipped,
 )
+from jaxrl_llm.objectives.corrections import importance_correction
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
 
@@ -144,6 +146,29 @@ def test_a_part_without_a_form_appears_by_its_name() -> None:
     score = rf"\operatorname{{sg}}\!\left[{weight}\right] A_{{i,t}} \log \pi_\theta(o_{{i,t}})"
     assert loss(f"-{BY_TOKEN} {score}") in lines_of(mine)
     assert r"\operatorname{threshold\_penalty}" in equations(algorithms.get("safe_entropy_aware"))
+    assert r"B &\leftarrow \operatorname{above\_greedy}\left(B\right)" in lines_of(algorithms.get("remax"))
+
+
+def test_credit_of_other_settings() -> None:
+    steps = chain(
+        group_relative("sum", epsilon=0.5, baseline="leave_one_out"),
+        whiten_advantages("sequences", epsilon=1e-6, shift=False),
+        importance_correction("sequence", "mask", 0.5, 2.0),
+        clip_advantages(3),
+    )
+    mean = r"\operatorname{mean}_{\text{sequences}}(A)"
+    quotient = r"\frac{\pi_{\text{old}}(o_{i,t})}{\pi_{\text{behaviour}}(o_{i,t})}"
+    lines = lines_of(algorithms.Algorithm(steps, policy_gradient(token_ratio(), clip(0.1), token_mean())))
+    assert lines[:5] == [
+        r"A_{i,t} &= \frac{r_i - \frac{1}{|g| - 1} \sum_{j \in g,\, j \ne i} r_j}"
+        r"{\operatorname{std}_g(r) + \operatorname{std}(r) + 0.5}",
+        rf"A_{{i,t}} &\leftarrow \frac{{A_{{i,t}} - {mean}}}"
+        rf"{{\sqrt{{\operatorname{{var}}_{{\text{{sequences}}}}(A) + 10^{{-6}}}}}} + {mean}",
+        r"A_{i,t} &\leftarrow x_{i,t}\, \mathbb{1}\left[0.5 \le x_{i,t} \le 2\right]\, A_{i,t}, "
+        rf"\quad x_{{i,t}} = \prod_t {quotient}",
+        r"A_{i,t} &\leftarrow \operatorname{clip}(A_{i,t},\, -3,\, 3)",
+        loss(f"-{BY_TOKEN} {clipped('0.1', '0.1')}"),
+    ]
 
 
 @pytest.mark.parametrize("name", algorithms.names())
