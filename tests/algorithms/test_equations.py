@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -180,6 +181,7 @@ def test_every_method_has_well_formed_equations(name: str) -> None:
         assert text.count(rf"\begin{{{environment}}}") == text.count(rf"\end{{{environment}}}")
     assert r"\mathcal{L}(\theta) &= " in text
     assert not any(sign in text for sign in ("None", "--", "+ -"))
+    assert not re.search(r"\^\{[^{}]*(\{[^{}]*\})?[^{}]*\}(_\{[^{}]*\})?\^", text), "LaTeX allows no double superscript"
 
 
 def test_a_notebook_shows_equations_rules_and_code() -> None:
