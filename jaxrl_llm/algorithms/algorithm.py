@@ -16,7 +16,8 @@ class Algorithm:
     """A `transform` from rewards to advantages, an `objective` from advantages to a loss, and rules for rollouts.
 
     `needs` names what the loop must provide beyond a sampled and scored batch. A `strategy` requests partial rollouts;
-    the run's settings override it. Raises InputError for a part of another type, such as a factory that was not called.
+    the run's settings override it. Its repr is the code that composes it; a notebook shows its equations too. Raises
+    InputError for a part of another type, such as a factory that was not called.
     """
 
     transform: Transform
