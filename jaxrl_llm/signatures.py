@@ -12,10 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jaxrl_llm import choices
 from jaxrl_llm.errors import InputError, unknown
 
 CATALOGUE = Path(__file__).parent / "algorithms"
-_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "tuple": tuple, "Literal": Literal}
+_CHOICES = {name: kind for name, kind in vars(choices).items() if typing.get_origin(kind) is Literal}
+_KINDS = {**_CHOICES, "bool": bool, "int": int, "float": float, "str": str, "tuple": tuple, "Literal": Literal}
 _PLAIN = (bool, int, float, str)
 PYTHON = "python:"  # begins the name of an algorithm that a Python program gave to a run
 NOT_GIVEN = (

@@ -12,6 +12,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.shapes import BOOL, FLOATS, INTEGERS, NUMBERS, check_array, in_words
@@ -93,6 +94,30 @@ class Trajectories(flax.struct.PyTreeNode):
         """The batch with more entries in `controls`."""
         return self.replace(controls={**(self.controls or {}), **entries})
 
+    def __repr__(self) -> str:
+        """Shape, counts and the fields that are there, in one line; without counts where the values are not at hand."""
+        fields = []
+        for name in list(self.__dataclass_fields__)[len(_REQUIRED) :]:
+            value = getattr(self, name)
+            if value is not None:
+                fields.append(f"{name}[{', '.join(sorted(value))}]" if isinstance(value, Mapping) else name)
+        parts = [*_counts(self), *([f"with {', '.join(fields)}"] if fields else [])]
+        return f"Trajectories({'; '.join([' x '.join(map(str, np.shape(self.tokens))), *parts])})"
+
+
+def _counts(batch: Trajectories) -> list[str]:
+    """Numbers of tokens, actions, groups and the mean reward; empty for a batch that is traced or on other hosts."""
+    try:
+        mask, groups, reward = (np.asarray(x) for x in (batch.action_mask, batch.group, batch.reward))
+        tokens, acted = int(np.sum(np.asarray(batch.token_mask))), mask.any(axis=1)
+        counts = [f"{tokens:,} tokens, {int(mask.sum()):,} of them actions", f"groups: {len(np.unique(groups))}"]
+        if batch.reward is not None:
+            scored = reward[acted & ~np.isnan(reward)]
+            counts.append(f"mean reward {scored.mean():.4g}" if scored.size else "no row is scored")
+    except Exception:  # what is no array, traced, or not addressable has no values, and JAX has an error for each
+        return []
+    return counts
+
 
 class PolicyOutputs(flax.struct.PyTreeNode):
     """The policy's outputs for each action under the parameters being differentiated; zero elsewhere."""
@@ -100,6 +125,10 @@ class PolicyOutputs(flax.struct.PyTreeNode):
     logp: Array  # f32[N, L]
     entropy: Array  # f32[N, L]
     extras: dict[str, Any] | None = None  # further outputs that an objective needs, e.g. "values"
+
+    def __repr__(self) -> str:
+        extras = f", extras[{', '.join(self.extras)}]" if self.extras else ""
+        return f"PolicyOutputs({' x '.join(map(str, np.shape(self.logp)))}{extras})"
 
 
 def weighted(values: Array, batch: Trajectories) -> Array:

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, is_off, shown
+from jaxrl_llm.errors import InputError, is_off
+from jaxrl_llm.expressions import Call, Negation, Operation, layout, part, record, recorded
+from jaxrl_llm.part_checks import check_divisor, expect, names_of, require_function
 from jaxrl_llm.shapes import FLOATS, check_array, in_words
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
@@ -35,7 +37,7 @@ class RunFacts:
         check_number("RunFacts: steps", self.steps, least=0, whole=True, or_none=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Transform:
     """A pair of pure functions, as in optax. `apply` fills in fields of the batch; all memory is in the state.
 
@@ -43,6 +45,8 @@ class Transform:
            parameter named `facts`, which gets the run's sizes, e.g. for a table with an entry per prompt.
     apply: (state, batch) -> (state, batch)
     needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `jaxrl_llm.needs`
+
+    Its repr is the code that composes it, if it comes from a factory of the library or one with `expressions.part`.
     """
 
     init: Callable[..., State]
@@ -50,10 +54,17 @@ class Transform:
     needs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.init, StateInit):
-            object.__setattr__(self, "init", StateInit(self.init))
-        if not isinstance(self.apply, Guarded):
-            object.__setattr__(self, "apply", Guarded(self.apply))
+        init, apply = self.init, self.apply
+        if not isinstance(init, StateInit):
+            init = StateInit(init)
+            object.__setattr__(self, "init", init)
+        if not isinstance(apply, Guarded):
+            apply = Guarded(apply)
+            object.__setattr__(self, "apply", apply)
+        needs = {"needs": self.needs} if self.needs else {}
+        record(self, Call(Transform, (), {"init": init.function, "apply": apply.function, **needs}))
+
+    __repr__ = layout
 
 
 @dataclass(frozen=True)
@@ -89,19 +100,21 @@ class Guarded:
         return self.function(state, batch)
 
 
+@part
 def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform that applies `f` and has no state."""
     require_function("what makes a transform", f)
     return Transform(lambda: (), lambda state, batch: (state, f(batch)), names_of(needs))
 
 
+@part
 def chain(*transforms: Transform) -> Transform:
     """Apply transforms from left to right; the result is a Transform whose state is the tuple of theirs.
 
     Raises InputError for a part that is not a Transform and, when applied, for a state of the wrong length.
     """
-    for number, part in enumerate(transforms, start=1):
-        expect(f"part {number} of a chain", part, Transform)
+    for number, one in enumerate(transforms, start=1):
+        expect(f"part {number} of a chain", one, Transform)
 
     def init(facts: RunFacts) -> State:
         return tuple(t.init(facts) for t in transforms)
@@ -119,39 +132,13 @@ def chain(*transforms: Transform) -> Transform:
     return Transform(init, apply, frozenset().union(*(t.needs for t in transforms)))
 
 
-def names_of(needs: Iterable[str]) -> frozenset[str]:
-    """The names as a set; InputError for a single string, which would be split into letters."""
-    if isinstance(needs, str):
-        raise InputError(f"needs is {needs!r}, but must be a set of names: {{{needs!r}}}")
-    return frozenset(needs)
-
-
-def require_function(name: str, value: Any) -> None:
-    """InputError unless the value is a function of a batch, not a factory of transforms or objectives."""
-    if not callable(value):
-        raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
-    made = getattr(value, "__annotations__", {}).get("return")
-    if made in ("Transform", "Objective"):
-        raise InputError(
-            f"{name} is {value.__name__}, which makes a value of the type {made}: give a function of a batch"
-        )
-
-
-def expect(name: str, value: Any, kind: type) -> None:
-    """InputError unless the value is an instance of `kind`; if a function returns one, the error says to call it."""
-    if isinstance(value, kind):
-        return
-    found, hint = in_words(value), ""
-    if callable(value) and getattr(value, "__annotations__", {}).get("return") in (kind, kind.__name__):
-        found, hint = "the function " + value.__name__, f", which makes one: call it, {value.__name__}(...)"
-    raise InputError(f"{name} must be of the type {kind.__name__}, but is {found}{hint}")
-
-
+@part
 def counted(apply: Callable[[jax.Array, Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform whose state counts its applications: `apply(step int32[], batch) -> batch`."""
     return Transform(lambda: jnp.int32(0), lambda step, batch: (step + 1, apply(step, batch)), names_of(needs))
 
 
+@part
 def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], jax.Array]) -> Transform:
     """Adapt a number to the last update's metrics: `update(number f32[], feedback) -> number`.
 
@@ -181,7 +168,7 @@ def in_turn(*refreshes: Refresh | None) -> Refresh | None:
     return refresh
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Coefficient:
     """The weight of a term that depends on the batch: `function: batch -> f32[]`, e.g. of `batch.controls`.
 
@@ -194,6 +181,8 @@ class Coefficient:
 
     def __call__(self, batch: Trajectories) -> jax.Array:
         return self.function(batch)
+
+    __repr__ = layout
 
 
 Scale = float | jax.Array | str | Callable[[Trajectories], jax.Array]  # a Coefficient is such a callable
@@ -212,11 +201,13 @@ def coefficient(scale: Scale) -> Coefficient:
     return Coefficient(lambda batch: jnp.asarray(scale))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Objective:
     """A loss to minimise: `(outputs, batch) -> (loss, metrics)`, pure and stateless.
 
-    Objectives can be added, and scaled by a number, the name of a control, or a function of the batch (`Coefficient`).
+    Objectives can be added (also by `sum`), subtracted and negated, divided by a number, and scaled by a number, the
+    name of a control, or a function of the batch (`Coefficient`). If two terms of a sum report a metric of the same
+    name, the second's is called "NAME/2", the third's "NAME/3".
     Loss and metrics are sums over the rows of the batch divided by `totals_of(batch)`, so those of micro-batches add up
     to those of the whole batch.
 
@@ -238,9 +229,40 @@ class Objective:
         return batch if self.refresh is None else self.refresh(jax.lax.stop_gradient(outputs), batch)
 
     def __add__(self, other: Objective) -> Objective:
-        """The sum. If both report a metric of the same name, the second's is renamed to "NAME/2"."""
         expect("what is added to an objective", other, Objective)
+        if _nothing in (self.function, other.function):
+            return self if other.function is _nothing else other
+        return recorded(self._plus(other), Operation("+", self, other))
 
+    def __radd__(self, other: Any) -> Objective:
+        """The 0 that `sum` starts from adds nothing; InputError for anything else."""
+        if not is_off(other):
+            expect("what an objective is added to", other, Objective)
+        return self
+
+    def __sub__(self, other: Objective) -> Objective:
+        expect("what is subtracted from an objective", other, Objective)
+        if other.function is _nothing:
+            return self
+        return recorded(self._plus(other._times(-1.0)), Operation("-", self, other))
+
+    def __mul__(self, scale: Scale) -> Objective:
+        """Scale the loss, not the metrics. A term with a static scale of 0 is dropped together with its needs."""
+        return recorded(self._times(scale), Operation("*", self, scale))
+
+    def __rmul__(self, scale: Scale) -> Objective:
+        return recorded(self._times(scale), Operation("*", scale, self))
+
+    def __truediv__(self, divisor: float | jax.Array) -> Objective:
+        check_divisor("an objective", divisor)
+        return recorded(self._times(1 / divisor), Operation("/", self, divisor))
+
+    def __neg__(self) -> Objective:
+        return recorded(self._times(-1.0), Negation(self))
+
+    __repr__ = layout
+
+    def _plus(self, other: Objective) -> Objective:
         def total(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss_a, metrics_a = self.function(outputs, batch)
             loss_b, metrics_b = other.function(outputs, batch)
@@ -248,11 +270,10 @@ class Objective:
 
         return Objective(total, self.needs | other.needs, in_turn(self.refresh, other.refresh))
 
-    def __mul__(self, scale: Scale) -> Objective:
-        """Scale the loss, not the metrics. A term with a static scale of 0 is dropped together with its needs."""
+    def _times(self, scale: Scale) -> Objective:
         weight = coefficient(scale)
-        if is_off(scale):
-            return Objective(lambda outputs, batch: (jnp.float32(0), {}))
+        if is_off(scale) or self.function is _nothing:
+            return Objective(_nothing)
 
         def scaled(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
             loss, metrics = self.function(outputs, batch)
@@ -260,11 +281,10 @@ class Objective:
 
         return Objective(scaled, self.needs | weight.needs, in_turn(self.refresh, weight.refresh))
 
-    __rmul__ = __mul__
 
-    def __sub__(self, other: Objective) -> Objective:
-        expect("what is subtracted from an objective", other, Objective)
-        return self + (-1.0) * other
+def _nothing(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    """A term that is statically off; sums leave it out."""
+    return jnp.float32(0), {}
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:

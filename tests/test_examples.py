@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ def code_lines(text: str) -> int:
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
     first, program, second, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert code_lines(first) <= 15
-    names: dict[str, object] = {}
+    module = types.ModuleType("readme")  # where its functions have their names, as in __main__
+    sys.modules[module.__name__], names = module, vars(module)
     exec(compile(first, "README.md", "exec"), names)  # the example itself is under test
     printed = capsys.readouterr().out
     assert printed.startswith("[")
@@ -34,7 +36,9 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
     exec(compile(program, "README.md", "exec"), names)
     assert asyncio.iscoroutinefunction(names["pairs"])
     exec(compile(second, "README.md", "exec"), names)
-    table = capsys.readouterr().out
+    table, shown = capsys.readouterr().out.split("\nAlgorithm(")
+    assert f"```text\nAlgorithm({shown}```" in (ROOT / "README.md").read_text()
+    assert repr(eval(f"Algorithm({shown}", names)) + "\n" == f"Algorithm({shown}"
     assert table.splitlines()[0].split() == ["row", "group", "reward", "actions", "grpo", "dapo", "mine"]
     assert f"has {len(algorithms.names())} published methods" in (ROOT / "README.md").read_text()
     for definition in re.findall(r"^(?:grpo|dapo|mine) = \w+\(\n(.*?)^\)", second, flags=re.DOTALL | re.MULTILINE):

@@ -135,3 +135,26 @@ def test_the_check_is_static() -> None:
     with pytest.raises(InputError, match="reward"):
         jax.eval_shape(checked, batch.replace(reward=jnp.ones(2)))
     assert jax.tree.map(lambda x: x.shape, batch).tokens == (1, 3)
+
+
+def test_a_batch_prints_in_one_line_what_it_has() -> None:
+    batch = batch_of([[0, 1, 1], [1, 0, 0], [0, 0, 0]], group=jnp.array([0, 0, 1]))
+    assert repr(batch) == "Trajectories(3 x 3; 9 tokens, 3 of them actions; groups: 2)"
+    scored = batch.replace(
+        reward=jnp.array([1.0, 0.5, 7.0]),
+        rewards={"correct": jnp.ones(3), "brief": jnp.ones(3)},
+        entropy=jnp.ones((3, 3)),
+    )
+    assert repr(scored) == (
+        "Trajectories(3 x 3; 9 tokens, 3 of them actions; groups: 2; mean reward 0.75; "
+        "with rewards[brief, correct], reward, entropy)"
+    ), "the row without actions has no score"
+    assert "no row is scored" in repr(scored.replace(reward=jnp.full(3, jnp.nan)))
+    texts = []
+    jax.jit(lambda b: texts.append(repr(b)) or b.reward)(scored)
+    assert texts == ["Trajectories(3 x 3; with rewards[brief, correct], reward, entropy)"]
+    assert repr(jax.eval_shape(lambda b: b, batch)) == "Trajectories(3 x 3)"
+    assert repr(jax.tree.map(lambda x: None, batch)).startswith("Trajectories(")
+    outputs = PolicyOutputs(jnp.zeros((2, 3)), jnp.zeros((2, 3)))
+    assert repr(outputs) == "PolicyOutputs(2 x 3)"
+    assert repr(outputs.replace(extras={"values": jnp.zeros((2, 3))})) == "PolicyOutputs(2 x 3, extras[values])"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Coefficient, Objective, RunFacts, Transform, chain, counted, in_turn, stateless
 
@@ -131,6 +133,12 @@ A, B = Objective(first, frozenset({"old_logp"})), Objective(second, frozenset({"
         (2.0 * (A - 4 * B) + A, -15.0),
         (A + jnp.float32(0.5) * B, -2.625),
         (A - A, 0.0),
+        (-A, 3.0),
+        (B - -A, -2.25),
+        (A / 2, -1.5),
+        ((A + B) / jnp.float32(4), -0.5625),
+        (sum([A, B, 2 * B]), -0.75),
+        (sum([A]), -3.0),
     ],
 )
 def test_objectives_add_subtract_and_scale(objective: Objective, loss: float) -> None:
@@ -192,6 +200,21 @@ def test_what_makes_a_part_is_told_to_be_called() -> None:
 def test_an_objective_is_scaled_by_a_finite_number(factor: Any) -> None:
     with pytest.raises(InputError, match="the scale of an objective is"):
         Objective(lambda outputs, batch: (jnp.float32(1), {})) * factor
+
+
+@pytest.mark.parametrize(
+    ("compose", "words"),
+    [
+        (lambda: A / 0, "an objective is divided by 0"),
+        (lambda: A / B, "what an objective is divided by is .*, but must be a number"),
+        (lambda: A / "beta", "what an objective is divided by is 'beta', but must be a number"),
+        (lambda: 1 + A, "what an objective is added to must be of the type Objective, but is of the type int"),
+        (lambda: token_mean() / 0.0, "an average is divided by 0"),
+    ],
+)
+def test_what_operators_cannot_take_is_told(compose: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        compose()
 
 
 def test_batches_are_checked_where_they_come_in() -> None:

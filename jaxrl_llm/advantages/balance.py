@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.choices import Scale
+from jaxrl_llm.expressions import part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
@@ -26,7 +28,8 @@ def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array
     return good | (bad & (rank >= number_bad - number_good))
 
 
-def balanced_relative(scale: str = "none", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
+@part
+def balanced_relative(scale: Scale = "none", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
     """Group-relative advantages among the `balanced` samples; 0 for dropped ones."""
 
     def apply(step: jax.Array, batch: Trajectories) -> Trajectories:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.choices import Rule
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
+from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, require_function, stateless
+from jaxrl_llm.transform import Transform, stateless
 
 EDGES = ("strict", "lenient")
 RULES = ("length", "difficulty", "or", "and")
 
 
+@part
 def weigh_advantages(weight: Callable[[Trajectories], jax.Array]) -> Transform:
     """Multiply the advantages of each row by `weight(batch)` f32[N]."""
     require_function("the weight of advantages", weight)
@@ -40,7 +45,12 @@ def easiness_weight(
 
 
 def length_gain(
-    correct: jax.Array, wrong: jax.Array, lengths: jax.Array, group: jax.Array, *, edges: str = "strict"
+    correct: jax.Array,
+    wrong: jax.Array,
+    lengths: jax.Array,
+    group: jax.Array,
+    *,
+    edges: Literal["strict", "lenient"] = "strict",
 ) -> jax.Array:
     """bool[N]: in the row's group the longest correct sample is longer than the mean of the wrong ones (2602.10019).
 
@@ -64,10 +74,10 @@ def promising(
     cut_off: jax.Array,
     group: jax.Array,
     *,
-    rule: str = "length",
+    rule: Rule = "length",
     success: float | jax.Array = 0.5,
     hard: float | jax.Array = 0.5,
-    edges: str = "strict",
+    edges: Literal["strict", "lenient"] = "strict",
 ) -> jax.Array:
     """bool[N]: whether a row's prompt gets a higher weight now (ADORA, 2602.10019).
 

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Baseline, Scale
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.expressions import part
+from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, require_function, stateless
+from jaxrl_llm.transform import Transform, stateless
 
 SCALES = ("std", "none", "batch", "sum", "mean")
 TOLERANCE = 1e-7  # rewards that differ by less are equal: dividing by a small epsilon would amplify rounding errors
@@ -27,7 +30,7 @@ BASELINES = ("mean", "leave_one_out", "weighted", "median", "quantile", "best", 
 def above_baseline(
     values: jax.Array,
     keys: jax.Array,
-    baseline: str = "mean",
+    baseline: Baseline = "mean",
     *,
     weights: jax.Array | None = None,
     level: jax.Array | float = 0.5,
@@ -114,10 +117,10 @@ def group_advantage(
     reward: jax.Array,
     group: jax.Array,
     *,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
-    baseline: str = "mean",
+    baseline: Baseline = "mean",
     weights: jax.Array | None = None,
     tolerance: float = TOLERANCE,
 ) -> jax.Array:
@@ -146,11 +149,12 @@ def group_advantage(
     return jnp.where(varies, difference / (divisor + epsilon), 0.0)
 
 
+@part
 def group_relative(
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
-    baseline: str = "mean",
+    baseline: Baseline = "mean",
     weights: Callable[[Trajectories], jax.Array] | None = None,
 ) -> Transform:
     """Write `group_advantage` of the combined reward on every action token of the sample.
@@ -184,6 +188,7 @@ def _check_scale(scale: str) -> None:
         raise InputError(f"the scale of group-relative advantages is {scale!r}, {wanted}", known=SCALES)
 
 
+@part
 def on_actions(advantage: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """The transform that writes an advantage f32[N], computed from `needs`, on every action token of its sample."""
     require_function("the advantage", advantage)
@@ -196,6 +201,22 @@ def uniform_groups(batch: Trajectories) -> jax.Array:
     return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
 
 
+def mixed_groups(batch: Trajectories) -> jax.Array:
+    """bool[N]: samples of groups with a learning signal, whose rewards are not all equal."""
+    return ~uniform_groups(batch)
+
+
+def truncated_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: samples that ran out of their budget before the end of the answer."""
+    return batch.truncated
+
+
+def row_lengths(batch: Trajectories) -> jax.Array:
+    """f32[N]: number of actions of each sample."""
+    return batch.lengths
+
+
+@part
 def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
     """Set the weights of the rows where `dropped(batch)` bool[N] to 0, so that no average counts their tokens.
 
@@ -211,11 +232,13 @@ def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
     return stateless(drop)
 
 
+@part
 def drop_uniform_groups() -> Transform:
     """Drop the rows of uniform groups (DAPO, 2503.14476)."""
     return drop_rows(uniform_groups)
 
 
+@part
 def drop_small_advantages(least: float) -> Transform:
     """Drop the rows whose advantages are all smaller than `least` in absolute value (2502.01600)."""
     check_number("least", least, least=0)

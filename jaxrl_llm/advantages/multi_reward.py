@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
+from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised, uniform_groups
 from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice, unknown
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
@@ -22,14 +25,14 @@ def parse_weights(text: str) -> dict[str, float]:
     {'correct': 1.0, 'format': 0.5}
     """
     found = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.rpartition("=")
+    for entry in filter(None, (entry.strip() for entry in text.split(","))):
+        name, _, value = entry.rpartition("=")
         try:
             found[name.strip()] = float(value)
         except ValueError:
             name = ""
         if not name:
-            raise InputError(f"the weights {text!r} are not of the form NAME=NUMBER,NAME=NUMBER: see {part!r}")
+            raise InputError(f"the weights {text!r} are not of the form NAME=NUMBER,NAME=NUMBER: see {entry!r}")
     return found
 
 
@@ -54,6 +57,18 @@ def component(batch: Trajectories, name: str) -> jax.Array:
     if name not in (batch.rewards or {}):
         raise unknown("reward component", name, batch.rewards or {})
     return (batch.rewards or {})[name]
+
+
+@part
+def uniform_by(name: str) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> bool[N]`: `uniform_groups` by one component of the rewards."""
+    return lambda batch: uniform_groups(batch.replace(reward=component(batch, name)))
+
+
+@part
+def mixed_by(name: str) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> bool[N]`: samples of groups whose rewards of one component are not all equal."""
+    return lambda batch: ~uniform_by(name)(batch)
 
 
 def decoupled_advantage(
@@ -85,8 +100,13 @@ def variance_weighted_advantage(
     return jnp.sum(weights * centred, axis=1) / (spread + epsilon)
 
 
+@part
 def decoupled(
-    weights: str = "", over: str = "sequences", ddof: int = 1, epsilon: float = 1e-4, batch_epsilon: float = 1e-4
+    weights: str = "",
+    over: Literal["sequences", "tokens", "none"] = "sequences",
+    ddof: int = 1,
+    epsilon: float = 1e-4,
+    batch_epsilon: float = 1e-4,
 ) -> Transform:
     """`decoupled_advantage`, normalised over the batch so that its scale does not grow with the number of components.
 
@@ -109,6 +129,7 @@ def decoupled(
     return stateless(apply)
 
 
+@part
 def variance_weighted(weights: str = "", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
     """Write `variance_weighted_advantage` of the components on every action token of the sample."""
 
@@ -171,6 +192,7 @@ def passes_all(passed: jax.Array, attempted: jax.Array) -> jax.Array:
     return success.astype(jnp.float32)
 
 
+@part
 def check_credit(
     difficulty: float = 2.0, width: float = 0.1, partial: float = 0.5, gamma: float = 0.95, epsilon: float = 1e-6
 ) -> Transform:

@@ -7,19 +7,23 @@ with the same key (int32[N] or [N, L]) share a statistic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
+from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, require_function, stateless
+from jaxrl_llm.transform import Transform, stateless
 
 Number = jax.Array | float
 COMPOSITIONS = ("additive", "multiplicative")
 
 
+@part
 def revised(advantages: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """The transform that replaces the advantages of action tokens by `advantages(batch)` f32[N, L]."""
     require_function("the revised advantages", advantages)
@@ -75,7 +79,12 @@ def entropy_scaled(advantages: jax.Array, scores: jax.Array, strength: Number, c
 
 
 def regulated(
-    advantages: jax.Array, gate: jax.Array, signal: jax.Array, mask: jax.Array, eta: Number, compose: str = "additive"
+    advantages: jax.Array,
+    gate: jax.Array,
+    signal: jax.Array,
+    mask: jax.Array,
+    eta: Number,
+    compose: Literal["additive", "multiplicative"] = "additive",
 ) -> jax.Array:
     """A + eta W sign(A) s (additive), or T A W / sum W + eta sign(A) s (multiplicative) (ERPO, 2603.28204).
 

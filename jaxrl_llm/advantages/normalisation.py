@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import State, Transform
 
@@ -76,6 +77,7 @@ def running_std(running: RunningMoments, ddof: int = 1) -> jax.Array:
     return jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1.0)), 1.0)
 
 
+@part
 def running_reward_scaling(shift: bool = False, clip: jax.Array | float | None = None, ddof: int = 1) -> Transform:
     """r <- r / std, or (r - mean) / std with shift, with moments over all scored rows so far, including this batch.
 
@@ -92,6 +94,7 @@ def running_reward_scaling(shift: bool = False, clip: jax.Array | float | None =
     return Transform(empty_moments, apply)
 
 
+@part
 def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
     """Let the critic predict normalised returns, so that it is independent of the scale of rewards.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform
 
@@ -32,13 +33,14 @@ def rank_potential(measures: jax.Array, centre: jax.Array, gain: jax.Array | flo
     return explore * jnp.tanh(d[:, 0]) + (1.0 - explore) * jnp.tanh(d[:, 1])
 
 
+@part
 def rank_bonus(
     gain: float = 2.0,
     coefficient: float = 1.0,
     rate: float = 0.3,
     kappa: float = 2.0,
-    place: str = "all",
-    start: str = "zero",
+    place: Literal["all", "last"] = "all",
+    start: Literal["zero", "first"] = "zero",
 ) -> Transform:
     """A + min(relu(coefficient * `rank_potential`), |A| / kappa), centred on running means mu of the measures.
 

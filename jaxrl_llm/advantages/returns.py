@@ -7,13 +7,16 @@ recursion passes over them unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
+from jaxrl_llm.choices import Estimator, Source
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import require_choice, unknown
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.trajectory import Trajectories, row_means
 from jaxrl_llm.transform import State, Transform, control, stateless
@@ -132,6 +135,7 @@ def reward_to_go(token_rewards: jax.Array, mask: jax.Array, gamma: Number = 1.0)
     return gae(token_rewards, jnp.zeros(token_rewards.shape), mask, gamma, 1.0)[0]
 
 
+@part
 def length_adaptive(alpha: Number) -> PerRow:
     """lam = 1 - 1 / (alpha l) for a row of l actions, clipped to [0, 1] (VAPO, 2504.05118); the `lam` of
     `generalised_advantages`. The sum of the GAE coefficients, 1 / (1 - lam) = alpha l, grows with the length."""
@@ -139,7 +143,10 @@ def length_adaptive(alpha: Number) -> PerRow:
     return lambda batch: jnp.clip(1 - 1 / (alpha * jnp.maximum(batch.lengths, 1)), 0.0, 1.0)
 
 
-def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8, shift: bool = True) -> Transform:
+@part
+def whiten_advantages(
+    over: Literal["tokens", "sequences"] = "tokens", ddof: int = 1, epsilon: float = 1e-8, shift: bool = True
+) -> Transform:
     """Standardise the advantages over the batch with `whiten`.
 
     over: "tokens" takes mean and variance over all actions of scored rows; "sequences" over the row means of these
@@ -159,12 +166,14 @@ def whiten_advantages(over: str = "tokens", ddof: int = 1, epsilon: float = 1e-8
     return stateless(apply)
 
 
+@part
 def clip_advantages(limit: Number) -> Transform:
     """Clip the advantages to [-limit, limit]."""
     check_number("limit of advantages", limit, above=0)
     return stateless(lambda b: b.replace(advantages=jnp.clip(b.need("advantages"), -limit, limit)))
 
 
+@part
 def discounted_returns(gamma: Number = 1.0) -> Transform:
     """Advantages are the reward-to-go of `terminal_rewards`, without a baseline. Also writes `returns`."""
     check_number("gamma", gamma, least=0, most=1)
@@ -188,6 +197,7 @@ def explained_variance(values: jax.Array, returns: jax.Array, mask: jax.Array) -
     return jnp.where(total > 1e-12, 1 - unexplained / jnp.where(total > 1e-12, total, 1.0), 0.0)
 
 
+@part
 def generalised_advantages(
     gamma: Number = 1.0,
     lam: Number | PerRow = 0.95,
@@ -220,6 +230,7 @@ def generalised_advantages(
     return stateless(apply, needs=needed_values(heads))
 
 
+@part
 def sequence_values(combine: Callable[[jax.Array], jax.Array] = head_mean, heads: int = 1) -> Transform:
     """A = r - V on every action of a row, r its score and V the value at its last action; `returns` are r.
 
@@ -246,8 +257,9 @@ def _divergence_needs(estimator: str, of: str, to: str) -> frozenset[str]:
     return needed(of) | needed(to)
 
 
+@part
 def kl_reward(
-    coefficient: Number | str, estimator: str = "k1", of: str = "behaviour", to: str = "reference"
+    coefficient: Number | str, estimator: Estimator = "k1", of: Source = "behaviour", to: Source = "reference"
 ) -> Transform:
     """Add -coefficient * k(log pi_of - log pi_to) to each action's reward; k is usually the plain log-ratio, k1.
 
@@ -266,14 +278,15 @@ def kl_reward(
     return stateless(apply, needs)
 
 
+@part
 def adaptive_kl(
     start: Number = 0.001,
     target: Number = 0.1,
     horizon: Number = 10000.0,
     name: str = "kl_coefficient",
-    estimator: str = "k1",
-    of: str = "behaviour",
-    to: str = "reference",
+    estimator: Estimator = "k1",
+    of: Source = "behaviour",
+    to: Source = "reference",
 ) -> Transform:
     """Adapt a KL coefficient so that the divergence stays near a target (1909.08593), and write it as a control:
 

@@ -6,7 +6,7 @@ all questions of a bundle form its draw j, with the score X_j (2510.00911).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import masked_quantile
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_moments
@@ -70,7 +71,11 @@ class Draws(NamedTuple):
 
 
 def form_draws(
-    reward: jax.Array, group: jax.Array, bundle: jax.Array, order: jax.Array, ragged: str = "repeat"
+    reward: jax.Array,
+    group: jax.Array,
+    bundle: jax.Array,
+    order: jax.Array,
+    ragged: Literal["repeat", "smallest"] = "repeat",
 ) -> Draws:
     """Draws of the scored rows: draw j has the j-th response of each group of a bundle, sorted by `order` f32[N].
 
@@ -108,7 +113,13 @@ def spread(scores: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(variance > 1e-10, jnp.sqrt(jnp.maximum(variance, 1e-10)), 1.0)
 
 
-def share_of_draws(of_draw: jax.Array, reward: jax.Array, group: jax.Array, draws: Draws, credit: str) -> jax.Array:
+def share_of_draws(
+    of_draw: jax.Array,
+    reward: jax.Array,
+    group: jax.Array,
+    draws: Draws,
+    credit: Literal["uniform", "std", "score", "sum_mean"],
+) -> jax.Array:
     """Each row's advantage f32[N]: the mean of the draws' advantages of_draw f32[N, N] over its draws; 0 without any.
 
     credit "uniform": the mean itself; "std": divided by the standard deviation of the question's rewards (by 1 if that
@@ -152,17 +163,18 @@ def bundles_of(batch: Trajectories, size: int) -> jax.Array:
     return ranked(jnp.where(jnp.isnan(batch.scores), N * N, key)) // size
 
 
+@part
 def bundled_risk(
-    risk: str = "mixed",
+    risk: Literal["mixed", "seeking"] = "mixed",
     alpha: float = 0.2,
     beta: float = 0.8,
     tail: float = 1.5,
     bundle_size: int = 5,
-    quantiles: str = "track",
+    quantiles: Literal["track", "batch", "mix"] = "track",
     rate: float = 0.1,
-    credit: str = "std",
+    credit: Literal["uniform", "std", "score", "sum_mean"] = "std",
     centred: bool = False,
-    ragged: str = "repeat",
+    ragged: Literal["repeat", "smallest"] = "repeat",
 ) -> Transform:
     """Advantages: one of RISKS of the draws' scores, divided by their standard deviation in the bundle (+ 1e-6).
 

@@ -5,6 +5,8 @@ Steps may be arrays and count from 0. `total` is the number of steps of the run.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -22,7 +24,11 @@ def progress(step: Number, total: Number, start: Number = 0.0, end: Number = 1.0
 
 
 def fade(
-    done: Number, magnitude: Number = 1.0, shape: str = "linear", power: Number = 2.0, slope: Number = 8.0
+    done: Number,
+    magnitude: Number = 1.0,
+    shape: Literal["linear", "power", "sigmoid"] = "linear",
+    power: Number = 2.0,
+    slope: Number = 8.0,
 ) -> jax.Array:
     """Decay from `magnitude` at progress p = `done` = 0 to 0 at p = 1 (RLVR-Schedule, 2605.25381).
 

@@ -7,6 +7,8 @@ Groups of at most k samples use sets of n - 1, because all members of the full s
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -62,7 +64,11 @@ def best_of_sets(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array,
 
 
 def best_of_sets_advantage(
-    values: jax.Array, keys: jax.Array, k: int = 4, scale: str = "std", epsilon: float = 1e-6
+    values: jax.Array,
+    keys: jax.Array,
+    k: int = 4,
+    scale: Literal["std", "none", "unbiased"] = "std",
+    epsilon: float = 1e-6,
 ) -> jax.Array:
     """Advantage f32[N] for E[max of k]; with rewards 0 and 1, pass@k. E is the mean of E_i over the group.
 
@@ -82,7 +88,13 @@ def best_of_sets_advantage(
     return difference
 
 
-def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int, diversity: str = "share") -> jax.Array:
+def diverse_sets(
+    values: jax.Array,
+    answers: jax.Array,
+    keys: jax.Array,
+    k: int,
+    diversity: Literal["share", "share_or_zero", "zero_based"] = "share",
+) -> jax.Array:
     """f(S) = mean_S r * d(S): E_i, f32[N] (2509.25424); 0 where not scored.
 
     d depends on D, the number of distinct `answers` int32[N] in the set: "share" D / k; "share_or_zero" the same, but 0
@@ -117,7 +129,11 @@ def diverse_sets(values: jax.Array, answers: jax.Array, keys: jax.Array, k: int,
 
 
 def diverse_sets_advantage(
-    values: jax.Array, answers: jax.Array, keys: jax.Array, k: int = 4, diversity: str = "share"
+    values: jax.Array,
+    answers: jax.Array,
+    keys: jax.Array,
+    k: int = 4,
+    diversity: Literal["share", "share_or_zero", "zero_based"] = "share",
 ) -> jax.Array:
     """E_i - E of `diverse_sets`, f32[N]: 0 in a group of one, and where all sets have the same reward."""
     check_number("k", k, least=1, whole=True)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
@@ -52,6 +53,7 @@ def token_baseline(
     return jnp.where(known, jnp.take_along_axis(B, jnp.maximum(action_index, 0), axis=1), 0.0)
 
 
+@part
 def energy_weighted_baseline(zero_tail: bool = True, corrected: bool = False, epsilon: float = 1e-8) -> Transform:
     """Advantages are the reward-to-go minus `token_baseline` with `logit_energy` of the old policy.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import standardised
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import State, Transform
 
@@ -63,6 +64,7 @@ def uncertainty(value: jax.Array, least: jax.Array | float = 0.05) -> jax.Array:
 DEFAULT_PROMPTS = 4096  # entries of a tracker when neither `prompts` nor the run gives their number
 
 
+@part
 def tracked_baseline(
     prompts: int | None = None,
     half_life: float = 0.06,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories, bucket_sums
@@ -59,7 +62,8 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
     return agree, votes / size
 
 
-def vote(keep: float | None = None, ties: str = "content") -> Transform:
+@part
+def vote(keep: float | None = None, ties: Literal["content", "first"] = "content") -> Transform:
     """Replace the reward by agreement with the group's majority answer (TTRL, 2504.16084).
 
     keep: number of samples per group to train on, drawn at random after the vote; the others become unscored and get

@@ -22,6 +22,7 @@ from jaxrl_llm.advantages.returns import (
     terminal_rewards,
 )
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, totals_of
 from jaxrl_llm.transform import Transform, stateless
 
@@ -62,6 +63,7 @@ def extended_gae(
     return gae(token_rewards, values, window, gamma, lam, bootstrap=after)[0]
 
 
+@part
 def windowed_advantages(
     gamma: Number = 1.0,
     lam: Number = 0.95,

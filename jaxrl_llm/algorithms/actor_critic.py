@@ -5,6 +5,8 @@ All of them need "values": a policy with a critic (`models.critic`) that is trai
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
 from jaxrl_llm.advantages.returns import (
     adaptive_kl,
@@ -16,6 +18,7 @@ from jaxrl_llm.advantages.returns import (
 )
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import Estimator
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.thresholds import distance, kl_threshold, threshold_penalty
@@ -46,8 +49,8 @@ def ppo(
     whiten: bool = True,
     normalise_returns: bool = False,
     kl_coefficient: float = 0.05,
-    kl_in: str = "reward",
-    kl_estimator: str | None = None,
+    kl_in: Literal["reward", "loss"] = "reward",
+    kl_estimator: Estimator | None = None,
     kl_target: float | None = None,
     kl_horizon: float = 10000.0,
     entropy_coefficient: float = 0.0,
@@ -104,7 +107,7 @@ def ppo_max(
     gamma: float = 1.0,
     lam: float = 0.95,
     kl_coefficient: float = 0.05,
-    reward_scaling: str = "normalise",
+    reward_scaling: Literal["scale", "normalise", "none"] = "normalise",
     reward_clip: float | None = 0.3,
     whiten: bool = False,
     advantage_clip: float | None = None,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxrl_llm.advantages.group import drop_small_advantages, group_relative
 from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
 from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import with_kl_reward
+from jaxrl_llm.choices import Scale, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, span_ratio, token_mean, token_ratio
 from jaxrl_llm.transform import chain
@@ -36,7 +39,7 @@ def reinforce_plus_plus(
 
 def reinforce_plus_plus_baseline(
     kl_coefficient: float = 0.001,
-    over: str = "sequences",
+    over: Literal["sequences", "tokens"] = "sequences",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     epsilon: float = 1e-8,
@@ -57,15 +60,15 @@ def reinforce_plus_plus_baseline(
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     objective += kl_coefficient * kl(to="reference", estimator="k2", average=average)
-    return Algorithm(chain(group_relative(scale="none"), whiten_advantages(over, epsilon=epsilon)), objective)
+    return Algorithm(chain(group_relative("none"), whiten_advantages(over, epsilon=epsilon)), objective)
 
 
 def loop(
     clip_range: float = 0.1,
-    bounds: str = "paper",
-    span: str = "token",
+    bounds: Literal["paper", "reciprocal"] = "paper",
+    span: Span = "token",
     least_advantage: float = 0.01,
-    scale: str = "none",
+    scale: Scale = "none",
     epsilon: float = 1e-6,
 ) -> Algorithm:
     """Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents, arXiv 2502.01600, 2025).

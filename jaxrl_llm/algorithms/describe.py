@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms import CATALOGUE, FAMILIES, constructor, get, names
 from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
-from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES
+from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES, is_choice
 from jaxrl_llm.algorithms.unfinished import BESIDES, missing
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.needs import need_of
@@ -114,7 +114,7 @@ def values_of(method: str, parameter: inspect.Parameter) -> str:
     optional = " or None" if rest == "None" else ""
     if kind == "bool":
         return TYPE_NAMES[kind] + optional
-    if kind == "str":
+    if kind == "str" or is_choice(kind):
         return _either(choices(build, parameter.name)) + optional
     limits = RANGES.get(parameter.name, {})
     least, most, above = limits.get("least"), limits.get("most"), limits.get("above")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -9,10 +12,11 @@ from jaxrl_llm.advantages.group import (
     drop_rows,
     drop_uniform_groups,
     group_relative,
+    mixed_groups,
     on_actions,
     uniform_groups,
 )
-from jaxrl_llm.advantages.multi_reward import component
+from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.multipliers import (
     COMPOSITIONS,
     entropy_level,
@@ -29,9 +33,10 @@ from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, level_bounds, redistributed, token_clip
+from jaxrl_llm.objectives.token_clip import Bounds, gradient_preserving_clip, level_bounds, redistributed, token_clip
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain, stateless
 
@@ -42,6 +47,18 @@ __all__ = [
 ]
 
 
+@part
+def scaled_by_entropy(strength: float, over: str, ddof: int, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages times 1 + strength z, see `aepo_agentic`."""
+
+    def scaled(batch: Trajectories) -> jax.Array:
+        keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
+        z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
+        return entropy_scaled(batch.need("advantages"), z, strength, clamp)
+
+    return scaled
+
+
 @presets(
     paper={"over": "group", "ddof": 0, "dual_clip": None},
     code={"over": "batch", "ddof": 1, "dual_clip": 3.0},
@@ -50,7 +67,7 @@ def aepo_agentic(
     strength: float = 0.2,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
-    over: str = "group",
+    over: Literal["group", "batch"] = "group",
     ddof: int = 0,
     clamp: bool = False,
     dual_clip: float | None = None,
@@ -74,14 +91,26 @@ def aepo_agentic(
     """
     require_choice("over", over, ("group", "batch"))
 
-    def scaled(batch: Trajectories) -> jax.Array:
-        keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
-        z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
-        return entropy_scaled(batch.need("advantages"), z, strength, clamp)
-
     surrogate = gradient_preserving_clip(clip_low, clip_high, dual_clip)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
-    return Algorithm(chain(group_relative(), revised(scaled)), objective)
+    return Algorithm(chain(group_relative(), revised(scaled_by_entropy(strength, over, ddof, clamp))), objective)
+
+
+@part
+def regulated_by_progress(
+    gamma: float, eta: float, beta: float, buckets: int, compose: Literal["additive", "multiplicative"], epsilon: float
+) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages of `erpo_entropy_regulated`, from those of the group."""
+
+    def progressed(batch: Trajectories) -> jax.Array:
+        mask = scored_actions(batch)
+        W = jax.nn.sigmoid(gamma * standard_scores(batch.need("entropy"), mask, batch.group, epsilon=epsilon))
+        s = beta * log_ratio(batch.behaviour_logp, batch.need("reference_logp"), mask)
+        keys = position_keys(batch.group, batch.action_index, batch.lengths, buckets)
+        s = standard_scores(s, mask, keys, epsilon=epsilon)
+        return regulated(batch.need("advantages"), W, s, mask, eta, compose)
+
+    return progressed
 
 
 def erpo_entropy_regulated(
@@ -89,7 +118,7 @@ def erpo_entropy_regulated(
     eta: float = 0.2,
     beta: float = 0.1,
     buckets: int = 10,
-    compose: str = "additive",
+    compose: Literal["additive", "multiplicative"] = "additive",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     epsilon: float = 1e-8,
@@ -114,18 +143,28 @@ def erpo_entropy_regulated(
     check_number("buckets", buckets, least=1)
     require_choice("compose", compose, COMPOSITIONS)
 
-    def progressed(batch: Trajectories) -> jax.Array:
-        mask = scored_actions(batch)
-        W = jax.nn.sigmoid(gamma * standard_scores(batch.need("entropy"), mask, batch.group, epsilon=epsilon))
-        s = beta * log_ratio(batch.behaviour_logp, batch.need("reference_logp"), mask)
-        keys = position_keys(batch.group, batch.action_index, batch.lengths, buckets)
-        s = standard_scores(s, mask, keys, epsilon=epsilon)
-        return regulated(batch.need("advantages"), W, s, mask, eta, compose)
-
     return Algorithm(
-        transform=chain(group_relative(), revised(progressed, {"reference_logp"}), drop_uniform_groups()),
+        transform=chain(
+            group_relative(),
+            revised(regulated_by_progress(gamma, eta, beta, buckets, compose, epsilon), {"reference_logp"}),
+            drop_uniform_groups(),
+        ),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
     )
+
+
+@part
+def with_entropy_levels(pivot: float) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that writes info["entropy_level"] f32[N, L], the h of `hapo_heterogeneous`."""
+
+    def levels(batch: Trajectories) -> Trajectories:
+        entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
+        counted = scored_actions(batch) & (batch.loss_weights != 0)
+        level = entropy_level(entropy, log_entropy_scale(entropy, counted, pivot))
+        # The scale ignores unscored and dropped rows; their own levels do not matter.
+        return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
+
+    return levels
 
 
 def hapo_heterogeneous(
@@ -165,25 +204,33 @@ def hapo_heterogeneous(
     """
     check_number("pivot", pivot, least=0, most=1)
 
-    def levels(batch: Trajectories) -> Trajectories:
-        entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
-        counted = scored_actions(batch) & (batch.loss_weights != 0)
-        level = entropy_level(entropy, log_entropy_scale(entropy, counted, pivot))
-        # The scale ignores unscored and dropped rows; their own levels do not matter.
-        return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
-
-    def bounds(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
-        return level_bounds(batch.need("entropy_level"), clip_low, clip_high, clip_strength)
-
-    def revise(A: jax.Array, ratio: jax.Array, batch: Trajectories) -> jax.Array:
-        return redistributed(A, ratio, batch.need("entropy_level"), *bounds(batch), advantage_strength)
-
     check_number("rounds", rounds, least=1)
-    uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
-    by_length = on_actions(lambda b: length_weighted_advantage(b.scores, b.lengths, b.group, extreme))
-    credit = chain(by_length, stateless(levels))
+    uniform, mixed = (uniform_groups, mixed_groups) if accuracy is None else (uniform_by(accuracy), mixed_by(accuracy))
+    credit = on_actions(weighted_by_length(extreme)), stateless(with_entropy_levels(pivot))
+    bounds = bounds_by_level(clip_low, clip_high, clip_strength)
+    surrogate = token_clip(bounds, dual_clip, redistributed_by_level(bounds, advantage_strength))
     return Algorithm(
-        transform=chain(drop_rows(uniform), credit) if dynamic_sampling else credit,
-        objective=policy_gradient(token_ratio(), token_clip(bounds, dual_clip, revise), token_mean()),
-        curriculum=DynamicSampling(lambda b: ~uniform(b), rounds) if dynamic_sampling else None,
+        transform=chain(drop_rows(uniform), *credit) if dynamic_sampling else chain(*credit),
+        objective=policy_gradient(token_ratio(), surrogate, token_mean()),
+        curriculum=DynamicSampling(mixed, rounds) if dynamic_sampling else None,
     )
+
+
+@part
+def weighted_by_length(extreme: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: `length_weighted_advantage` of the scores."""
+    return lambda b: length_weighted_advantage(b.scores, b.lengths, b.group, extreme)
+
+
+@part
+def bounds_by_level(low: float, high: float, slope: float) -> Bounds:
+    """`level_bounds` of info["entropy_level"], for `token_clip`."""
+    return lambda batch: level_bounds(batch.need("entropy_level"), low, high, slope)
+
+
+@part
+def redistributed_by_level(
+    bounds: Bounds, strength: float
+) -> Callable[[jax.Array, jax.Array, Trajectories], jax.Array]:
+    """`redistributed` advantages by info["entropy_level"], for `token_clip`."""
+    return lambda A, ratio, batch: redistributed(A, ratio, batch.need("entropy_level"), *bounds(batch), strength)

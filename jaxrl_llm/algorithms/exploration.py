@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -9,8 +12,10 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus, novelty, relative_confidence, revised, row_mean
 from jaxrl_llm.advantages.votes import vote
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.trajectory import Trajectories
@@ -21,11 +26,11 @@ __all__ = ["ettrl", "ttrl", "xrpo"]
 
 def ttrl(
     keep: float | None = 32,
-    ties: str = "content",
+    ties: Literal["content", "first"] = "content",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Test-Time Reinforcement Learning (TTRL, arXiv 2504.16084, 2025).
 
@@ -47,11 +52,25 @@ def ttrl(
     return Algorithm(chain(vote(keep, ties), group_relative()), objective)
 
 
+@part
+def by_confidence(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages, changed by a rule of `ettrl`."""
+
+    def credit(batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        if rule == "clip":
+            return jnp.clip(A, -limit, limit)
+        entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
+        return A * relative_confidence(entropy, batch.group, clamp)[:, None]
+
+    return credit
+
+
 def ettrl(
-    rule: str = "confidence",
+    rule: Literal["confidence", "clip"] = "confidence",
     limit: float = 2.0,
     clamp: bool = False,
-    ties: str = "content",
+    ties: Literal["content", "first"] = "content",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Algorithm:
@@ -71,17 +90,23 @@ def ettrl(
     require_choice("rule", rule, ("confidence", "clip"))
     check_number("limit", limit, above=0)
 
-    def credit(batch: Trajectories) -> jax.Array:
-        A = batch.need("advantages")
-        if rule == "clip":
-            return jnp.clip(A, -limit, limit)
-        entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
-        return A * relative_confidence(entropy, batch.group, clamp)[:, None]
-
     return Algorithm(
-        transform=chain(vote(None, ties), group_relative(ddof=0), revised(credit)),
+        transform=chain(vote(None, ties), group_relative(ddof=0), revised(by_confidence(rule, limit, clamp))),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
     )
+
+
+@part
+def with_novelty_bonus(novelty_coefficient: float, kappa: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages with the bonus of `xrpo` where they are above 0."""
+
+    def lifted(batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.behaviour_logp, batch.action_mask))
+        bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
+        return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
+
+    return lifted
 
 
 def xrpo(
@@ -106,13 +131,7 @@ def xrpo(
     """
     check_number("kappa", kappa, least=0)
 
-    def lifted(batch: Trajectories) -> jax.Array:
-        A = batch.need("advantages")
-        s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.behaviour_logp, batch.action_mask))
-        bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
-        return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
-
     return Algorithm(
-        transform=chain(group_relative(epsilon=1e-8), revised(lifted)),
+        transform=chain(group_relative(epsilon=1e-8), revised(with_novelty_bonus(novelty_coefficient, kappa))),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
     )

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import bucket_quantile, drop_rows, group_relative, uniform_groups
-from jaxrl_llm.advantages.multi_reward import component
+from jaxrl_llm.advantages.group import (
+    bucket_quantile,
+    drop_rows,
+    group_relative,
+    mixed_groups,
+    truncated_rows,
+    uniform_groups,
+)
+from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import average_by_name, constant, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -29,12 +41,12 @@ def grpo(
     clip_high: float = 0.2,
     kl_coefficient: float = 0.04,
     entropy_coefficient: float = 0.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
-    average: str = "sequence",
+    average: AverageName = "sequence",
     dual_clip: float | None = None,
-    group_of_one: str = "zero",
+    group_of_one: Literal["zero", "reward"] = "zero",
     max_length: int | None = None,
 ) -> Algorithm:
     """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300, 2024).
@@ -59,13 +71,14 @@ def grpo(
     mean = average_by_name(average, max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
     require_choice("group_of_one", group_of_one, ("zero", "reward"))
-    credit = group_relative(scale, ddof, epsilon)
+    credit = group_relative(scale, ddof=ddof, epsilon=epsilon)
     return Algorithm(
         transform=credit if group_of_one == "zero" else chain(credit, reward_of_singles()),
         objective=regularised(objective, mean, kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient),
     )
 
 
+@part
 def reward_of_singles() -> Transform:
     """Set the advantage of the only scored sample of a group to its reward."""
 
@@ -94,14 +107,14 @@ def dr_grpo(clip_low: float = 0.2, clip_high: float = 0.2, max_length: int | Non
     """
     mean = constant(3000 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)
 
 
 def bnpo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-4,
 ) -> Algorithm:
@@ -135,7 +148,7 @@ def dapo(
     overlong_buffer: int | None = None,
     max_length: int | None = None,
     overlong_filter: bool = False,
-    average: str = "token",
+    average: AverageName = "token",
     dual_clip: float | None = None,
     ddof: int = 1,
     epsilon: float = 1e-6,
@@ -161,16 +174,16 @@ def dapo(
     epsilon. Ours: accuracy, overlong_buffer. Run: max_length.
     """
     check_number("rounds", rounds, least=1)
-    uniform = uniform_groups if accuracy is None else lambda b: uniform_groups(b.replace(reward=component(b, accuracy)))
+    uniform, mixed = (uniform_groups, mixed_groups) if accuracy is None else (uniform_by(accuracy), mixed_by(accuracy))
     steps = [drop_rows(uniform)] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None:
         steps.append(soft_overlong_penalty(max_length, overlong_buffer))
-    steps.append(group_relative("std", ddof, epsilon))
+    steps.append(group_relative(ddof=ddof, epsilon=epsilon))
     if overlong_filter:
-        steps.append(drop_rows(lambda b: b.truncated))
+        steps.append(drop_rows(truncated_rows))
     mean = average_by_name(average, max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
-    resample = DynamicSampling(informative=lambda b: ~uniform(b), rounds=rounds) if dynamic_sampling else None
+    resample = DynamicSampling(mixed, rounds) if dynamic_sampling else None
     return Algorithm(chain(*steps), objective, curriculum=resample)
 
 
@@ -198,10 +211,14 @@ def baichuan_m2(
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 
-    def bonus(batch: Trajectories) -> jax.Array:
-        return gated_length_bonus(batch.scores, batch.lengths, batch.group, length_bonus, quantile, threshold)
+    credit = chain(rescore(with_length_bonus(length_bonus, quantile, threshold)), group_relative("none"))
+    return Algorithm(credit, objective)
 
-    return Algorithm(chain(rescore(lambda b: b.scores + bonus(b)), group_relative(scale="none")), objective)
+
+@part
+def with_length_bonus(size: float, quantile: float, threshold: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the scores plus their `gated_length_bonus`."""
+    return lambda b: b.scores + gated_length_bonus(b.scores, b.lengths, b.group, size, quantile, threshold)
 
 
 def gated_length_bonus(
@@ -223,7 +240,7 @@ def degrpo(
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
     entropy_coefficient: float = 0.001,
-    average: str = "sequence",
+    average: Literal["sequence", "token"] = "sequence",
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think, arXiv 2505.13379, 2025).
 
@@ -244,4 +261,4 @@ def degrpo(
     objective = regularised(
         objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient
     )
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)

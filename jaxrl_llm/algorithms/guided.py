@@ -5,6 +5,9 @@ info["guided"], bool[N] or bool[N, L], marks their tokens; without it no token i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +15,9 @@ from jaxrl_llm.advantages.difficulty import solved_without
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import Scale
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.guidance import guided, guided_rows, scaled_sum
 from jaxrl_llm.objectives.row_averages import by_rows
@@ -21,6 +26,29 @@ from jaxrl_llm.trajectory import Array, Trajectories
 from jaxrl_llm.transform import chain, counted
 
 __all__ = ["ampo_multi_guidance", "icpo_in_context"]
+
+
+@part
+def unsuccessful_guidance(threshold: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> bool[N]`: guided rows with a score below the threshold."""
+
+    def rejected(b: Trajectories) -> Array:
+        return guided_rows(b) & ~(b.scores >= threshold)
+
+    return rejected
+
+
+@part
+def with_fading_bonus(
+    threshold: float, bonus: float, total_steps: int | None
+) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch`: the bonus of `icpo_in_context` on the scores of guided rows."""
+
+    def raised(step: jax.Array, b: Trajectories) -> Trajectories:
+        left = jnp.maximum(1 - step / (400 if total_steps is None else total_steps), 0.0)
+        return b.replace(reward=b.scores + jnp.where(guided_rows(b) & (b.scores >= threshold), bonus * left, 0.0))
+
+    return raised
 
 
 def icpo_in_context(
@@ -53,18 +81,34 @@ def icpo_in_context(
     Run: total_steps.
     """
 
-    def rejected(b: Trajectories) -> Array:
-        return guided_rows(b) & ~(b.scores >= threshold)
-
-    def raised(step: jax.Array, b: Trajectories) -> Trajectories:
-        left = jnp.maximum(1 - step / (400 if total_steps is None else total_steps), 0.0)
-        return b.replace(reward=b.scores + jnp.where(guided_rows(b) & (b.scores >= threshold), bonus * left, 0.0))
-
-    filters = [leave_out(rejected)] if reject else []
+    filters = [leave_out(unsuccessful_guidance(threshold))] if reject else []
     surrogate = guided(clip(clip_low, clip_high, dual_clip), shape)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3")
-    return Algorithm(chain(*filters, counted(raised, {"guided"}), group_relative(epsilon=epsilon)), objective)
+    return Algorithm(
+        chain(
+            *filters,
+            counted(with_fading_bonus(threshold, bonus, total_steps), {"guided"}),
+            group_relative(epsilon=epsilon),
+        ),
+        objective,
+    )
+
+
+@part
+def superfluous_guidance(success: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> bool[N]`: guided rows of groups that the policy solves without them."""
+
+    def superfluous(b: Trajectories) -> Array:
+        helped = guided_rows(b)
+        return helped & solved_without(b.scores, helped, b.group, success)
+
+    return superfluous
+
+
+def with_right_guidance(b: Trajectories) -> Array:
+    """f32[N]: the scores, at least 1 for guided rows."""
+    return jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores)
 
 
 @presets(
@@ -74,8 +118,8 @@ def icpo_in_context(
 def ampo_multi_guidance(
     success: float = 0.6,
     shape: float = 0.1,
-    scale: str = "std",
-    over: str = "kinds",
+    scale: Scale = "std",
+    over: Literal["kinds", "batch"] = "kinds",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
@@ -104,13 +148,11 @@ def ampo_multi_guidance(
     """
     require_choice("over", over, ("kinds", "batch"))
 
-    def superfluous(b: Trajectories) -> Array:
-        helped = guided_rows(b)
-        return helped & solved_without(b.scores, helped, b.group, success)
-
-    verified = rescore(lambda b: jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores))
+    verified = rescore(with_right_guidance)
     by_kind = by_rows(guided=sequence_mean(), otherwise=token_mean())
     average = by_kind if over == "kinds" else scaled_sum(8192.0 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), guided(clip(clip_low, clip_high, dual_clip), shape), average)
     objective -= entropy_coefficient * entropy()
-    return Algorithm(chain(leave_out(superfluous, {"guided"}), verified, group_relative(scale)), objective)
+    return Algorithm(
+        chain(leave_out(superfluous_guidance(success), {"guided"}), verified, group_relative(scale)), objective
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scale, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.log_ratios import LARGEST
 from jaxrl_llm.objectives.averages import constant, sequence_sum, token_mean
@@ -23,11 +25,11 @@ def decoupled_ppo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     cap: float = 5.0,
-    correction: str = "mask",
+    correction: Literal["mask", "truncate", "none"] = "mask",
     leave_count: bool = False,
-    span: str = "token",
+    span: Span = "token",
     dual_clip: float | None = None,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -51,7 +53,7 @@ def decoupled_ppo(
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
     corrected = importance_correction("token", mode, high=high, leave_count=leave_count)
     objective = policy_gradient(span_ratio(span, "old"), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(group_relative(scale, ddof, epsilon), corrected), objective)
+    return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), corrected), objective)
 
 
 def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> Algorithm:
@@ -70,7 +72,7 @@ def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> 
     """
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)
 
 
 def hispo(
@@ -80,7 +82,7 @@ def hispo(
     sequence_bound: float = 0.2,
     token_bound: float = 0.3,
     max_length: int | None = None,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -101,8 +103,8 @@ def hispo(
     Run: max_length.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), constant(max_length))
-    masks = [
-        importance_correction(level, "reject", 1 - bound, 1 + bound)
-        for level, bound in (("geometric", sequence_bound), ("token", token_bound))
-    ]
-    return Algorithm(chain(group_relative(scale, ddof, epsilon), *masks), objective)
+    masks = (
+        importance_correction("geometric", "reject", 1 - sequence_bound, 1 + sequence_bound),
+        importance_correction("token", "reject", 1 - token_bound, 1 + token_bound),
+    )
+    return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), *masks), objective)

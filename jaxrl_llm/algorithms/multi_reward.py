@@ -6,10 +6,13 @@ have weight 1. A batch without components has a single one, its reward.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxrl_llm.advantages.multi_reward import check_credit, decoupled, variance_weighted
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 __all__ = ["dvao", "gdpo", "verpo"]
@@ -21,14 +24,14 @@ __all__ = ["dvao", "gdpo", "verpo"]
 )
 def gdpo(
     weights: str = "",
-    normalise: str = "sequences",
+    normalise: Literal["none", "sequences", "tokens"] = "sequences",
     epsilon: float = 1e-4,
     batch_epsilon: float = 1e-4,
     ddof: int = 1,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Group reward-Decoupled Normalization Policy Optimization (GDPO, arXiv 2601.05242, 2026).
 
@@ -61,7 +64,7 @@ def dvao(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.04,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Dynamic Variance-adaptive Advantage Optimization (DVAO, arXiv 2605.25604, 2026).
 

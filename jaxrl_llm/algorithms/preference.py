@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Estimator
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.pairs import discriminative, preference
 from jaxrl_llm.objectives.penalties import hinged, kl
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import stateless
+from jaxrl_llm.transform import chain
 
 __all__ = ["drpo_decoupled_reward", "trpa"]
 
@@ -33,7 +38,17 @@ def trpa(beta: float = 0.1, anisotropy: float = 2.5, trust: float = 0.001, best:
     check_number("beta", beta, above=0)
     objective = preference(beta, best, anisotropy)
     objective += trust * kl("behaviour", "k3")
-    return Algorithm(stateless(lambda batch: batch), objective)
+    return Algorithm(chain(), objective)
+
+
+@part
+def brevity(longest: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: 1 - length / longest."""
+
+    def brevity(batch: Trajectories) -> jax.Array:
+        return 1 - batch.lengths / longest
+
+    return brevity
 
 
 def drpo_decoupled_reward(
@@ -41,7 +56,7 @@ def drpo_decoupled_reward(
     temperature: float = 10.0,
     kl_limit: float = 1e-4,
     kl_coefficient: float = 1000.0,
-    kl_estimator: str = "kl",
+    kl_estimator: Literal["kl", "low_var_kl"] = "kl",
     threshold: float = 0.5,
     max_length: float | None = None,
 ) -> Algorithm:
@@ -66,11 +81,8 @@ def drpo_decoupled_reward(
     require_choice("kl_estimator", kl_estimator, ("kl", "low_var_kl"))
     longest = 8192 if max_length is None else max_length
 
-    def brevity(batch: Trajectories) -> jax.Array:
-        return 1 - batch.lengths / longest
-
-    objective = discriminative(brevity, threshold, length_temperature, temperature)
+    objective = discriminative(brevity(longest), threshold, length_temperature, temperature)
     if not is_off(kl_coefficient):
-        estimator = "k1" if kl_estimator == "kl" else "k3"
+        estimator: Estimator = "k1" if kl_estimator == "kl" else "k3"
         objective += hinged(kl("behaviour", estimator, reverse=True), kl_limit, kl_coefficient, "kl_guard")
-    return Algorithm(stateless(lambda batch: batch), objective)
+    return Algorithm(chain(), objective)

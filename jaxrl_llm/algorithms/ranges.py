@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl_llm import choices
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, shown, unknown
@@ -37,6 +38,11 @@ RANGES: dict[str, dict[str, Any]] = {
 TYPE_NAMES = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
 
 
+def is_choice(kind: str) -> bool:
+    """Whether an annotation lists names: a Literal, or one of `jaxrl_llm.choices`."""
+    return kind.startswith("Literal[") or hasattr(choices, kind)
+
+
 def check(
     method: str, name: str, value: Any, kind: str = "float", ranges: Mapping[str, Mapping[str, Any]] = RANGES
 ) -> None:
@@ -46,6 +52,7 @@ def check(
     arrays pass, including traced ones.
     """
     label, (kind, _, rest) = f"{method}: {name}", kind.partition(" | ")
+    kind = "str" if is_choice(kind) else kind
     if (value is None and rest == "None") or kind not in TYPE_NAMES:
         return
     if kind in ("bool", "str"):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.balance import balanced_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Clipping, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation, right_answers
 from jaxrl_llm.objectives.regression import masked_score, one_token, random_policy_regression
@@ -17,17 +22,17 @@ __all__ = ["asymre", "opmd", "otr", "rec_off_policy_reinforce", "rover"]
 
 
 def rec_off_policy_reinforce(
-    clip: str = "one-side",
-    weight: str = "none",
-    regulariser: str = "none",
-    drop: str = "none",
+    clip: Clipping = "one-side",
+    weight: Literal["advantage", "importance", "none"] = "none",
+    regulariser: Literal["none", "forward-kl", "k2"] = "none",
+    drop: Literal["none", "balance"] = "none",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     far_low: float = 0.6,
     far_high: float = 2.0,
     temperature: float = 1.0,
     coefficient: float = 0.1,
-    scale: str = "none",
+    scale: Scale = "none",
     epsilon: float = 1e-6,
 ) -> Algorithm:
     """REC/REP/RED: off-policy REINFORCE (Group-Relative REINFORCE Is Off-Policy, arXiv 2509.24203, 2025).
@@ -59,10 +64,10 @@ def rec_off_policy_reinforce(
         # 2 c k2 = c l^2
         objective += coefficient * (imitation() if regulariser == "forward-kl" else 2.0 * kl("behaviour", "k2"))
     advantages = balanced_relative if drop == "balance" else group_relative
-    return Algorithm(advantages(scale, 0, epsilon), objective)
+    return Algorithm(advantages(scale, ddof=0, epsilon=epsilon), objective)
 
 
-def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
+def opmd(coefficient: float = 0.1, scale: Scale = "none") -> Algorithm:
     """Online Policy Mirror Descent (Kimi k1.5, arXiv 2501.12599, 2025), as a member of REC (arXiv 2509.24203).
 
     loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. No ratio, no
@@ -75,7 +80,7 @@ def opmd(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     return rec_off_policy_reinforce(clip="none", regulariser="k2", coefficient=coefficient, scale=scale)
 
 
-def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
+def asymre(coefficient: float = 0.1, scale: Scale = "none") -> Algorithm:
     """Asymmetric REINFORCE (arXiv 2506.20520, 2025), as a member of REC (arXiv 2509.24203).
 
     loss = -token mean of (A + c) log pi, A = r - mean_g: the baseline is lowered by c = coefficient > 0, so that
@@ -86,7 +91,7 @@ def asymre(coefficient: float = 0.1, scale: str = "none") -> Algorithm:
     return rec_off_policy_reinforce(clip="none", regulariser="forward-kl", coefficient=coefficient, scale=scale)
 
 
-def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none", epsilon: float = 1e-6) -> Algorithm:
+def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: Scale = "none", epsilon: float = 1e-6) -> Algorithm:
     """Random Policy Valuation (ROVER, arXiv 2509.24981, 2025).
 
     With binary rewards at the end, acting greedily on the value of the uniform policy is optimal. The log-ratio is
@@ -102,7 +107,18 @@ def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: str = "none"
     Defaults. Paper: ratio_scale, next_scale, scale. Code: epsilon.
     """
     check_number("ratio_scale", ratio_scale, above=0)
-    return Algorithm(group_relative(scale, 1, epsilon), random_policy_regression(ratio_scale, next_scale))
+    return Algorithm(group_relative(scale, epsilon=epsilon), random_policy_regression(ratio_scale, next_scale))
+
+
+@part
+def labels_of_right_answers(threshold: float) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch: advantages and weights are 1 on answers above the threshold, else 0."""
+
+    def label(batch: Trajectories) -> Trajectories:
+        rows = right_answers(threshold)(batch)[:, None] * batch.action_mask
+        return batch.replace(advantages=rows, weights=batch.loss_weights * rows)
+
+    return label
 
 
 def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
@@ -124,8 +140,6 @@ def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
     """
     check_number("penalty", penalty, most=0)
 
-    def label(batch: Trajectories) -> Trajectories:
-        rows = right_answers(threshold)(batch)[:, None] * batch.action_mask
-        return batch.replace(advantages=rows, weights=batch.loss_weights * rows)
-
-    return Algorithm(stateless(label), policy_gradient(token_ratio(), one_token(penalty), token_mean()))
+    return Algorithm(
+        stateless(labels_of_right_answers(threshold)), policy_gradient(token_ratio(), one_token(penalty), token_mean())
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,10 @@ from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName, Gate
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
@@ -35,7 +39,7 @@ def epo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.01,
-    average: str = "token",
+    average: AverageName = "token",
     total_steps: float | None = None,
 ) -> Algorithm:
     """Entropy-regularized Policy Optimization for multi-turn agents (EPO, arXiv 2509.22576, 2025).
@@ -68,13 +72,13 @@ def epo(
 )
 def llds(
     coefficient: float = 0.2,
-    gate: str = "turn",
+    gate: Gate = "turn",
     final: float = 1.0,
-    penalty_over: str = "nonnegative",
+    penalty_over: Literal["nonnegative", "all"] = "nonnegative",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
-    average: str = "token",
+    average: AverageName = "token",
 ) -> Algorithm:
     """Lazy Likelihood-Displacement Stabilisation (On GRPO Collapse in Search-R1, arXiv 2512.04220, 2025).
 
@@ -102,6 +106,7 @@ def llds(
     )
 
 
+@part
 def nonnegative_mean() -> Average:
     """Sum over all tokens / number of tokens with advantage >= 0 in the batch; 0 if there are none."""
 
@@ -119,12 +124,24 @@ def mastered(
     return mask & (p >= tau) & ((sigma > H) & (right > 0))[:, None]
 
 
+@part
+def without_mastered(tau: float, sigma: float, threshold: float) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that sets the advantages of `mastered` tokens to 0."""
+
+    def skip_mastered(batch: Trajectories) -> Trajectories:
+        p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
+        known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
+        return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
+
+    return skip_mastered
+
+
 def ulorl(
     tau: float = 0.99,
     sigma: float = 0.2,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    sampling: str = "POIS",
+    sampling: Literal["POIS", "SAIS"] = "POIS",
     ddof: int = 0,
     epsilon: float = 1e-6,
     threshold: float = 0.5,
@@ -153,13 +170,12 @@ def ulorl(
     check_number("tau", tau, least=0, most=1)
     require_choice("sampling", sampling, ("POIS", "SAIS"))
 
-    def skip_mastered(batch: Trajectories) -> Trajectories:
-        p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
-        known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
-        return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
-
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
-    transform = chain(group_relative("std", ddof, epsilon), drop_uniform_groups(), stateless(skip_mastered))
+    transform = chain(
+        group_relative(ddof=ddof, epsilon=epsilon),
+        drop_uniform_groups(),
+        stateless(without_mastered(tau, sigma, threshold)),
+    )
     length = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     strategy = Partial(segment_tokens=length) if length else None
     return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()), strategy=strategy)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +13,9 @@ from jaxrl_llm.advantages.group import (
     above_baseline,
     group_advantage,
     group_relative,
+    mixed_groups,
     on_actions,
+    row_lengths,
     standardised,
     uniform_groups,
 )
@@ -18,8 +23,10 @@ from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import AverageName, Baseline, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import (
     clip,
     log_probability,
@@ -32,16 +39,34 @@ from jaxrl_llm.objectives import (
 )
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import Surrogate
+from jaxrl_llm.objectives.weights import capped
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective, Transform, chain, stateless
 
 __all__ = ["gpg", "opo", "optimal_token_baseline", "reinforce", "remax", "rloo"]
 
 
+@part
+def minus_baseline(
+    baseline: Literal["batch", "group", "leave_one_out", "none"],
+) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that subtracts a baseline of `reinforce` from the advantages."""
+
+    def subtract(batch: Trajectories) -> Trajectories:
+        keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
+        kind: Baseline = baseline if baseline == "leave_one_out" or baseline == "none" else "mean"
+        r = batch.scores
+        b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
+        shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
+        return batch.replace(advantages=jnp.where(batch.action_mask, shifted, 0.0))
+
+    return subtract
+
+
 def reinforce(
-    baseline: str = "batch",
+    baseline: Literal["batch", "group", "leave_one_out", "none"] = "batch",
     gamma: float = 1.0,
-    average: str = "sum",
+    average: AverageName = "sum",
     importance_cap: float | None = None,
 ) -> Algorithm:
     """REINFORCE (Simple statistical gradient-following algorithms, Machine Learning 8, 1992; before arXiv).
@@ -60,23 +85,27 @@ def reinforce(
     """
     require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
     check_number("importance_cap", importance_cap, above=0, or_none=True)
-    cap = None if importance_cap is None else lambda ratio, _: jnp.minimum(ratio, importance_cap)
-    objective = averaged_gradient(log_probability(cap), average)
+    weight = None if importance_cap is None else capped(importance_cap)
+    objective = averaged_gradient(log_probability(weight), average)
 
-    def subtract(batch: Trajectories) -> Trajectories:
-        keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
-        kind = baseline if baseline in ("leave_one_out", "none") else "mean"
-        r = batch.scores
-        b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
-        shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
-        return batch.replace(advantages=jnp.where(batch.action_mask, shifted, 0.0))
+    return Algorithm(chain(discounted_returns(gamma), stateless(minus_baseline(baseline))), objective)
 
-    return Algorithm(chain(discounted_returns(gamma), stateless(subtract)), objective)
+
+@part
+def leave_one_out(normalise: bool, epsilon: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the total reward minus the mean of the group's others."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        R = _total_reward(batch)
+        A = above_baseline(R, batch.group, "leave_one_out")
+        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
+
+    return advantage
 
 
 def rloo(
     kl_coefficient: float = 0.03,
-    loss: str = "policy_gradient",
+    loss: Literal["policy_gradient", "sequence_clip", "token_clip"] = "policy_gradient",
     clip_range: float = 0.2,
     normalise: bool = False,
     epsilon: float = 1e-4,
@@ -103,12 +132,22 @@ def rloo(
         "token_clip": policy_gradient(token_ratio(), clipped, token_mean()),
     }[loss]
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        R = _total_reward(batch)
-        A = above_baseline(R, batch.group, "leave_one_out")
-        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
+    return Algorithm(with_kl_reward(kl_coefficient, on_actions(leave_one_out(normalise, epsilon))), objective)
 
-    return Algorithm(with_kl_reward(kl_coefficient, on_actions(advantage)), objective)
+
+@part
+def above_greedy(gamma: float, reward_clip: float | None) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that writes the advantages of `remax`."""
+
+    def advantage(batch: Trajectories) -> Trajectories:
+        r = jnp.nan_to_num(batch.scores - batch.need("greedy_reward"))
+        r = r if reward_clip is None else jnp.clip(r, -reward_clip, reward_clip)
+        left = jnp.maximum(batch.lengths[:, None] - 1 - batch.action_index, 0.0)
+        own = 0.0 if batch.token_rewards is None else batch.token_rewards
+        scored = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
+        return batch.replace(advantages=jnp.where(scored, jnp.power(gamma, left) * r[:, None] + own, 0.0))
+
+    return advantage
 
 
 @presets(
@@ -119,7 +158,7 @@ def remax(
     gamma: float = 1.0,
     kl_coefficient: float = 0.05,
     reward_clip: float | None = None,
-    average: str = "sum",
+    average: AverageName = "sum",
 ) -> Algorithm:
     """ReMax (A Simple, Effective, and Efficient RL Method for Aligning LLMs, arXiv 2310.10505, 2023).
 
@@ -138,19 +177,11 @@ def remax(
     check_number("gamma", gamma, least=0, most=1)
     check_number("reward_clip", reward_clip, above=0, or_none=True)
 
-    def advantage(batch: Trajectories) -> Trajectories:
-        r = jnp.nan_to_num(batch.scores - batch.need("greedy_reward"))
-        r = r if reward_clip is None else jnp.clip(r, -reward_clip, reward_clip)
-        left = jnp.maximum(batch.lengths[:, None] - 1 - batch.action_index, 0.0)
-        own = 0.0 if batch.token_rewards is None else batch.token_rewards
-        scored = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
-        return batch.replace(advantages=jnp.where(scored, jnp.power(gamma, left) * r[:, None] + own, 0.0))
-
-    transform = with_kl_reward(kl_coefficient, stateless(advantage, needs={"greedy_reward"}))
+    transform = with_kl_reward(kl_coefficient, stateless(above_greedy(gamma, reward_clip), needs={"greedy_reward"}))
     return Algorithm(transform, averaged_gradient(log_probability(), average))
 
 
-def opo(average: str = "sum") -> Algorithm:
+def opo(average: AverageName = "sum") -> Algorithm:
     """On-Policy RL with Optimal reward baseline (OPO, arXiv 2505.23585, 2025).
 
     The constant baseline of minimal variance is E[|grad log pi|^2 r] / E[|grad log pi|^2]. If token gradients are
@@ -164,11 +195,30 @@ def opo(average: str = "sum") -> Algorithm:
 
     Defaults. Paper: average.
     """
-    transform = group_relative(scale="none", baseline="weighted", weights=lambda batch: batch.lengths)
+    transform = group_relative(scale="none", baseline="weighted", weights=row_lengths)
     return Algorithm(transform, averaged_gradient(log_probability(), average))
 
 
-def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance", resample: bool = False) -> Algorithm:
+@part
+def rescaled_to_informative(scale: Scale, epsilon: float, counted_by: str) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the advantages of `gpg`."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        r = batch.scores
+        known = ~jnp.isnan(r)
+        valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
+        alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
+        return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
+
+    return advantage
+
+
+def gpg(
+    scale: Scale = "none",
+    epsilon: float = 1e-6,
+    counted_by: Literal["variance", "nonzero"] = "variance",
+    resample: bool = False,
+) -> Algorithm:
     """Group Policy Gradient (GPG: A Simple and Strong Reinforcement Learning Baseline, arXiv 2504.02546, 2025).
 
     The policy gradient with the group mean as baseline, rescaled for the samples that carry no gradient:
@@ -185,16 +235,9 @@ def gpg(scale: str = "none", epsilon: float = 1e-6, counted_by: str = "variance"
     require_choice("counted_by", counted_by, ("variance", "nonzero"))
     require_choice("scale", scale, SCALES)
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        r = batch.scores
-        known = ~jnp.isnan(r)
-        valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
-        alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
-        return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
-
     objective = policy_gradient(token_ratio(), log_probability(), token_mean())
-    curriculum = DynamicSampling(informative=lambda batch: ~uniform_groups(batch)) if resample else None
-    return Algorithm(on_actions(advantage), objective, curriculum)
+    curriculum = DynamicSampling(mixed_groups) if resample else None
+    return Algorithm(on_actions(rescaled_to_informative(scale, epsilon, counted_by)), objective, curriculum)
 
 
 def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsilon: float = 1e-8) -> Algorithm:
@@ -217,7 +260,7 @@ def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsi
     return Algorithm(energy_weighted_baseline(zero_tail, corrected, epsilon), objective)
 
 
-def averaged_gradient(surrogate: Surrogate, average: str) -> Objective:
+def averaged_gradient(surrogate: Surrogate, average: AverageName) -> Objective:
     """The policy gradient with token ratios and an average given by name (`objectives.averages.average_by_name`)."""
     return policy_gradient(token_ratio(), surrogate, average_by_name(average))
 

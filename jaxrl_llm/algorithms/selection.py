@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -9,8 +11,10 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scheme
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise
 from jaxrl_llm.selection.rows import (
@@ -31,6 +35,35 @@ from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import chain, counted
 
 __all__ = ["brpo", "d3s", "pf_ppo"]
+
+
+@part
+def most_varied_rows(
+    rows_first: float, rows_last: float, steps: float
+) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A function `(step, batch) -> bool[N]`: the share of rows of maximal variance, see `d3s`."""
+
+    def rows(step: jax.Array, batch: Trajectories) -> jax.Array:
+        scored = ~jnp.isnan(batch.scores)
+        A = jnp.max(jnp.where(batch.action_mask, batch.need("advantages"), -jnp.inf), axis=1)
+        number = share_up(jnp.sum(scored), ramp(step, steps, rows_first, rows_last))
+        return max_variance_subset(A, scored, number, row_noise(batch, step))
+
+    return rows
+
+
+@part
+def highest_scored_tokens(
+    tokens_first: float, tokens_last: float, steps: float
+) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A function `(step, batch) -> bool[N, L]`: the share of tokens of largest |A| H, see `d3s`."""
+
+    def tokens(step: jax.Array, batch: Trajectories) -> jax.Array:
+        score = jnp.abs(batch.need("advantages")) * batch.need("entropy")
+        share = ramp(step, steps, tokens_first, tokens_last)
+        return top_tokens(score, batch.loss_weights > 0, share, token_noise(batch, step), "batch")
+
+    return tokens
 
 
 def d3s(
@@ -60,21 +93,32 @@ def d3s(
         check_number(name, share, above=0, most=1)
     steps = 100 if total_steps is None else total_steps
 
-    def rows(step: jax.Array, batch: Trajectories) -> jax.Array:
-        scored = ~jnp.isnan(batch.scores)
-        A = jnp.max(jnp.where(batch.action_mask, batch.need("advantages"), -jnp.inf), axis=1)
-        number = share_up(jnp.sum(scored), ramp(step, steps, rows_first, rows_last))
-        return max_variance_subset(A, scored, number, row_noise(batch, step))
-
-    def tokens(step: jax.Array, batch: Trajectories) -> jax.Array:
-        score = jnp.abs(batch.need("advantages")) * batch.need("entropy")
-        share = ramp(step, steps, tokens_first, tokens_last)
-        return top_tokens(score, batch.loss_weights > 0, share, token_noise(batch, step), "batch")
-
     return Algorithm(
-        transform=chain(group_relative(), keep_weighted(rows), keep_weighted(tokens)),
+        transform=chain(
+            group_relative(),
+            keep_weighted(most_varied_rows(rows_first, rows_last, steps)),
+            keep_weighted(highest_scored_tokens(tokens_first, tokens_last, steps)),
+        ),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
     )
+
+
+@part
+def against_random_member(outlier: float, count_reference: bool) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch` with the advantages and weights of `brpo`."""
+
+    def judged(step: jax.Array, batch: Trajectories) -> Trajectories:
+        scored = ~jnp.isnan(batch.scores)
+        reference = random_member(batch.group, scored, row_noise(batch, step))
+        A = against_reference(batch.scores, batch.group, reference)
+        total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
+        keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
+        keep &= ~reference | count_reference
+        return batch.replace(
+            advantages=jnp.where(batch.action_mask, A[:, None], 0.0), weights=batch.loss_weights * keep[:, None]
+        )
+
+    return judged
 
 
 def brpo(
@@ -97,22 +141,37 @@ def brpo(
     """
     check_number("outlier", outlier, least=0)
 
-    def judged(step: jax.Array, batch: Trajectories) -> Trajectories:
-        scored = ~jnp.isnan(batch.scores)
-        reference = random_member(batch.group, scored, row_noise(batch, step))
-        A = against_reference(batch.scores, batch.group, reference)
-        total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
-        keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
-        keep &= ~reference | count_reference
-        return batch.replace(
-            advantages=jnp.where(batch.action_mask, A[:, None], 0.0), weights=batch.loss_weights * keep[:, None]
+    return Algorithm(
+        counted(against_random_member(outlier, count_reference)),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+@part
+def drawn_by_score(scheme: Scheme, draws: float | None, power: float) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A function `(step, batch) -> f32[N]`: how often each row is drawn by a scheme of `pf_ppo`."""
+
+    def drawn(step: jax.Array, batch: Trajectories) -> jax.Array:
+        scored, noise = ~jnp.isnan(batch.scores), row_noise(batch, step)
+        keys = batch.group if scheme in RANK_SCHEMES else jnp.zeros_like(batch.group)
+        (size,) = bucket_sums(keys, scored.astype(jnp.float32))
+        if scheme in RANK_SCHEMES:
+            weights = rank_weights(ranks_within(keys, batch.scores, noise, scored), size, scheme)
+        else:
+            weights = score_weights(batch.scores, scored, scheme, power)
+        return resampled_counts(
+            jnp.where(scored, weights, 0.0),
+            keys,
+            size if draws is None else draws,
+            key_noise(row_noise(batch, step + 2**20), keys, scored),
+            noise,
         )
 
-    return Algorithm(counted(judged), policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
+    return drawn
 
 
 def pf_ppo(
-    scheme: str = "best_random",
+    scheme: Scheme = "best_random",
     draws: float | None = None,
     power: float = 2.0,
     clip_low: float = 0.2,
@@ -138,21 +197,5 @@ def pf_ppo(
     require_choice("scheme", scheme, (*RANK_SCHEMES, *SCORE_SCHEMES))
     check_number("draws", draws, least=1, or_none=True)
 
-    def drawn(step: jax.Array, batch: Trajectories) -> jax.Array:
-        scored, noise = ~jnp.isnan(batch.scores), row_noise(batch, step)
-        keys = batch.group if scheme in RANK_SCHEMES else jnp.zeros_like(batch.group)
-        (size,) = bucket_sums(keys, scored.astype(jnp.float32))
-        if scheme in RANK_SCHEMES:
-            weights = rank_weights(ranks_within(keys, batch.scores, noise, scored), size, scheme)
-        else:
-            weights = score_weights(batch.scores, scored, scheme, power)
-        return resampled_counts(
-            jnp.where(scored, weights, 0.0),
-            keys,
-            size if draws is None else draws,
-            key_noise(row_noise(batch, step + 2**20), keys, scored),
-            noise,
-        )
-
     base = ppo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient)
-    return Algorithm(chain(base.transform, keep_weighted(drawn)), base.objective)
+    return Algorithm(chain(base.transform, keep_weighted(drawn_by_score(scheme, draws, power))), base.objective)

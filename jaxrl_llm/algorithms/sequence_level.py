@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scale
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import sequence_mean, sequence_sum, token_mean
 from jaxrl_llm.objectives.corrections import scale_by_info, sequence_factor
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability
 from jaxrl_llm.objectives.weights import by_sign, gamma, of_scaled_ratio
+from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
 
 __all__ = ["gmpo", "gspo", "gspo_token", "luspo", "seeupo", "vespo"]
 
 
 def gspo(
-    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """Group Sequence Policy Optimization (GSPO, arXiv 2507.18071, 2025).
 
@@ -33,11 +41,11 @@ def gspo(
     Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def gspo_token(
-    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 3e-4, clip_high: float = 4e-4, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """GSPO with Token-Level Advantages (GSPO, section GSPO-token, arXiv 2507.18071, 2025).
 
@@ -52,14 +60,14 @@ def gspo_token(
     Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(gradient="token"), clip(clip_low, clip_high), sequence_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def gmpo(
     clip_low: float = 0.4,
     clip_high: float = 0.4,
     kl_coefficient: float = 0.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -78,12 +86,13 @@ def gmpo(
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), geometric_clip(clip_low, clip_high), average)
     return Algorithm(
-        group_relative(scale, ddof, epsilon), regularised(objective, average, kl_coefficient=kl_coefficient)
+        group_relative(scale, ddof=ddof, epsilon=epsilon),
+        regularised(objective, average, kl_coefficient=kl_coefficient),
     )
 
 
 def luspo(
-    clip_low: float = 2e-3, clip_high: float = 2.5e-3, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 2e-3, clip_high: float = 2.5e-3, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """Length-Unbiased Sequence Policy Optimization (LUSPO, arXiv 2602.05261, 2026).
 
@@ -98,7 +107,7 @@ def luspo(
     Defaults. Paper: clip_low, clip_high, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_sum())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def vespo(
@@ -106,9 +115,9 @@ def vespo(
     positive_decay: float = 3.0,
     negative_power: float = 3.0,
     negative_decay: float = 2.0,
-    correction: str = "none",
+    correction: Literal["none", "truncate", "mask"] = "none",
     cap: float = 2.0,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -132,9 +141,15 @@ def vespo(
     weight = by_sign(gamma(positive_power, positive_decay), gamma(negative_power, negative_decay))
     ratio = sequence_ratio("behaviour" if correction == "none" else "old", mean=False)
     if correction != "none":
-        weight = of_scaled_ratio(weight, lambda b: sequence_factor(b, correction, cap))
+        weight = of_scaled_ratio(weight, mismatch_of_sequence(correction, cap))
     objective = policy_gradient(ratio, log_probability(weight), token_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
+
+
+@part
+def mismatch_of_sequence(correction: Literal["truncate", "mask"], cap: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: `sequence_factor` of the batch."""
+    return lambda batch: sequence_factor(batch, correction, cap)
 
 
 def seeupo(
@@ -163,7 +178,7 @@ def seeupo(
     """
     average = sequence_mean()
     ratio = span_ratio("turn", against="old", gradient="token")
-    credit = (group_relative(scale="none"), whiten_advantages("sequences", ddof), clip_advantages(limit))
+    credit = (group_relative("none"), whiten_advantages("sequences", ddof), clip_advantages(limit))
     objective = policy_gradient(ratio, clip(clip_low, clip_high), average)
     return Algorithm(
         chain(*credit, scale_by_info("turn_factor")), regularised(objective, average, kl_coefficient=kl_coefficient)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 
 from jaxrl_llm.advantages.group import group_relative, margin_over_second, on_actions
@@ -10,14 +13,18 @@ from jaxrl_llm.advantages.sets import DIVERSITIES, best_of_sets_advantage, diver
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.trajectory import Trajectories, bucket_moments
 
 __all__ = ["maxrl", "passk_grpo", "polychromic", "riskpo"]
 
 
-def maxrl(epsilon: float = 1e-6, clip_low: float = 0.2, clip_high: float = 0.2, average: str = "token") -> Algorithm:
+def maxrl(
+    epsilon: float = 1e-6, clip_low: float = 0.2, clip_high: float = 0.2, average: AverageName = "token"
+) -> Algorithm:
     """Maximum Likelihood Reinforcement Learning (MaxRL, arXiv 2602.02710, 2026).
 
     Maximises log p(success) = -sum_k (1 - p)^k / k instead of p; a group of N samples gives a truncated series:
@@ -36,14 +43,31 @@ def maxrl(epsilon: float = 1e-6, clip_low: float = 0.2, clip_high: float = 0.2, 
     return Algorithm(group_relative(scale="mean", epsilon=epsilon), objective)
 
 
+@part
+def best_of_sets_credit(
+    k: int, estimator: str, scale: Literal["std", "none"], epsilon: float
+) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the advantages of `passk_grpo`."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        r, group = batch.scores, batch.group
+        if estimator == "margin":
+            divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
+            return margin_over_second(r, group) / divisor
+        how = "unbiased" if estimator == "unbiased" else scale
+        return best_of_sets_advantage(r, group, k, how, epsilon)
+
+    return advantage
+
+
 def passk_grpo(
     k: int = 4,
-    estimator: str = "subsets",
-    scale: str = "std",
+    estimator: Literal["subsets", "unbiased", "margin"] = "subsets",
+    scale: Literal["std", "none"] = "std",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     epsilon: float = 1e-6,
-    average: str = "token",
+    average: AverageName = "token",
 ) -> Algorithm:
     """Pass@k training (Pass@k Training for Balancing Exploration and Exploitation, arXiv 2508.10751, 2025).
 
@@ -67,20 +91,27 @@ def passk_grpo(
     require_choice("estimator", estimator, ("subsets", "unbiased", "margin"))
     require_choice("scale", scale, ("std", "none"))
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        r, group = batch.scores, batch.group
-        if estimator == "margin":
-            divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
-            return margin_over_second(r, group) / divisor
-        how = "unbiased" if estimator == "unbiased" else scale
-        return best_of_sets_advantage(r, group, k, how, epsilon)
+    return Algorithm(
+        on_actions(best_of_sets_credit(k, estimator, scale, epsilon)),
+        averaged_gradient(clip(clip_low, clip_high), average),
+    )
 
-    return Algorithm(on_actions(advantage), averaged_gradient(clip(clip_low, clip_high), average))
+
+@part
+def diverse_sets_credit(
+    set_size: int, diversity: Literal["share", "share_or_zero", "zero_based"]
+) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the advantages of `polychromic`."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
+
+    return advantage
 
 
 def polychromic(
     set_size: int = 4,
-    diversity: str = "share",
+    diversity: Literal["share", "share_or_zero", "zero_based"] = "share",
     kl_coefficient: float = 0.005,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -109,10 +140,7 @@ def polychromic(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     objective += kl_coefficient * kl(to="behaviour", estimator="k3", average=average, reverse=True)
 
-    def advantage(batch: Trajectories) -> jax.Array:
-        return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
-
-    return Algorithm(on_actions(advantage, {"answer_key"}), objective)
+    return Algorithm(on_actions(diverse_sets_credit(set_size, diversity), {"answer_key"}), objective)
 
 
 def riskpo(
@@ -120,15 +148,15 @@ def riskpo(
     beta: float = 0.8,
     tail_weight: float = 1.5,
     bundle_size: int = 5,
-    quantiles: str = "track",
+    quantiles: Literal["batch", "mix", "track"] = "track",
     quantile_rate: float = 0.1,
-    credit: str = "std",
+    credit: Literal["score", "std", "sum_mean", "uniform"] = "std",
     natural_baseline: bool = False,
-    risk: str = "mixed",
-    ragged: str = "repeat",
+    risk: Literal["mixed", "seeking"] = "mixed",
+    ragged: Literal["repeat", "smallest"] = "repeat",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    average: str = "token",
+    average: AverageName = "token",
 ) -> Algorithm:
     """Risk-based Policy Optimization (RiskPO, arXiv 2510.00911, 2025).
 

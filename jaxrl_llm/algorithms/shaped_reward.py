@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax.numpy as jnp
+from typing import Any, Literal
 
 from jaxrl_llm.advantages.difficulty import (
     EDGES,
     RULES,
-    easiness_weight,
-    promising,
-    subgroup_advantage,
     weigh_advantages,
 )
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative, on_actions
-from jaxrl_llm.advantages.multi_reward import component as component_of
-from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.reward_rules import (
+    advantage_within_budget,
+    given_budgets,
+    graded_by_soundness,
+    less_for_likely,
+    reward_within_budget,
+    times_weight_of_difficulty,
+    weight_of_difficulty,
+    weight_of_promise,
+    with_overlong_penalty,
+    with_useful_range,
+)
+from jaxrl_llm.choices import AverageName, Rule, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
-from jaxrl_llm.rewards.shaping import overlong_penalty
-from jaxrl_llm.trajectory import Array, Trajectories
 from jaxrl_llm.transform import chain
 
 __all__ = ["adora", "dgrpo_vital", "fapo", "hbpo", "unlikeliness_reward"]
@@ -58,12 +62,10 @@ def fapo(
     """
     check_number("penalty", penalty, least=0, most=2)
     longest: Any = 8192.0 if max_length is None else max_length
-    graded = lambda b: rewards.graded(b.scores > success, rewards.flawed_rows(b), penalty)  # noqa: E731
-    steps = [rewards.rescore(graded, {"sound"})]
+    steps = [rewards.rescore(graded_by_soundness(success, penalty), {"sound"})]
     if not is_off(overlong_share):
         check_number("overlong_share", overlong_share, above=0, most=1)
-        buffer: Any = jnp.maximum(overlong_share * longest, 1e-6)
-        steps.append(rewards.rescore(lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)))
+        steps.append(rewards.rescore(with_overlong_penalty(longest, overlong_share)))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective)
 
@@ -105,25 +107,16 @@ def hbpo(
     longest = 4096.0 if max_length is None else max_length
     step = 1 / longest if slope is None else slope
 
-    def budget(b: Trajectories) -> Array:
-        given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
-        return jnp.where(jnp.isnan(given), budget_share * longest, given).astype(jnp.float32)
-
-    def reward(b: Trajectories) -> Array:
-        held = rewards.budget_reward(b.lengths, budget(b), longest, scale, step, flat)
-        return jnp.where(b.scores > success, held, 0.0)
-
-    def advantage(b: Trajectories) -> Array:
-        level = rewards.budget_level(budget(b), longest, scale)
-        return subgroup_advantage(b.scores, level, b.group, budget(b), coefficient=intra_coefficient, epsilon=epsilon)
-
+    budgets = given_budgets(budget_share * longest)
+    reward = reward_within_budget(budgets, success, longest, scale, step, flat)
+    advantage = advantage_within_budget(budgets, longest, scale, intra_coefficient, epsilon)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(rewards.rescore(reward, {"budget"}), on_actions(advantage)), objective)
 
 
 def unlikeliness_reward(
     coefficient: float = 0.25,
-    ranks: str = "paper",
+    ranks: Literal["paper", "code"] = "paper",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.1,
@@ -147,12 +140,16 @@ def unlikeliness_reward(
     require_choice("ranks", ranks, ("paper", "code"))
     offset = 1.0 if ranks == "code" else 0.0
 
-    def reward(b: Trajectories) -> Array:
-        return rewards.rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
-
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3")
-    return Algorithm(chain(drop_uniform_groups(), rewards.rescore(reward), group_relative(epsilon=epsilon)), objective)
+    return Algorithm(
+        chain(
+            drop_uniform_groups(),
+            rewards.rescore(less_for_likely(coefficient, offset)),
+            group_relative(epsilon=epsilon),
+        ),
+        objective,
+    )
 
 
 def dgrpo_vital(
@@ -160,12 +157,12 @@ def dgrpo_vital(
     low: float = 0.0,
     high: float = 1.0,
     least: float = 0.5,
-    weigh: str = "reward",
-    scale: str = "std",
+    weigh: Literal["reward", "advantage"] = "reward",
+    scale: Scale = "std",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.04,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Difficulty-aware GRPO of VITAL (Thinking With Videos, arXiv 2508.04416, 2025).
 
@@ -186,18 +183,11 @@ def dgrpo_vital(
     require_choice("weigh", weigh, ("reward", "advantage"))
     check_number("high - low", high - low, above=0)
 
-    def rescaled(b: Trajectories) -> Array:
-        part = component_of(b, component)
-        return b.scores + jnp.where(jnp.isnan(part), 0.0, rewards.useful_range(part, low, high) - part)
-
-    def weight(b: Trajectories) -> Array:
-        return easiness_weight(b.scores, b.group, least=least)
-
-    steps = [rewards.rescore(rescaled)] if component else []
+    steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
     if weigh == "reward":
-        steps += [rewards.rescore(lambda b: b.scores * weight(b)), group_relative(scale)]
+        steps += [rewards.rescore(times_weight_of_difficulty(least)), group_relative(scale)]
     else:
-        steps += [group_relative(scale), weigh_advantages(weight)]
+        steps += [group_relative(scale), weigh_advantages(weight_of_difficulty(least))]
     return Algorithm(
         chain(*steps),
         grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
@@ -205,16 +195,16 @@ def dgrpo_vital(
 
 
 def adora(
-    rule: str = "length",
+    rule: Rule = "length",
     weight: float = 1.0,
     other_weight: float = 0.1,
     success: float = 0.5,
     hard: float = 0.5,
-    edges: str = "strict",
+    edges: Literal["lenient", "strict"] = "strict",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
-    average: str = "token",
+    average: AverageName = "token",
     max_length: float | None = None,
 ) -> Algorithm:
     """Advantage Dynamics via Online Rollout Adaptation (ADORA, arXiv 2602.10019, 2026).
@@ -239,12 +229,9 @@ def adora(
     require_choice("edges", edges, EDGES)
     longest = 4054.0 if max_length is None else max_length
 
-    def factor(b: Trajectories) -> Array:
-        cut_off = b.truncated | (b.lengths >= longest)
-        now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
-        return jnp.where(now, weight, other_weight)
-
-    transform = chain(group_relative(), weigh_advantages(factor))
+    transform = chain(
+        group_relative(), weigh_advantages(weight_of_promise(rule, weight, other_weight, success, hard, edges, longest))
+    )
     return Algorithm(
         transform,
         grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -17,6 +19,7 @@ from jaxrl_llm.advantages.multipliers import (
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise
@@ -25,6 +28,24 @@ from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain, controller, counted
 
 __all__ = ["aepo_arbitrary_entropy", "dcpo_distribution_centric"]
+
+
+@part
+def mixed_with_tempered(
+    target_entropy: float, gap_cap: float, success: float, hot_name: str, cold_name: str
+) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages of `dcpo_distribution_centric`."""
+
+    def mixed(batch: Trajectories) -> jax.Array:
+        gap = target_entropy - last_entropy(batch)
+        tempered = jnp.where(gap >= 0, batch.need(hot_name), batch.need(cold_name))
+        w = jnp.exp(log_ratio(tempered, batch.behaviour_logp, batch.action_mask))
+        correct = batch.scores > success
+        scored = jnp.maximum(jnp.sum(~jnp.isnan(batch.scores)), 1)
+        alpha = mixture_share(gap, gap_cap, jnp.sum(correct) / scored)
+        return (1 - alpha) * batch.need("advantages") + alpha * correct[:, None] * w
+
+    return mixed
 
 
 def dcpo_distribution_centric(
@@ -58,17 +79,14 @@ def dcpo_distribution_centric(
     check_number("gap_cap", gap_cap, least=0)
     hot_name, cold_name = (f"tempered_logp:{static_number(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
 
-    def mixed(batch: Trajectories) -> jax.Array:
-        gap = target_entropy - last_entropy(batch)
-        tempered = jnp.where(gap >= 0, batch.need(hot_name), batch.need(cold_name))
-        w = jnp.exp(log_ratio(tempered, batch.behaviour_logp, batch.action_mask))
-        correct = batch.scores > success
-        scored = jnp.maximum(jnp.sum(~jnp.isnan(batch.scores)), 1)
-        alpha = mixture_share(gap, gap_cap, jnp.sum(correct) / scored)
-        return (1 - alpha) * batch.need("advantages") + alpha * correct[:, None] * w
-
     return Algorithm(
-        transform=chain(group_relative(), revised(mixed, needs={hot_name, cold_name, "feedback"})),
+        transform=chain(
+            group_relative(),
+            revised(
+                mixed_with_tempered(target_entropy, gap_cap, success, hot_name, cold_name),
+                needs={hot_name, cold_name, "feedback"},
+            ),
+        ),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean()),
     )
 
@@ -79,6 +97,44 @@ def static_number(name: str, value: float) -> float:
         raise InputError(f"{name} must be a plain number, because it is part of the name of a need")
     check_number(name, value, above=0)
     return value
+
+
+@part
+def temperature_by_entropy(
+    target_entropy: float, hot: float, cold: float
+) -> Callable[[jax.Array, dict[str, jax.Array]], jax.Array]:
+    """A function `(value, feedback) -> f32[]`: hot where the last entropy is at most the target, else cold."""
+
+    def temperature(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
+        return jnp.where(feedback["entropy"] <= target_entropy, hot, cold)
+
+    return temperature
+
+
+@part
+def exchanged_for_tempered(
+    target_entropy: float, most: float, least_advantage: float
+) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch` that exchanges rows as in `aepo_arbitrary_entropy`."""
+
+    def replaced(step: jax.Array, batch: Trajectories) -> Trajectories:
+        scored = ~jnp.isnan(batch.scores)
+        none = jnp.zeros(scored.shape, bool)
+        tempered = (batch.info or {}).get("tempered", none).astype(bool)
+        _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
+        A = group_advantage(batch.scores, 2 * index + tempered)
+        noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
+        good = tempered & scored & (least_advantage < A)
+        K = jnp.minimum(jnp.sum(good), most)
+        K = jnp.where(last_entropy(batch) <= target_entropy, K, K // 2)
+        taken = good & (ranks_within(everywhere, noise, noise, good) < K)
+        normal = scored & ~tempered
+        stay = normal & (ranks_within(everywhere, noise, noise, normal) >= K)
+        weights = batch.loss_weights * (taken | stay | ~scored & ~tempered)[:, None]
+        A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
+        return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights)
+
+    return replaced
 
 
 def aepo_arbitrary_entropy(
@@ -110,25 +166,11 @@ def aepo_arbitrary_entropy(
     """
     check_number("most", most, least=0)
 
-    def temperature(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
-        return jnp.where(feedback["entropy"] <= target_entropy, hot, cold)
-
-    def replaced(step: jax.Array, batch: Trajectories) -> Trajectories:
-        scored = ~jnp.isnan(batch.scores)
-        none = jnp.zeros(scored.shape, bool)
-        tempered = (batch.info or {}).get("tempered", none).astype(bool)
-        _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
-        A = group_advantage(batch.scores, 2 * index + tempered)
-        noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
-        good = tempered & scored & (least_advantage < A)
-        K = jnp.minimum(jnp.sum(good), most)
-        K = jnp.where(last_entropy(batch) <= target_entropy, K, K // 2)
-        taken = good & (ranks_within(everywhere, noise, noise, good) < K)
-        normal = scored & ~tempered
-        stay = normal & (ranks_within(everywhere, noise, noise, normal) >= K)
-        weights = batch.loss_weights * (taken | stay | ~scored & ~tempered)[:, None]
-        A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
-        return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights)
-
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(controller("temperature", hot, temperature), counted(replaced, {"tempered"})), objective)
+    return Algorithm(
+        chain(
+            controller("temperature", hot, temperature_by_entropy(target_entropy, hot, cold)),
+            counted(exchanged_for_tempered(target_entropy, most, least_advantage), {"tempered"}),
+        ),
+        objective,
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -13,8 +16,10 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.score_function import averaged_gradient
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.selection.noise import token_noise
@@ -26,6 +31,22 @@ from jaxrl_llm.transform import chain, control, counted
 __all__ = ["bupo", "dgpo_distribution_guided", "rlvr_temporal_schedule", "verl_velocity_rank"]
 
 
+@part
+def guided_by_reference(
+    tau: float, kappa: float, vocabulary_size: float | None, squared: bool
+) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages of `dgpo_distribution_guided`."""
+    scale = 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
+
+    def guided(batch: Trajectories) -> jax.Array:
+        mask = batch.action_mask
+        h = jnp.where(mask, jnp.maximum(batch.need("entropy"), 1e-12), 1.0) / scale
+        s = hellinger(batch.need("reference_affinity"), squared) * h**kappa
+        return batch.need("advantages") * softmax_shares(s, mask, tau)
+
+    return guided
+
+
 def dgpo_distribution_guided(
     tau: float = 0.5,
     kappa: float = 1.0,
@@ -33,7 +54,7 @@ def dgpo_distribution_guided(
     squared: bool = True,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    average: str = "sequence",
+    average: AverageName = "sequence",
 ) -> Algorithm:
     """Distribution Guided Policy Optimization (DGPO, arXiv 2605.03327, 2026).
 
@@ -52,24 +73,19 @@ def dgpo_distribution_guided(
     """
     check_number("tau", tau, above=0)
     check_number("vocabulary_size", vocabulary_size, above=1, or_none=True)
-    scale = 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
-
-    def guided(batch: Trajectories) -> jax.Array:
-        mask = batch.action_mask
-        h = jnp.where(mask, jnp.maximum(batch.need("entropy"), 1e-12), 1.0) / scale
-        s = hellinger(batch.need("reference_affinity"), squared) * h**kappa
-        return batch.need("advantages") * softmax_shares(s, mask, tau)
 
     return Algorithm(
-        transform=chain(group_relative(), revised(guided, {"reference_affinity"})),
+        transform=chain(
+            group_relative(), revised(guided_by_reference(tau, kappa, vocabulary_size, squared), {"reference_affinity"})
+        ),
         objective=averaged_gradient(clip(clip_low, clip_high), average),
     )
 
 
 def rlvr_temporal_schedule(
-    rule: str = "percentile",
+    rule: Literal["percentile", "forking", "bonus"] = "percentile",
     magnitude: float = 0.99,
-    shape: str = "linear",
+    shape: Literal["linear", "power", "sigmoid"] = "linear",
     start: float = 0.0,
     end: float = 0.8,
     power: float = 2.0,
@@ -102,22 +118,47 @@ def rlvr_temporal_schedule(
     check_number("magnitude", magnitude, least=0, most=1)
     steps = 100 if total_steps is None else total_steps
 
-    def x(step: jax.Array) -> jax.Array:
-        return fade(progress(step, steps, start, end), magnitude, shape, power)
+    x = fading(steps, start, end, magnitude, shape, power)
+    chosen = counted(entropy_bonus(x, alpha, kappa)) if rule == "bonus" else keep_weighted(chosen_tokens(x, rule))
+    return Algorithm(
+        transform=chain(group_relative(), chosen),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+Schedule = Callable[[jax.Array], jax.Array]  # step int32[] -> f32[]
+
+
+@part
+def fading(
+    steps: float, start: float, end: float, magnitude: float, shape: Literal["linear", "power", "sigmoid"], power: float
+) -> Schedule:
+    """A function `step -> f32[]`: `fade` of the progress between two shares of the steps."""
+    return lambda step: fade(progress(step, steps, start, end), magnitude, shape, power)
+
+
+@part
+def chosen_tokens(strength: Schedule, rule: str) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A function `(step, batch) -> bool[N, L]`: the tokens of rule "percentile" or "forking"."""
 
     def chosen(step: jax.Array, batch: Trajectories) -> jax.Array:
+        x = strength(step)
         if rule == "percentile":
-            return late_tokens(batch.action_index, batch.lengths, x(step))
-        return top_tokens(batch.need("entropy"), batch.action_mask, 1 - x(step), token_noise(batch, step), "row")
+            return late_tokens(batch.action_index, batch.lengths, x)
+        return top_tokens(batch.need("entropy"), batch.action_mask, 1 - x, token_noise(batch, step), "row")
+
+    return chosen
+
+
+@part
+def entropy_bonus(strength: Schedule, alpha: float, kappa: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch` with the advantages of rule "bonus"."""
 
     def with_bonus(step: jax.Array, batch: Trajectories) -> Trajectories:
         A, H = batch.need("advantages"), jnp.where(batch.action_mask, batch.need("entropy"), 0.0)
-        return batch.replace(advantages=A + x(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))
+        return batch.replace(advantages=A + strength(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))
 
-    return Algorithm(
-        transform=chain(group_relative(), counted(with_bonus) if rule == "bonus" else keep_weighted(chosen)),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
-    )
+    return with_bonus
 
 
 def verl_velocity_rank(
@@ -125,13 +166,13 @@ def verl_velocity_rank(
     coefficient: float = 1.0,
     rate: float = 0.3,
     kappa: float = 2.0,
-    place: str = "all",
-    start: str = "zero",
+    place: Literal["all", "last"] = "all",
+    start: Literal["first", "zero"] = "zero",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
     entropy_coefficient: float = 0.001,
-    average: str = "token",
+    average: AverageName = "token",
 ) -> Algorithm:
     """Velocity-Exploiting Rank-Learning (VERL, arXiv 2509.23808, 2025).
 
@@ -160,6 +201,27 @@ def verl_velocity_rank(
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 
+@part
+def internal_phase(internal_steps: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch`: the control "internal" is 1 in the first steps, then 0."""
+
+    def phase(step: jax.Array, batch: Trajectories) -> Trajectories:
+        return batch.with_controls(internal=(step < internal_steps).astype(jnp.float32))
+
+    return phase
+
+
+@part
+def internal_ratio(layer: int) -> Ratio:
+    """The ratio of the policy of a layer where the control "internal" is above 0, else `token_ratio()`."""
+
+    def ratio(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+        inner = log_ratio((outputs.extras or {})["internal_logp"], batch.need("internal_logp"), batch.loss_weights != 0)
+        return jnp.where(control(batch, "internal") > 0, jnp.exp(inner), token_ratio()(outputs, batch))
+
+    return Ratio(ratio, frozenset({f"internal_logp:{layer}"}))
+
+
 @presets(paper={"average": "sequence", "dual_clip": None}, code={"average": "token", "dual_clip": 10.0})
 def bupo(
     layer: int = 6,
@@ -167,7 +229,7 @@ def bupo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
-    average: str = "sequence",
+    average: Literal["sequence", "token"] = "sequence",
 ) -> Algorithm:
     """Bottom-up Policy Optimization (BuPO, arXiv 2512.19673, 2025).
 
@@ -187,15 +249,6 @@ def bupo(
     check_number("layer", layer, least=1)
     require_choice("average", average, ("sequence", "token"))
 
-    def phase(step: jax.Array, batch: Trajectories) -> Trajectories:
-        return batch.with_controls(internal=(step < internal_steps).astype(jnp.float32))
-
-    def ratio(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
-        inner = log_ratio((outputs.extras or {})["internal_logp"], batch.need("internal_logp"), batch.loss_weights != 0)
-        return jnp.where(control(batch, "internal") > 0, jnp.exp(inner), token_ratio()(outputs, batch))
-
     mean = sequence_mean() if average == "sequence" else token_mean()
-    objective = policy_gradient(
-        Ratio(ratio, frozenset({f"internal_logp:{layer}"})), clip(clip_low, clip_high, dual_clip), mean
-    )
-    return Algorithm(chain(group_relative(), counted(phase)), objective)
+    objective = policy_gradient(internal_ratio(layer), clip(clip_low, clip_high, dual_clip), mean)
+    return Algorithm(chain(group_relative(), counted(internal_phase(internal_steps))), objective)

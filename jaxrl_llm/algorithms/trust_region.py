@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -9,8 +12,10 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.choices import Estimator, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import (
     clip,
     constant,
@@ -73,7 +78,7 @@ def clip_cov(
     rho = token_ratio()
     draw = draw_covariant(rho, covariance_low, covariance_high, share, clip_low, clip_high)
     objective = policy_gradient(rho, clip_and_detach(clip_low, clip_high), token_mean(), refresh=draw)
-    return Algorithm(chain(group_relative("std", ddof, epsilon), count_batches()), objective)
+    return Algorithm(chain(group_relative(ddof=ddof, epsilon=epsilon), count_batches()), objective)
 
 
 def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsilon: float = 1e-6) -> Algorithm:
@@ -89,7 +94,7 @@ def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsi
     objective = policy_gradient(
         token_ratio(), penalise_covariant(kl_coefficient), token_mean(), refresh=mark_covariant(share)
     )
-    return Algorithm(group_relative("std", ddof, epsilon), objective)
+    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective)
 
 
 @presets(
@@ -106,9 +111,9 @@ def bapo_adaptive_clip(
     high_start: float = 1.2,
     high_end: float = 3.0,
     high_step: float = 0.05,
-    order: str = "high_first",
-    criterion: str = "share",
-    statistic: str = "value",
+    order: Literal["high_first", "low_first"] = "high_first",
+    criterion: Literal["ratio", "share"] = "share",
+    statistic: Literal["gradient", "value"] = "value",
     weighted: bool = True,
     dual_clip: float | None = None,
 ) -> Algorithm:
@@ -156,8 +161,18 @@ def gbpo(
     """
     check_number("temperature", temperature, above=0)
     objective = policy_gradient(token_ratio(), toward_ratio("ratio_target"), token_mean())
-    transform = chain(group_relative("std", ddof, epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
+    transform = chain(group_relative(ddof=ddof, epsilon=epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
     return Algorithm(transform, objective)
+
+
+@part
+def dual_ascent(rate: float) -> Callable[[jax.Array, dict[str, jax.Array]], jax.Array]:
+    """A function `(value, feedback) -> f32[]`: the multiplier after one step of `r2vpo`."""
+
+    def ascend(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
+        return jnp.maximum(0.0, value + rate * feedback["ratio/excess"])
+
+    return ascend
 
 
 def r2vpo(
@@ -183,16 +198,16 @@ def r2vpo(
     check_number("variance_limit", variance_limit, least=0)
     check_number("multiplier", multiplier, least=0)
 
-    def dual_ascent(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
-        return jnp.maximum(0.0, value + multiplier_rate * feedback["ratio/excess"])
-
     objective = policy_gradient(token_ratio(), unclipped(), token_mean())
-    transform = chain(group_relative("std", ddof, epsilon), controller("variance_multiplier", multiplier, dual_ascent))
+    transform = chain(
+        group_relative(ddof=ddof, epsilon=epsilon),
+        controller("variance_multiplier", multiplier, dual_ascent(multiplier_rate)),
+    )
     return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit))
 
 
 def mdpo_mirror_descent(
-    step_size: float = 1.0, total_steps: float | None = None, estimator: str = "k3", epsilon: float = 1e-8
+    step_size: float = 1.0, total_steps: float | None = None, estimator: Estimator = "k3", epsilon: float = 1e-8
 ) -> Algorithm:
     """Mirror Descent Policy Optimization (MDPO, arXiv 2005.09814, 2020).
 
@@ -246,7 +261,14 @@ def remix(
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
     objective -= entropy_coefficient * entropy()
     objective += kl_coefficient * mixed_anchor("k3")
-    return Algorithm(chain(group_relative("std", ddof, epsilon), mix_anchors(hold, every, drop, least)), objective)
+    return Algorithm(
+        chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least)), objective
+    )
+
+
+def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
+    """Mean over all sequences of the mean over their kept tokens; 0 for a sequence without one."""
+    return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
 
 def capo_curvature(
@@ -255,8 +277,8 @@ def capo_curvature(
     symmetric: bool = True,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    average: str = "sequence",
-    scale: str = "none",
+    average: Literal["sequence", "constant"] = "sequence",
+    scale: Scale = "none",
     learning_rate: float | None = None,
     max_length: float | None = None,
 ) -> Algorithm:
@@ -281,10 +303,6 @@ def capo_curvature(
     """
     require_choice("average", average, ("sequence", "constant"))
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
-
-    def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
-        # Sequences without any kept token still count.
-        return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
     transform = chain(group_relative(scale), keep_small_steps(rate, change_limit, kl_limit, symmetric))
     mean = kept_mean if average == "sequence" else constant(longest)

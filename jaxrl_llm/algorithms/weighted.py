@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.choices import Scale
 from jaxrl_llm.objectives.averages import constant, sequence_mean, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -15,7 +18,7 @@ __all__ = ["cispo", "dispo", "dppo", "sapo_soft_adaptive"]
 
 
 def cispo(
-    clip_low: float = 1.0, clip_high: float = 4.0, scale: str = "std", ddof: int = 1, epsilon: float = 1e-6
+    clip_low: float = 1.0, clip_high: float = 4.0, scale: Scale = "std", ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
     """Clipped IS-Weight Policy Optimization (MiniMax-M1, arXiv 2506.13585, 2025).
 
@@ -30,7 +33,7 @@ def cispo(
     Defaults. Paper: clip_low, scale. Code: clip_high, ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), log_probability(clipped(clip_low, clip_high)), token_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
 def dispo(
@@ -54,11 +57,11 @@ def dispo(
     """
     weight = by_sign(clipped(positive_low, positive_high), clipped(negative_low, negative_high))
     objective = policy_gradient(token_ratio(), log_probability(weight), token_mean())
-    return Algorithm(chain(drop_uniform_groups(), group_relative("std", ddof, epsilon)), objective)
+    return Algorithm(chain(drop_uniform_groups(), group_relative(ddof=ddof, epsilon=epsilon)), objective)
 
 
 def dppo(
-    divergence: str = "tv",
+    divergence: Literal["kl", "tv"] = "tv",
     threshold_low: float | None = None,
     threshold_high: float | None = None,
     cap: float = 20.0,
@@ -82,13 +85,13 @@ def dppo(
     low, high = (usual if bound is None else bound for bound in (threshold_low, threshold_high))
     weight = product(within_divergence(low, high, divergence), capped(cap))
     objective = policy_gradient(token_ratio(), log_probability(weight), constant(max_length))
-    return Algorithm(group_relative(scale="none"), objective)
+    return Algorithm(group_relative("none"), objective)
 
 
 def sapo_soft_adaptive(
     positive_temperature: float = 1.0,
     negative_temperature: float = 1.05,
-    scale: str = "std",
+    scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -104,4 +107,4 @@ def sapo_soft_adaptive(
     Defaults. Paper: positive_temperature, negative_temperature, scale. Code: ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), soft_gate(positive_temperature, negative_temperature), sequence_mean())
-    return Algorithm(group_relative(scale, ddof, epsilon), objective)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

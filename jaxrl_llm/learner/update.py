@@ -28,8 +28,9 @@ from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.part_checks import expect
 from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
-from jaxrl_llm.transform import Metrics, Objective, Transform, expect
+from jaxrl_llm.transform import Metrics, Objective, Transform
 
 
 class TrainState(NamedTuple):

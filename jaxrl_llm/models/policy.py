@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxrl_llm.models.parameters import IDENTITY, ZEROS, Weight, shape_of, weigh
 Params = decoder.Params
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Policy:
     """A language model as functions: `forward` to hidden states, and the unembedding that turns them into logits.
 
@@ -34,6 +35,15 @@ class Policy:
     critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
     mesh: Mesh | None = None  # of the training, with the axes of models.placement
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
+
+    def __repr__(self) -> str:
+        """Family, size and what is not as usual, in one line."""
+        config, dtype = self.config, jnp.dtype(self.dtype).name
+        count = sum(math.prod(shape_of(weight.axes, config)) for weight in weights(config).values())
+        size = f"{count:,} parameters in {config.num_layers} layers, {config.vocab_size:,} tokens"
+        unusual = {"remat": (self.remat, True), "critic": (self.critic, None), "mesh": (self.mesh, None)}
+        others = [f", {name}={value}" for name, (value, usual) in unusual.items() if value != usual]
+        return f"Policy({config.family}: {size}, {dtype}{''.join(others)})"
 
     def forward(
         self,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -19,7 +22,12 @@ MAX_STEPS = 10_000  # ends the search if a step size, which may be traced, is 0
 
 
 def contributions(
-    ratio: jax.Array, advantages: jax.Array, weights: jax.Array, low: Number, high: Number, statistic: str = "value"
+    ratio: jax.Array,
+    advantages: jax.Array,
+    weights: jax.Array,
+    low: Number,
+    high: Number,
+    statistic: Literal["value", "gradient"] = "value",
 ) -> tuple[jax.Array, jax.Array]:
     """Contributions of the tokens with A >= 0 and with A < 0, f32[] each >= 0, for ratio bounds [low, high].
 
@@ -43,9 +51,9 @@ def search_bounds(
     target: Number,
     low: tuple[Number, Number, Number],
     high: tuple[Number, Number, Number],
-    order: str = "high_first",
-    criterion: str = "share",
-    statistic: str = "value",
+    order: Literal["high_first", "low_first"] = "high_first",
+    criterion: Literal["share", "ratio"] = "share",
+    statistic: Literal["value", "gradient"] = "value",
 ) -> tuple[jax.Array, jax.Array]:
     """The first bounds, f32[] each, for which the tokens with A >= 0 reach the target; the last bounds if none do.
 
@@ -85,14 +93,15 @@ def search_bounds(
     return bounds(jax.lax.while_loop(unfinished, relax, (jnp.float32(0), jnp.float32(0))))
 
 
+@part
 def find_bounds(
     rho: Ratio,
     target: Number,
     low: tuple[Number, Number, Number],
     high: tuple[Number, Number, Number],
-    order: str = "high_first",
-    criterion: str = "share",
-    statistic: str = "value",
+    order: Literal["high_first", "low_first"] = "high_first",
+    criterion: Literal["share", "ratio"] = "share",
+    statistic: Literal["value", "gradient"] = "value",
     weighted: bool = True,
 ) -> Refresh:
     """`search_bounds` over the whole batch; writes the controls "clip_low" and "clip_high" (bounds of the ratio).
@@ -114,6 +123,7 @@ def find_bounds(
     return refresh
 
 
+@part
 def controlled_clip(dual: float | None = None) -> Surrogate:
     """`clip` with the controls "clip_low" and "clip_high" as ratio bounds."""
     check_number("dual clip", dual, above=1, or_none=True)

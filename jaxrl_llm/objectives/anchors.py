@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.log_ratios import log_ratio, source
+from jaxrl_llm.choices import Estimator, Source
+from jaxrl_llm.coefficients import check_bounds, check_number
+from jaxrl_llm.expressions import part
+from jaxrl_llm.log_ratios import log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
@@ -16,14 +18,18 @@ from jaxrl_llm.transform import Metrics, Objective, Transform, counted
 Number = float | jax.Array
 
 
-def centred_clip(low: Number = 0.2, high: Number = 0.2, of: str = "old", over: str = "behaviour") -> Surrogate:
+@part
+def centred_clip(
+    low: Number = 0.2, high: Number | None = None, of: Source = "old", over: Source = "behaviour"
+) -> Surrogate:
     """min(rho A, clip(rho, c - low, c + high) A) with c = pi_of / pi_over of the token (2507.06892).
 
     rho is against `over`, the policy that drew the token; the trust region is centred on `of`. c = 1 where the two are
-    equal. The objective's `needs` must include the batch field of `of`.
+    equal. high defaults to low. The objective's `needs` must include the batch field of `of`.
     """
-    check_number("clip low", low, least=0, most=1)
-    check_number("clip high", high, least=0)
+    low, high = check_bounds("clip", low, high, most=1)
+    for name in (of, over):
+        needed(name)  # InputError for another name
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         c = jnp.exp(log_ratio(source(batch, of), source(batch, over), batch.loss_weights != 0))
@@ -40,6 +46,7 @@ def stepwise_decay(
     return jnp.maximum(1 - drop * jnp.ceil(jnp.maximum(t - hold, 0) / every), least)
 
 
+@part
 def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least: Number = 0.5) -> Transform:
     """Write the controls "reference_share", `stepwise_decay` of iteration t = 1, 2, ..., and "old_share", the rest."""
 
@@ -50,7 +57,8 @@ def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least
     return counted(apply)
 
 
-def mixed_anchor(estimator: str = "k3", average: Average | None = None) -> Objective:
+@part
+def mixed_anchor(estimator: Estimator = "k3", average: Average | None = None) -> Objective:
     """share KL(pi || reference) + (1 - share) KL(pi || old), with the shares of `mix_anchors`."""
     near_reference = kl("reference", estimator, average, metric="kl/reference")
     return "reference_share" * near_reference + "old_share" * kl("old", estimator, average, metric="kl/old")
@@ -61,6 +69,7 @@ def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Arr
     return jnp.asarray(first if total is None else first * (1 - jnp.minimum(k, total - 1) / total), jnp.float32)
 
 
+@part
 def mirror_step(total: Number | None, first: Number = 1.0) -> Transform:
     """Write the control "proximity", 1 / `linear_step`: the coefficient of the divergence from the last policy."""
     check_number("total_steps", total, least=1, or_none=True)

@@ -12,16 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.expressions import Negation, Operation, layout, part, recorded
+from jaxrl_llm.part_checks import check_divisor, names_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_sums, in_words, row_means, totals_of, weighted
-from jaxrl_llm.transform import Metrics, Objective, Refresh, control, in_turn, names_of
+from jaxrl_llm.transform import Metrics, Objective, Refresh, control, in_turn
 
 Mean = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
 AVERAGES = ("sequence", "token", "prompt", "sum", "constant", "slice")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Average:
     """A function `(values f32[N, L], batch) -> f32[]`, and what it needs in the batch.
 
@@ -38,10 +41,23 @@ class Average:
 
     def __mul__(self, scale: float | jax.Array) -> Average:
         """The average times a number."""
+        return recorded(self._times(scale), Operation("*", self, scale))
+
+    def __rmul__(self, scale: float | jax.Array) -> Average:
+        return recorded(self._times(scale), Operation("*", scale, self))
+
+    def __truediv__(self, divisor: float | jax.Array) -> Average:
+        check_divisor("an average", divisor)
+        return recorded(self._times(1 / divisor), Operation("/", self, divisor))
+
+    def __neg__(self) -> Average:
+        return recorded(self._times(-1.0), Negation(self))
+
+    __repr__ = layout
+
+    def _times(self, scale: float | jax.Array) -> Average:
         check_number("the scale of an average", scale)
         return Average(lambda values, batch: scale * self.function(values, batch), self.needs, self.refresh)
-
-    __rmul__ = __mul__
 
 
 def as_average(average: Average | Mean | None) -> Average:
@@ -71,21 +87,25 @@ def averaged(
     return Objective(function, average.needs | names_of(needs), in_turn(average.refresh, refresh))
 
 
+@part
 def token_mean() -> Average:
     """Sum over all tokens / number of tokens in the batch: every token has the same weight (DAPO)."""
     return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["tokens"])
 
 
+@part
 def sequence_mean() -> Average:
     """Mean over sequences of the mean over their tokens: every sequence has the same weight (GRPO)."""
     return Average(lambda values, batch: jnp.sum(row_means(values, batch)) / totals_of(batch)["sequences"])
 
 
+@part
 def sequence_sum() -> Average:
     """Mean over sequences of the sum over their tokens: the gradient of the sequence's log-probability (REINFORCE)."""
     return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["sequences"])
 
 
+@part
 def constant(length: float | jax.Array | str | None) -> Average:
     """Sum over all tokens / (sequences * length), length a constant: no length bias (Dr. GRPO, 2503.20783).
 
@@ -108,6 +128,7 @@ def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
     return batch.with_controls(longest=jnp.maximum(jnp.max(batch.lengths, initial=0.0), 1.0))
 
 
+@part
 def prompt_mean() -> Average:
     """Mean over prompts of the mean over the tokens of a prompt's group: equal weights of prompts (DAPO, eq. 8).
 
@@ -129,6 +150,7 @@ def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajector
     return batch.with_info(prompt_share=jnp.where(some, 1 / (groups * jnp.where(some, tokens, 1.0)), 0.0))
 
 
+@part
 def slice_token_mean() -> Average:
     """Mean over the tokens of each micro-batch, weighted by its share of the sequences (TRL's "bnpo").
 
@@ -143,7 +165,7 @@ def slice_token_mean() -> Average:
     return Average(average)
 
 
-def average_by_name(name: str, length: float | jax.Array | None = None) -> Average:
+def average_by_name(name: AverageName, length: float | jax.Array | None = None) -> Average:
     """An average by name:
 
         sequence   mean over sequences of the mean over their tokens

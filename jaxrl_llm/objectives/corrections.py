@@ -6,11 +6,14 @@ differentiated, and the objective can use the ratio of the current to the old po
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
@@ -25,8 +28,8 @@ SUMMARIES = ("token", "sum", "mean", "max")
 def importance_weight(
     x: jax.Array,
     mask: jax.Array,
-    level: str = "token",
-    mode: str = "truncate",
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "mask", "reject"] = "truncate",
     low: Number = 0.0,
     high: Number = 2.0,
 ) -> jax.Array:
@@ -53,7 +56,11 @@ def importance_weight(
 
 
 def divergence_weight(
-    x: jax.Array, mask: jax.Array, bound: Number, estimator: str = "k3", summary: str = "mean"
+    x: jax.Array,
+    mask: jax.Array,
+    bound: Number,
+    estimator: Literal["k2", "k3"] = "k3",
+    summary: Literal["token", "sum", "mean", "max"] = "mean",
 ) -> jax.Array:
     """1 where the divergence of old and behaviour policy is at most `bound`, else 0; f32[N, L], 1 outside the mask.
 
@@ -81,13 +88,14 @@ def mismatch_ratio(batch: Trajectories) -> jax.Array:
     return jnp.exp(mismatch(batch))
 
 
+@part
 def importance_correction(
-    level: str = "token",
-    mode: str = "truncate",
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "mask", "reject"] = "truncate",
     low: Number = 0.0,
     high: Number = 2.0,
     *,
-    normalise: str = "none",
+    normalise: Literal["none", "token", "sequence"] = "none",
     leave_count: bool = False,
 ) -> Transform:
     """Multiply the advantages by `importance_weight`. Needs old_logp; chain it after the transform that writes them.
@@ -114,8 +122,13 @@ def importance_correction(
     return stateless(apply, {"old_logp"})
 
 
+@part
 def divergence_rejection(
-    bound: Number, estimator: str = "k3", summary: str = "mean", *, leave_count: bool = True
+    bound: Number,
+    estimator: Literal["k2", "k3"] = "k3",
+    summary: Literal["token", "sum", "mean", "max"] = "mean",
+    *,
+    leave_count: bool = True,
 ) -> Transform:
     """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
     check_number("bound", bound, least=0)
@@ -148,7 +161,9 @@ def _mean(w: jax.Array, counts: jax.Array, over: str) -> jax.Array:
     return jnp.maximum(total / jnp.maximum(number, 1e-9), 1e-8)
 
 
-def sequence_factor(batch: Trajectories, mode: str = "truncate", high: Number = 2.0, low: Number = 0.0) -> jax.Array:
+def sequence_factor(
+    batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", high: Number = 2.0, low: Number = 0.0
+) -> jax.Array:
     """prod_t u_t of each row on each of its tokens, f32[N, L], u_t the token's `importance_weight`, at least 1e-8.
 
     A single rejected token therefore almost removes its sequence. Clipped to exp(+-LARGEST).
@@ -159,6 +174,7 @@ def sequence_factor(batch: Trajectories, mode: str = "truncate", high: Number = 
     return jnp.broadcast_to(jnp.exp(jnp.clip(total, -LARGEST, LARGEST)), counts.shape)
 
 
+@part
 def scale_by_info(name: str) -> Transform:
     """Multiply the advantages by info[name], f32[N] or f32[N, L]; does nothing if the batch has no such entry."""
 

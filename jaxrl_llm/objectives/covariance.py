@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Source
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.log_ratios import absolute
+from jaxrl_llm.expressions import part
+from jaxrl_llm.log_ratios import absolute, needed
 from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
@@ -36,11 +38,13 @@ def _covariances(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
     return covariance_terms(batch.need("advantages"), outputs.logp, batch.loss_weights != 0)
 
 
+@part
 def count_batches(name: str = "batches") -> Transform:
     """Write the number of earlier batches as a control, the salt for random choices."""
     return counted(lambda step, batch: batch.with_controls(**{name: step.astype(jnp.float32)}))
 
 
+@part
 def draw_covariant(
     ratio: Ratio, low: Number, high: Number, share: Number, clip_low: Number, clip_high: Number
 ) -> Refresh:
@@ -63,8 +67,9 @@ def draw_covariant(
     return refresh
 
 
-def clip_and_detach(low: float, high: float) -> Surrogate:
-    """`clip`, with value and gradient 0 on the tokens of info["detached"]."""
+@part
+def clip_and_detach(low: float, high: float | None = None) -> Surrogate:
+    """`clip`, with value and gradient 0 on the tokens of info["detached"]; high defaults to low."""
     clipped = clip(low, high)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -75,6 +80,7 @@ def clip_and_detach(low: float, high: float) -> Surrogate:
     return surrogate
 
 
+@part
 def mark_covariant(share: Number) -> Refresh:
     """Mark the max(1, floor(share n)) of n tokens with the highest covariance; ties are broken at random.
 
@@ -90,8 +96,13 @@ def mark_covariant(share: Number) -> Refresh:
     return refresh
 
 
-def penalise_covariant(coefficient: Number, against: str = "behaviour") -> Surrogate:
-    """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"]."""
+@part
+def penalise_covariant(coefficient: Number, against: Source = "behaviour") -> Surrogate:
+    """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"].
+
+    Raises InputError for another name than those of `against`.
+    """
+    needed(against)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         marked = batch.need("covariant").astype(jnp.float32)

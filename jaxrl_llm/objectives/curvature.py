@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 
@@ -36,6 +37,7 @@ def gradient_step_effect(
     return learning_rate * slope + 0.5 * learning_rate**2 * curvature, kl
 
 
+@part
 def keep_small_steps(
     learning_rate: Number, change_limit: Number, kl_limit: Number, symmetric: bool = True
 ) -> Transform:

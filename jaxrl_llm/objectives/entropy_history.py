@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
 from jaxrl_llm.objectives.ratios import over_span
@@ -17,6 +18,7 @@ from jaxrl_llm.transform import Objective, State, Transform
 Number = float | jax.Array
 
 
+@part
 def turn_mean() -> Average:
     """Mean over sequences of the mean over turns of the mean over a turn's tokens."""
 
@@ -52,6 +54,7 @@ def phase_weight(k: Number, total: Number, decay: Number) -> jax.Array:
     return 1 + jnp.exp(-decay * k / jnp.maximum(jnp.floor(jnp.asarray(total, jnp.float32) / 2), 1))
 
 
+@part
 def corridor_of_history(low: Number, high: Number, strength: Number, total: Number, decay: Number) -> Transform:
     """Write a corridor around the mean token entropy H of past updates as controls.
 
@@ -71,6 +74,7 @@ def corridor_of_history(low: Number, high: Number, strength: Number, total: Numb
     return Transform(lambda: History(jnp.float32(0), jnp.float32(0)), apply, frozenset({"feedback"}))
 
 
+@part
 def smoothed_entropy() -> Objective:
     """Entropy minus the control "corridor" times its distance from the corridor, both averaged by `turn_mean`."""
     average = turn_mean()

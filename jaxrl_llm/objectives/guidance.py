@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import LARGEST
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.objectives.surrogates import Surrogate
@@ -36,6 +37,7 @@ def guided_rows(batch: Trajectories) -> jax.Array:
     return jnp.any(guided_tokens(batch), axis=1)
 
 
+@part
 def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
     """A f(p) with `shaped_probability` f on guided tokens, without ratio and clip; the surrogate `sampled` on others.
 
@@ -54,6 +56,7 @@ def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
     return surrogate
 
 
+@part
 def scaled_sum(length: float) -> Average:
     """Sum over all tokens of the batch / length: grows with the batch size. length > 0, else InputError."""
     check_number("length", length, above=0)

@@ -11,11 +11,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Source
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import needed
 from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
-from jaxrl_llm.transform import Metrics, Objective, require_function
+from jaxrl_llm.transform import Metrics, Objective
 
 Number = float | jax.Array
 RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
@@ -82,8 +85,9 @@ def preference_shares(
     return jnp.where(jnp.any(pairs), of_pairs, alone)
 
 
+@part
 def preference(
-    beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: str = "reference"
+    beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: Source = "reference"
 ) -> Objective:
     """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
     check_number("beta", beta, above=0)
@@ -128,6 +132,7 @@ def discriminative_shares(
     return jnp.where(both, share, 0.0)
 
 
+@part
 def discriminative(
     merit: Callable[[Trajectories], jax.Array],
     threshold: Number = 0.5,

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Estimator, Gate, Source
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice, unknown
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
@@ -18,12 +20,13 @@ from jaxrl_llm.transform import Coefficient, Metrics, Objective, control
 Number = float | jax.Array
 
 
+@part
 def kl(
-    to: str = "reference",
-    estimator: str = "k3",
+    to: Source = "reference",
+    estimator: Estimator = "k3",
     average: Average | None = None,
     *,
-    sampled: str | None = None,
+    sampled: Source | None = None,
     reverse: bool = False,
     metric: str = "kl",
 ) -> Objective:
@@ -35,7 +38,7 @@ def kl(
     Differentiated through both factors, k1 and k3 are then unbiased for KL(pi || other), and so are their gradients
     (2512.02556). With k1 and sampled equal to `to` this is rho log rho.
     reverse: estimate from -l; on samples of the other policy k1 and k3 then estimate KL(other || pi).
-    metric: name of the reported metric.
+    metric: name of the reported metric; in a sum of two such terms the second's is "kl/2", see `Objective`.
     """
     if estimator not in ESTIMATORS:
         raise unknown("KL estimator", estimator, ESTIMATORS)
@@ -67,6 +70,7 @@ def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Ar
     return jnp.sum(jnp.where(drawn, jnp.exp(first) * (first - jnp.where(drawn, second, 0.0)), 0.0), axis=-1)
 
 
+@part
 def entropy(average: Average | None = None, metric: str = "entropy") -> Objective:
     """Mean entropy of the policy's token distributions, nats; subtract it (times a coefficient) as a bonus.
 
@@ -87,6 +91,7 @@ def corridor(values: jax.Array, low: Number, high: Number) -> jax.Array:
     return jax.nn.relu(low - values) + jax.nn.relu(values - high)
 
 
+@part
 def entropy_corridor(
     low: Number | str, high: Number | str, average: Average | None = None, metric: str = "entropy/outside"
 ) -> Objective:
@@ -107,11 +112,13 @@ def entropy_corridor(
     return averaged(objective, mean)
 
 
+@part
 def entropy_target(target: Number | str, average: Average | None = None) -> Objective:
     """Mean distance of token entropies from a target, |H - target|."""
     return entropy_corridor(target, target, average, "entropy/distance")
 
 
+@part
 def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hinge") -> Objective:
     """sg(strength max(penalty - limit, 0)) * penalty: 0 up to the limit, then growing with the excess (2510.04474).
 
@@ -128,14 +135,15 @@ def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hin
 GATES = ("turn", "sequence", "token")
 
 
-def likelihood_drop(d: jax.Array, batch: Trajectories, gate: str = "turn") -> jax.Array:
+def likelihood_drop(d: jax.Array, batch: Trajectories, gate: Gate = "turn") -> jax.Array:
     """max(0, d), f32[N, L], d = logp_old - logp, where the sum of d over the token's gate span is > 0; else 0."""
     of_span = d if gate == "token" else over_span(d, batch, gate, mean=False)
     return jnp.where(jax.lax.stop_gradient(of_span) > 0, jax.nn.relu(d), 0.0)
 
 
+@part
 def likelihood_preserving(
-    gate: str = "turn", against: str = "behaviour", final: Number = 1.0, average: Average | None = None
+    gate: Gate = "turn", against: Source = "behaviour", final: Number = 1.0, average: Average | None = None
 ) -> Objective:
     """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
@@ -158,6 +166,7 @@ def likelihood_preserving(
     return averaged(objective, mean, needs)
 
 
+@part
 def imitation(
     rows: Callable[[Trajectories], jax.Array] | None = None,
     average: Average | None = None,
@@ -177,12 +186,14 @@ def imitation(
     return averaged(objective, mean)
 
 
+@part
 def right_answers(threshold: Number = 0.5) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N]`: 1 for rows with a score above the threshold, else 0."""
     return lambda batch: (batch.scores > threshold).astype(jnp.float32)
 
 
-def ratio_variance(limit: Number = 0.0, against: str = "behaviour", average: Average | None = None) -> Objective:
+@part
+def ratio_variance(limit: Number = 0.0, against: Source = "behaviour", average: Average | None = None) -> Objective:
     """Mean of (rho - 1)^2 - limit: the excess of the chi-square divergence from `against` (2601.03320).
 
     Metrics: "ratio/variance", the mean of (rho - 1)^2, and "ratio/excess", the loss.

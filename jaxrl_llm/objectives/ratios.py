@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Source, Span
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.log_ratios import LARGEST, log_ratio, needed, source
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
@@ -24,7 +26,7 @@ class RatioSpec(NamedTuple):
     mean: bool  # mean of a row's log-ratios, else their sum
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ratio:
     """A function `(outputs, batch) -> f32[N, L]`, and what it needs in the batch."""
 
@@ -35,13 +37,16 @@ class Ratio:
     def __call__(self, outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return self.function(outputs, batch)
 
+    __repr__ = layout
+
 
 def log_ratio_to(outputs: PolicyOutputs, batch: Trajectories, against: str) -> jax.Array:
     """`log_ratio` of the current policy to one of SOURCES, f32[N, L]; 0 on tokens with weight 0."""
     return log_ratio(outputs.logp, source(batch, against), batch.loss_weights != 0)
 
 
-def token_ratio(against: str = "behaviour") -> Ratio:
+@part
+def token_ratio(against: Source = "behaviour") -> Ratio:
     """rho_t = pi(a_t) / pi_against(a_t) for each token, f32[N, L]; 1 on tokens with weight 0.
 
     against: "behaviour", "old" or "reference"; InputError for another name.
@@ -50,7 +55,10 @@ def token_ratio(against: str = "behaviour") -> Ratio:
     return Ratio(lambda outputs, batch: jnp.exp(log_ratio_to(outputs, batch, against)), needed(against), spec)
 
 
-def span_ratio(span: str, against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:
+@part
+def span_ratio(
+    span: Span, against: Source = "behaviour", *, mean: bool = True, gradient: Literal["span", "token"] = "span"
+) -> Ratio:
     """s = exp(mean or sum of the token log-ratios of a span), on each of its tokens, f32[N, L].
 
     span: one of SPANS; `batch.turn` gives the turns, info["segment"] int32[N, L] the segments.
@@ -81,7 +89,10 @@ def span_needs(span: str) -> frozenset[str]:
     return frozenset({"turn": {"turns"}, "segment": {"segment"}}.get(span, ()))
 
 
-def sequence_ratio(against: str = "behaviour", *, mean: bool = True, gradient: str = "span") -> Ratio:
+@part
+def sequence_ratio(
+    against: Source = "behaviour", *, mean: bool = True, gradient: Literal["span", "token"] = "span"
+) -> Ratio:
     """`span_ratio` over the whole sequence (GSPO, 2507.18071)."""
     return span_ratio("sequence", against, mean=mean, gradient=gradient)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.choices import Clipping, Source
+from jaxrl_llm.coefficients import check_bounds, check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import absolute, log_ratio, needed
 from jaxrl_llm.objectives.averages import Average, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
@@ -23,7 +26,13 @@ WEIGHTS = ("none", "importance", "advantage")
 
 
 def clip_mask(
-    shape: str, ratio: jax.Array, advantages: jax.Array, low: Number, high: Number, far_low: Number, far_high: Number
+    shape: Clipping,
+    ratio: jax.Array,
+    advantages: jax.Array,
+    low: Number,
+    high: Number,
+    far_low: Number,
+    far_high: Number,
 ) -> jax.Array:
     """True where a token's gradient is kept (2509.24203), bool, elementwise.
 
@@ -43,7 +52,12 @@ def clip_mask(
     return inside | (good & (ratio <= 1 - far_low)) | (bad & (ratio >= 1 + far_high))
 
 
-def score_weight(shape: str, ratio: jax.Array, advantages: jax.Array, temperature: Number = 1.0) -> jax.Array:
+def score_weight(
+    shape: Literal["none", "importance", "advantage"],
+    ratio: jax.Array,
+    advantages: jax.Array,
+    temperature: Number = 1.0,
+) -> jax.Array:
     """Weight of the score function: 1, rho ("importance"), or exp(A / temperature) ("advantage"), elementwise."""
     require_choice("weight", shape, WEIGHTS)
     if shape == "importance":
@@ -62,6 +76,7 @@ def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
     return 1 - low + (low + high) * jax.nn.sigmoid(z)
 
 
+@part
 def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6) -> Transform:
     """Write info["ratio_target"] f32[N], `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature."""
     check_number("low", low, least=0, most=1)
@@ -75,6 +90,7 @@ def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1,
     return stateless(aim)
 
 
+@part
 def toward_ratio(name: str = "ratio_target") -> Surrogate:
     """The negative `signed_ratio_distance` to the targets info[name] f32[N]."""
 
@@ -99,8 +115,9 @@ def bellman_target(reward: jax.Array, next_values: jax.Array, scale: Number = 1.
     return jax.lax.stop_gradient(reward + scale * next_values)
 
 
+@part
 def random_policy_regression(
-    scale: Number = 1.0, next_scale: Number = 1.0, against: str = "behaviour", average: Average | None = None
+    scale: Number = 1.0, next_scale: Number = 1.0, against: Source = "behaviour", average: Average | None = None
 ) -> Objective:
     """Mean of (Q - sg(r + next_scale V_next))^2 with Q = scale (logp - logp_old).
 
@@ -140,6 +157,7 @@ def expected_one_token_loss(
     return -jnp.sum(q * reward * logp, axis=-1)
 
 
+@part
 def one_token(penalty: Number = -0.1) -> Surrogate:
     """-A * `expected_one_token_loss` at temperature 1, from the label's probability p and the entropy H:
 
@@ -155,27 +173,27 @@ def one_token(penalty: Number = -0.1) -> Surrogate:
     return surrogate
 
 
+@part
 def masked_score(
-    clip: str = "none",
-    weight: str = "none",
+    clip: Clipping = "none",
+    weight: Literal["none", "importance", "advantage"] = "none",
     clip_low: Number = 0.2,
-    clip_high: Number = 0.2,
+    clip_high: Number | None = None,
     far_low: Number = 0.6,
     far_high: Number = 2.0,
     temperature: Number = 1.0,
 ) -> Callable[[jax.Array, Trajectories], jax.Array]:
-    """A weight for `log_probability`: `clip_mask` times `score_weight`."""
+    """A weight for `log_probability`: `clip_mask` times `score_weight`; clip_high defaults to clip_low."""
     require_choice("clip", clip, CLIPS)
     require_choice("weight", weight, WEIGHTS)
-    check_number("clip_low", clip_low, least=0, most=1)
-    check_number("clip_high", clip_high, least=0)
+    low, high = check_bounds("clip", clip_low, clip_high, most=1)
     check_number("far_low", far_low, least=0)
     check_number("far_high", far_high, least=0)
     check_number("temperature", temperature, above=0)
 
     def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")
-        mask = clip_mask(clip, ratio, A, clip_low, clip_high, far_low, far_high)
+        mask = clip_mask(clip, ratio, A, low, high, far_low, far_high)
         return jnp.where(mask, score_weight(weight, ratio, A, temperature), 0.0)
 
     return weigh

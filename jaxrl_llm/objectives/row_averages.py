@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average, as_average
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
 
 
+@part
 def by_rows(otherwise: Average, **kinds: Average) -> Average:
     """The sum of averages, each over one kind of rows: `by_rows(guided=sequence_mean(), otherwise=token_mean())`.
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.trajectory import Trajectories, weighted
 from jaxrl_llm.transform import Transform, control, stateless
 
 
+@part
 def count_tokens(rows: Callable[[Trajectories], jax.Array], name: str) -> Transform:
     """Write the control `name`: the sum of the token weights, times rows(batch) f32[N].
 
@@ -24,6 +26,7 @@ def count_tokens(rows: Callable[[Trajectories], jax.Array], name: str) -> Transf
     return stateless(apply)
 
 
+@part
 def mean_by(name: str) -> Average:
     """Sum over all tokens / the control `name`; 0 if that is 0. Values must be 0 on tokens that it does not count."""
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.coefficients import check_bounds, check_number
+from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics
@@ -40,7 +41,7 @@ def clip_fractions(ratio: jax.Array, advantages: jax.Array, low: Number, high: N
     }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Clip:
     """The surrogate that `clip` returns, with its bounds."""
 
@@ -55,14 +56,16 @@ class Clip:
             value = jnp.where(A < 0, jnp.maximum(value, self.dual * A), value)
         return value, clip_fractions(ratio, A, self.low, self.high)
 
+    __repr__ = layout
 
-def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Surrogate:
-    """PPO's clipped surrogate; high > low is DAPO's clip-higher. Both at least 0, low at most 1.
+
+@part
+def clip(low: float = 0.2, high: float | None = None, dual: float | None = None) -> Surrogate:
+    """PPO's clipped surrogate; high > low is DAPO's clip-higher. Both at least 0, low at most 1; high defaults to low.
 
     dual > 1 bounds the loss where A < 0 and the ratio is large: max(value, dual * A) (dual clip, 1912.09729).
     """
-    check_number("clip low", low, least=0, most=1)
-    check_number("clip high", high, least=0)
+    low, high = check_bounds("clip", low, high, most=1)
     check_number("dual clip", dual, above=1, or_none=True)
     return Clip(low, high, dual)
 
@@ -79,6 +82,7 @@ def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, 
     return 4 / tau * jax.nn.sigmoid(tau * (ratio - 1)) * advantages
 
 
+@part
 def soft_gate(positive: Number = 1.0, negative: Number = 1.05) -> Surrogate:
     """`soft_gated_value`: a smooth gate instead of a clip, with a temperature for each sign of A, both above 0."""
     check_number("positive temperature", positive, above=0)
@@ -101,13 +105,13 @@ def one_sided_log(log_ratio: jax.Array, advantages: jax.Array, low: Number, high
     return jnp.where(advantages == 0, 0.0, bounded)
 
 
-def geometric_clip(low: Number = 0.4, high: Number = 0.4) -> Surrogate:
+@part
+def geometric_clip(low: Number = 0.4, high: Number | None = None) -> Surrogate:
     """g A on each token, g = exp(mean over the row of `one_sided_log`): log-ratios are clipped before the mean.
 
-    low, high >= 0 bound log-ratios: ratios stay in [exp(-low), exp(high)]. Expects token ratios.
+    low, high >= 0 bound log-ratios: ratios stay in [exp(-low), exp(high)]; high defaults to low. Expects token ratios.
     """
-    check_number("clip low", low, least=0)
-    check_number("clip high", high, least=0)
+    low, high = check_bounds("clip", low, high)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A, d = batch.need("advantages"), jnp.log(ratio)
@@ -118,11 +122,13 @@ def geometric_clip(low: Number = 0.4, high: Number = 0.4) -> Surrogate:
     return surrogate
 
 
+@part
 def unclipped() -> Surrogate:
     """rho A: the importance-weighted policy gradient."""
     return lambda ratio, outputs, batch: (ratio * batch.need("advantages"), {})
 
 
+@part
 def log_probability(weight: Callable[[jax.Array, Trajectories], jax.Array] | None = None) -> Surrogate:
     """sg(w) A log pi: the score function weighted by w = `weight(ratio, batch)` under stop-gradient (default 1).
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
@@ -77,6 +78,7 @@ def excess_penalty(
     return amplified * above**2, 2 * amplified * above
 
 
+@part
 def kl_threshold(
     base: Number = 0.3,
     gains: tuple[Number, Number, Number] = (0.3, 0.01, 0.05),
@@ -109,6 +111,7 @@ def kl_threshold(
     return Transform(init, apply, needed("reference"))
 
 
+@part
 def threshold_penalty(gradient: bool = True, average: Average | None = None) -> Objective:
     """The control "kl_penalty", with the gradient kl_slope * grad KL(pi || reference), estimated by the gradient of k2.
 
@@ -128,6 +131,7 @@ def threshold_penalty(gradient: bool = True, average: Average | None = None) -> 
     return averaged(objective, mean, needed("reference"))
 
 
+@part
 def distance(penalty: Objective, target: Number, name: str = "above_target") -> Objective:
     """|penalty - target| of the batch's penalty, not a mean of per-token distances.
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.coefficients import check_bounds, check_number
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.surrogates import Surrogate, clip_fractions, clipped_value
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics
@@ -37,10 +38,10 @@ def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Numb
     )
 
 
-def gradient_preserving_clip(low: float = 0.2, high: float = 0.28, dual: float | None = None) -> Surrogate:
-    """`gradient_preserving_value`, optionally with a dual clip. low in [0, 1], high >= 0, dual > 1."""
-    check_number("clip low", low, least=0, most=1)
-    check_number("clip high", high, least=0)
+@part
+def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: float | None = None) -> Surrogate:
+    """`gradient_preserving_value`, optionally with a dual clip. low in [0, 1], high >= 0 (default: low), dual > 1."""
+    low, high = check_bounds("clip", low, high, most=1)
     check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -70,6 +71,7 @@ def redistributed(
     return advantages * jnp.where(still == (level <= 0), 1 + strength * level, 1.0)
 
 
+@part
 def token_clip(bounds: Bounds, dual: float | None = None, revise: Callable[..., jax.Array] | None = None) -> Surrogate:
     """PPO's clip with the per-token range `bounds(batch)`; dual > 1 bounds the loss where A < 0.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average, sequence_mean
 from jaxrl_llm.objectives.subset import mean_by
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
@@ -25,7 +27,10 @@ def later_actions(batch: Trajectories) -> jax.Array:
     return batch.action_index > 0
 
 
-def token_groups(groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: str = "sequence") -> Average:
+@part
+def token_groups(
+    groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: Literal["sequence", "token"] = "sequence"
+) -> Average:
     """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
 
     over "sequence": mean_k is the mean over sequences of the mean over their tokens in the group (0 if a sequence has

@@ -6,6 +6,7 @@ Plain functions work on arrays of any shape. An error is a function of x = V - R
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.transform import Metrics, Objective
@@ -26,6 +28,7 @@ def half_square(x: jax.Array) -> jax.Array:
     return 0.5 * x**2
 
 
+@part
 def huber(width: Number = 1.0) -> Error:
     """x^2 / 2 where |x| <= width, else width (|x| - width / 2): bounds the gradient of outliers (Huber, 1964)."""
     check_number("huber width", width, above=0)
@@ -37,12 +40,14 @@ def huber(width: Number = 1.0) -> Error:
     return error
 
 
+@part
 def pinball(quantile: Number = 0.5) -> Error:
     """q (R - V) where R > V, else (1 - q) (V - R): minimised by the quantile q of the returns (1/2: the median)."""
     check_number("quantile", quantile, above=0, below=1)
     return lambda x: jnp.where(x < 0, -quantile * x, (1 - quantile) * x)
 
 
+@part
 def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
     """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the minimum as a -> 0, the mean as a -> inf.
 
@@ -60,7 +65,12 @@ def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
 
 
 def clipped_error(
-    values: jax.Array, before: jax.Array, returns: jax.Array, clip: Number, error: Error = half_square, of: str = "max"
+    values: jax.Array,
+    before: jax.Array,
+    returns: jax.Array,
+    clip: Number,
+    error: Error = half_square,
+    of: Literal["max", "mean"] = "max",
 ) -> jax.Array:
     """max(e(V - R), e(V_c - R)) with V_c = V_old + clip(V - V_old, -clip, clip) (PPO's code); elementwise.
 
@@ -72,6 +82,7 @@ def clipped_error(
     return jnp.maximum(free, held) if of == "max" else 0.5 * (free + held)
 
 
+@part
 def last_action_mean() -> Average:
     """Mean over sequences of the values at their last action."""
 
@@ -91,12 +102,13 @@ def _mean(each: list[jax.Array]) -> jax.Array:
     return jnp.mean(jnp.stack(each), axis=0)
 
 
+@part
 def value_loss(
     clip: Number | None = 0.2,
     average: Average | None = None,
     *,
     error: Error | Sequence[Error] = half_square,
-    of: str = "max",
+    of: Literal["max", "mean"] = "max",
     combine: Callable[[jax.Array], jax.Array] | None = None,
     heads: int = 1,
 ) -> Objective:

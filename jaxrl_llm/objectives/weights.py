@@ -8,12 +8,14 @@ multiplied (`product`), chosen by the sign of the advantage (`by_sign`), and com
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.coefficients import check_bounds, check_number
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 
 Number = jax.Array | float
@@ -22,23 +24,30 @@ DIVERGENCES = ("tv", "kl")
 MIN_RATIO = 1e-8  # lower bound of a sequence's ratio, as in the code of VESPO
 
 
-def clipped(low: Number, high: Number) -> Weight:
-    """clip(rho, 1 - low, 1 + high): every token keeps its gradient (CISPO, 2506.13585). low >= 1: no lower bound."""
-    check_number("clip low", low, least=0)
-    check_number("clip high", high, least=0)
+@part
+def clipped(low: Number, high: Number | None = None) -> Weight:
+    """clip(rho, 1 - low, 1 + high): every token keeps its gradient (CISPO, 2506.13585).
+
+    low >= 1: no lower bound. high defaults to low.
+    """
+    low, high = check_bounds("clip", low, high)
     return lambda ratio, batch: jnp.clip(ratio, 1 - low, 1 + high)
 
 
+@part
 def capped(cap: Number) -> Weight:
     """min(rho, cap): truncated importance sampling. cap > 0."""
     check_number("cap", cap, above=0)
     return lambda ratio, batch: jnp.minimum(ratio, cap)
 
 
-def within(low: Number, high: Number) -> Weight:
-    """0 where PPO's clip removes the gradient: A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low; else 1."""
-    check_number("clip low", low, least=0)
-    check_number("clip high", high, least=0)
+@part
+def within(low: Number, high: Number | None = None) -> Weight:
+    """0 where PPO's clip removes the gradient: A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low; else 1.
+
+    high defaults to low.
+    """
+    low, high = check_bounds("clip", low, high)
 
     def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")
@@ -59,6 +68,7 @@ def gamma_weight(ratio: jax.Array, power: Number, decay: Number) -> jax.Array:
     return jnp.exp(decay + power * jnp.log(W) - decay * W)
 
 
+@part
 def gamma(power: Number, decay: Number) -> Weight:
     """`gamma_weight` of the ratio. power >= 0, decay > 0."""
     check_number("power", power, least=0)
@@ -73,7 +83,12 @@ def bernoulli_kl(p0: jax.Array, p: jax.Array) -> jax.Array:
 
 
 def small_moves(
-    p: jax.Array, p0: jax.Array, advantages: jax.Array, low: Number, high: Number, divergence: str = "tv"
+    p: jax.Array,
+    p0: jax.Array,
+    advantages: jax.Array,
+    low: Number,
+    high: Number,
+    divergence: Literal["tv", "kl"] = "tv",
 ) -> jax.Array:
     """bool: false where p moved away from p0 in the advantage's direction by more than a bound (DPPO, 2602.04879).
 
@@ -87,10 +102,12 @@ def small_moves(
     return jnp.where(up, (moved <= high) | (p <= p0), (moved <= low) | (p >= p0))
 
 
-def within_divergence(low: Number, high: Number, divergence: str = "tv") -> Weight:
-    """1 where `small_moves`, else 0. The ratio must be to the behaviour policy. Both bounds at least 0."""
-    check_number("threshold low", low, least=0)
-    check_number("threshold high", high, least=0)
+@part
+def within_divergence(low: Number, high: Number | None = None, divergence: Literal["tv", "kl"] = "tv") -> Weight:
+    """1 where `small_moves`, else 0. The ratio must be to the behaviour policy. Both bounds at least 0; high
+    defaults to low.
+    """
+    low, high = check_bounds("threshold", low, high)
     require_choice("divergence", divergence, DIVERGENCES)
 
     def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
@@ -101,6 +118,7 @@ def within_divergence(low: Number, high: Number, divergence: str = "tv") -> Weig
     return weight
 
 
+@part
 def by_sign(positive: Weight, negative: Weight) -> Weight:
     """`positive` where the advantage is at least 0, else `negative`."""
 
@@ -110,6 +128,7 @@ def by_sign(positive: Weight, negative: Weight) -> Weight:
     return weight
 
 
+@part
 def product(*weights: Weight) -> Weight:
     """The product of weights."""
 
@@ -122,6 +141,7 @@ def product(*weights: Weight) -> Weight:
     return weight
 
 
+@part
 def of_scaled_ratio(weight: Weight, factor: Callable[[Trajectories], jax.Array]) -> Weight:
     """The weight of ratio * factor(batch) f32[N, L]; the factor can be the ratio of old to behaviour policy."""
     return lambda ratio, batch: weight(ratio * factor(batch), batch)

@@ -15,10 +15,11 @@ import numpy as np
 from jaxrl_llm.algorithms import Algorithm, constructor, get
 from jaxrl_llm.errors import InputError, require_choice, unknown
 from jaxrl_llm.needs import fill_in
+from jaxrl_llm.part_checks import expect
 from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
-from jaxrl_llm.transform import check_outputs, expect
+from jaxrl_llm.transform import check_outputs
 
 SHADES = ("push", "advantage")
 Which = str | Algorithm | Sequence[str | Algorithm] | Mapping[str, str | Algorithm]
@@ -35,7 +36,7 @@ _STYLE = """
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The credit that each algorithm gives each token of a batch; numpy arrays, N sequences of L positions.
 
@@ -64,16 +65,23 @@ class Comparison:
     def __str__(self) -> str:
         return self.table()
 
-    def table(self) -> str:
+    def __repr__(self) -> str:
+        """The statistics without the sequences, of which there may be many."""
+        size = f"{len(self.group)} sequences, {int(self.action_mask.sum())} actions"
+        return f"Comparison of {', '.join(self.names)}: {size}\n{self.table(sequences=False)}"
+
+    def table(self, sequences: bool = True) -> str:
         """A text table: the summed push of each sequence by algorithm, and below it summary statistics.
 
-        "cosine" is the cosine similarity of an algorithm's pushes with those of the first algorithm.
+        "cosine" is the cosine similarity of an algorithm's pushes with those of the first algorithm. sequences: whether
+        the table has the sequences.
         """
         head = ["row", "group", "reward", "actions", *self.names]
         rows = [
             [str(n), str(self.group[n]), f"{self.reward[n]:.3g}", str(self.action_mask[n].sum())]
             + [f"{self.pushes[name][n].sum():+.4g}" for name in self.names]
             for n in range(len(self.group))
+            if sequences
         ]
         first = self.pushes[self.names[0]].ravel()
         summary: dict[str, list[str]] = {
@@ -97,6 +105,8 @@ class Comparison:
             for column, value in zip(summary.values(), values, strict=True):
                 column.append(value)
         rows += [[label, "", "", "", *values] for label, values in summary.items()]
+        if not sequences:
+            head, *rows = ([row[0].replace("row", ""), *row[4:]] for row in [head, *rows])
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
         return "\n".join(lines + self._notes())

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, stateless
 
@@ -22,6 +23,7 @@ def overlong_penalty(lengths: jax.Array, max_tokens: int, buffer: int) -> jax.Ar
     return jnp.clip((max_tokens - buffer - lengths) / buffer, -1.0, 0.0)
 
 
+@part
 def soft_overlong_penalty(max_tokens: int, buffer: int) -> Transform:
     """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens."""
     for name, value in (("max_tokens", max_tokens), ("buffer", buffer)):

@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
 
+@part
 def rescore(reward: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """Replace the combined reward by `reward(batch)` f32[N], computed from `needs`. Rows without a score keep NaN."""
     return stateless(lambda b: b.replace(reward=jnp.where(jnp.isnan(b.scores), jnp.nan, reward(b))), needs)
 
 
+@part
 def leave_out(rows: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
     """Exclude rows bool[N], found from `needs`, from statistics (no score) and from the loss (weight 0).
 

@@ -10,10 +10,11 @@ import jax
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.expressions import layout
 from jaxrl_llm.trajectory import Trajectories, in_words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Partial:
     """When a step's rollout stops, and what happens to unfinished completions.
 
@@ -49,8 +50,10 @@ class Partial:
         """Groups in flight in a step that wants `wanted` complete ones."""
         return math.ceil(self.oversample * wanted - 1e-9)  # 1.1 * 10 is a little more than 11
 
+    __repr__ = layout
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class DynamicSampling:
     """Sample more prompts until enough groups are informative, e.g. neither all correct nor all wrong (DAPO).
 
@@ -67,3 +70,5 @@ class DynamicSampling:
                 f"DynamicSampling: informative is {in_words(self.informative)}, but must be a function of a batch"
             )
         check_number("DynamicSampling: rounds", self.rounds, least=1, whole=True)
+
+    __repr__ = layout

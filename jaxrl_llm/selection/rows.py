@@ -11,7 +11,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.choices import Scheme
 from jaxrl_llm.errors import require_choice
+from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, counted
 
@@ -19,6 +21,7 @@ RANK_SCHEMES = ("best_random", "best_worst", "best", "uniform")
 SCORE_SCHEMES = ("power", "max_min", "max_random")
 
 
+@part
 def keep_weighted(factor: Callable[[jax.Array, Trajectories], jax.Array]) -> Transform:
     """Multiply the selection weights by `factor(step, batch)` f32 or bool [N] or [N, L]; 0 drops."""
 
@@ -73,7 +76,7 @@ def max_variance_subset(values: jax.Array, valid: jax.Array, keep: jax.Array | f
     return valid & ((position < n - k) | (position >= M - k))
 
 
-def rank_weights(rank: jax.Array, count: jax.Array, scheme: str) -> jax.Array:
+def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array:
     """Sampling probability f32[N] by rank (0 is the best) among `count`: the filters of PF-PPO (2409.06957).
 
     best_random: 1/2 for the best, 1/2 shared by the others; best_worst: 1/2 each; best: only the best; uniform: 1 / n.
@@ -86,7 +89,12 @@ def rank_weights(rank: jax.Array, count: jax.Array, scheme: str) -> jax.Array:
     return by_scheme[scheme]
 
 
-def score_weights(score: jax.Array, valid: jax.Array, scheme: str, power: jax.Array | float = 2.0) -> jax.Array:
+def score_weights(
+    score: jax.Array,
+    valid: jax.Array,
+    scheme: Scheme,
+    power: jax.Array | float = 2.0,
+) -> jax.Array:
     """Sampling probability f32[N] of each valid row by its score in the whole batch (verl's resampling for PF-PPO).
 
     Proportional to, power: |score|^power; max_min: 1 for the batch's maximum and minimum, else 0; max_random: 0.4 for

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -20,7 +22,9 @@ def share_down(count: jax.Array, share: jax.Array | float) -> jax.Array:
     return jnp.floor(count * share + 1e-4 + 2e-7 * count)
 
 
-def top_tokens(score: jax.Array, mask: jax.Array, share: jax.Array | float, ties: jax.Array, scope: str) -> jax.Array:
+def top_tokens(
+    score: jax.Array, mask: jax.Array, share: jax.Array | float, ties: jax.Array, scope: Literal["row", "batch"]
+) -> jax.Array:
     """The ceil(share * n) of the n masked tokens of each row, or of the batch, with the highest scores f32[N, L].
 
     Ties go to the smaller `ties` f32[N, L]. share may be one number per row, f32[N, 1].

@@ -21,6 +21,7 @@ from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.policy import parameter_count
 
 KEY = jax.random.key(0)
 
@@ -230,3 +231,13 @@ def test_arguments_of_critics(vectors: Any) -> None:
     refused("critic detach", lambda: Critic(detach="no"))
     refused("critic kind", lambda: Critic(kind=["tower"]))
     refused("must be a Critic", lambda: init_critic(KEY, model.policy, model.params, "tower"))
+
+
+def test_a_policy_prints_in_one_line(vectors: Any) -> None:
+    model = vectors("llama")
+    count = f"{parameter_count(model.params):,}"
+    layers, vocabulary = model.policy.config.num_layers, f"{model.policy.config.vocab_size:,}"
+    plain = dataclasses.replace(model.policy, dtype=jnp.float32, remat=True)
+    assert repr(plain) == f"Policy(llama: {count} parameters in {layers} layers, {vocabulary} tokens, float32)"
+    changed = dataclasses.replace(plain, dtype=jnp.bfloat16, remat=False)
+    assert repr(changed).endswith("tokens, bfloat16, remat=False)")

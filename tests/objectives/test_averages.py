@@ -161,5 +161,7 @@ def test_a_plain_function_is_an_average_and_what_makes_one_is_told_to_be_called(
         with pytest.raises(InputError, match=r"the average is .*, but must be an Average"):
             wrong(average=0.5)
     assert (2 * sequence_mean())(jnp.asarray(TOKEN_LOSSES), batch_of(MASK)) == pytest.approx(2 * 0.014998, abs=3e-6)
+    for halved in (sequence_mean() / 2, -(-0.5 * sequence_mean())):
+        assert halved(jnp.asarray(TOKEN_LOSSES), batch_of(MASK)) == pytest.approx(0.014998 / 2, abs=2e-6)
     with pytest.raises(InputError, match="the scale of an average is 'a'"):
         "a" * token_mean()

@@ -12,8 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm import objectives
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives import clip, clipped_value
+from jaxrl_llm.objectives import clip, clipped_value, geometric_clip, gradient_preserving_clip
+from jaxrl_llm.objectives.anchors import centred_clip
+from jaxrl_llm.objectives.covariance import clip_and_detach
+from jaxrl_llm.objectives.regression import masked_score
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 LOGP = np.array([[-0.9, -0.8, -1.5], [-0.6, -1.6, 0], [-0.25, 0, 0], [-1.2, -0.15, -1.4]])
@@ -106,3 +110,39 @@ def test_a_huge_ratio_with_a_bad_advantage_is_finite() -> None:
 def test_a_range_that_makes_no_sense_is_refused(low: float, high: float) -> None:
     with pytest.raises(InputError, match=r"clip (low|high) is"):
         clip(low, high)
+
+
+@pytest.mark.parametrize(
+    "make", [clip, geometric_clip, gradient_preserving_clip, objectives.clipped, objectives.within]
+)
+def test_one_bound_is_both(make: Any) -> None:
+    """A clip of one number is symmetric; with two it has these."""
+    ratio, A = jnp.exp(jnp.asarray(LOGP - OLD)), jnp.asarray(ADVANTAGES)
+
+    def values(*bounds: float) -> Any:
+        made = make(*bounds)
+        surrogate = made if make not in (objectives.clipped, objectives.within) else objectives.log_probability(made)
+        return jax.tree.leaves(applied(surrogate, ratio, A))
+
+    np.testing.assert_array_equal(values(0.1), values(0.1, 0.1))
+    assert any((x != y).any() for x, y in zip(values(0.1), values(0.1, 0.9), strict=True))
+
+
+def test_other_pairs_of_bounds_are_symmetric_too() -> None:
+    ratio, A = jnp.exp(jnp.asarray(LOGP - OLD)), jnp.asarray(ADVANTAGES)
+    batch = Trajectories(
+        **{n: jnp.zeros(ratio.shape) for n, f in Trajectories.__dataclass_fields__.items() if f.default is MISSING},
+        advantages=A,
+    ).replace(action_mask=jnp.ones(ratio.shape, bool), info={"detached": jnp.zeros(ratio.shape, bool)})
+    batch = batch.replace(old_logp=jnp.zeros(ratio.shape))
+    outputs = PolicyOutputs(jnp.log(ratio), jnp.zeros(ratio.shape))
+    for one, two in (
+        (centred_clip(0.1), centred_clip(0.1, 0.1)),
+        (clip_and_detach(0.1), clip_and_detach(0.1, 0.1)),
+    ):
+        np.testing.assert_array_equal(one(ratio, outputs, batch)[0], two(ratio, outputs, batch)[0])
+    for one, two in (
+        (objectives.within_divergence(0.1), objectives.within_divergence(0.1, 0.1)),
+        (masked_score("two-side", clip_low=0.1), masked_score("two-side", clip_low=0.1, clip_high=0.1)),
+    ):
+        np.testing.assert_array_equal(one(ratio, batch), two(ratio, batch))

@@ -150,3 +150,13 @@ def test_bad_arguments_are_refused(batch: Trajectories) -> None:
         found.to_html(TEXTS[:2])
     with pytest.raises(InputError, match="shade"):
         found.to_html(shade="colour")
+
+
+def test_its_repr_is_the_summary_of_its_table(batch: Trajectories) -> None:
+    found = compare({"plain": reinforce(), "grpo": get("grpo", kl_coefficient=0)}, batch)
+    title, head, *lines = repr(found).splitlines()
+    assert title == "Comparison of plain, grpo: 4 sequences, 9 actions"
+    assert head.split() == ["plain", "grpo"]
+    below = [line.split() for line in str(found).splitlines()[5:]]
+    assert [line.split() for line in lines] == below
+    assert lines[0].split()[0] == "loss"

@@ -1,0 +1,16 @@
+"""Names of choices that several functions share, as types; a name that is none of them is an InputError at run time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Source = Literal["behaviour", "old", "reference"]  # of log-probabilities
+Estimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]  # of a KL divergence
+Span = Literal["token", "turn", "segment", "sequence"]  # over which a ratio is taken
+Gate = Literal["turn", "sequence", "token"]
+Scale = Literal["std", "none", "batch", "sum", "mean"]  # by which group-relative advantages are divided
+Baseline = Literal["mean", "leave_one_out", "weighted", "median", "quantile", "best", "none"]
+AverageName = Literal["sequence", "token", "prompt", "sum", "constant", "slice"]
+Scheme = Literal["best_random", "best_worst", "best", "uniform", "power", "max_min", "max_random"]  # of drawing rows
+Clipping = Literal["none", "one-side", "two-side", "ring"]
+Rule = Literal["length", "difficulty", "or", "and"]  # by which a prompt is promising

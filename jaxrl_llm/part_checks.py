@@ -1,0 +1,45 @@
+"""Checks of the values that parts are composed of, made where they are composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, is_off, shown
+from jaxrl_llm.shapes import in_words
+
+
+def names_of(needs: Iterable[str]) -> frozenset[str]:
+    """The names as a set; InputError for a single string, which would be split into letters."""
+    if isinstance(needs, str):
+        raise InputError(f"needs is {needs!r}, but must be a set of names: {{{needs!r}}}")
+    return frozenset(needs)
+
+
+def require_function(name: str, value: Any) -> None:
+    """InputError unless the value is a function of a batch, not a factory of transforms or objectives."""
+    if not callable(value):
+        raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
+    made = getattr(value, "__annotations__", {}).get("return")
+    if made in ("Transform", "Objective"):
+        raise InputError(
+            f"{name} is {value.__name__}, which makes a value of the type {made}: give a function of a batch"
+        )
+
+
+def expect(name: str, value: Any, kind: type) -> None:
+    """InputError unless the value is an instance of `kind`; if a function returns one, the error says to call it."""
+    if isinstance(value, kind):
+        return
+    found, hint = in_words(value), ""
+    if callable(value) and getattr(value, "__annotations__", {}).get("return") in (kind, kind.__name__):
+        found, hint = "the function " + value.__name__, f", which makes one: call it, {value.__name__}(...)"
+    raise InputError(f"{name} must be of the type {kind.__name__}, but is {found}{hint}")
+
+
+def check_divisor(of: str, divisor: Any) -> None:
+    """InputError unless something can be divided by it: a number other than 0."""
+    check_number(f"what {of} is divided by", divisor)
+    if is_off(divisor):
+        raise InputError(f"{of} is divided by 0")
