@@ -1,6 +1,5 @@
 """What the README and the experiments show is run: its example, the plain script, the demo."""
 
-import asyncio
 import json
 import re
 import runpy
@@ -20,7 +19,7 @@ def code_lines(text: str) -> int:
 
 
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    first, program, second = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, second = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert code_lines(first) <= 15
     names: dict[str, object] = {}
     exec(compile(first, "README.md", "exec"), names)  # the example itself is under test
@@ -29,8 +28,6 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
     assert printed.count(",") >= 3
     assert "reference_logp" in names["grpo"].needs  # type: ignore[attr-defined]
     assert names["batch"].tokens.shape[0] == 4  # type: ignore[attr-defined]
-    exec(compile(program, "README.md", "exec"), names)
-    assert asyncio.iscoroutinefunction(names["pairs"])
     exec(compile(second, "README.md", "exec"), names)
     table = capsys.readouterr().out
     assert table.splitlines()[0].split() == ["row", "group", "reward", "actions", "grpo", "dapo", "mine"]

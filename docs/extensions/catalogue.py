@@ -19,7 +19,7 @@ from jaxrl_llm.needs import need_of
 
 WHERE_TO_START = {
     "grpo": "the usual baseline, against which most papers compare; a KL penalty keeps the policy near its start",
-    "dr_grpo": "GRPO without dividing by the standard deviation and the length, so that long wrong answers are not favoured",
+    "dr_grpo": "GRPO without dividing by the standard deviation and the length, which favour long wrong answers",
     "dapo": "no reference policy; skips groups without a signal; the usual choice for long reasoning",
     "rloo": "REINFORCE with the mean of the other samples as baseline; few assumptions, no clip",
     "reinforce_plus_plus": "works with one sample per prompt; the baseline is the batch's mean",

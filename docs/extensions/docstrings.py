@@ -16,7 +16,9 @@ from extensions.tex import GREEK, display
 ARGUMENT = re.compile(r"(?P<names>[A-Za-z_]\w*(?:(?:, | and )[A-Za-z_]\w*)*)(?P<kind>, [^:`]{1,60})?: +(?P<text>.*)")
 ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 CODE = re.compile(r"\b(?:def|import|from|await|async|lambda|return|class)\b|->|^\s*\(.*\)\s*$|\)\(")
-EQUATION = re.compile(r"(?:^|\s)(?:loss|sum|mean)\b|<-|\b(?:" + "|".join(sorted(GREEK - {"delta"})) + r")\b|\w_\w?\b.* = ")
+EQUATION = re.compile(
+    r"(?:^|\s)(?:loss|sum|mean)\b|<-|\b(?:" + "|".join(sorted(GREEK - {"delta"})) + r")\b|\w_\w?\b.* = "
+)
 
 
 def restructured(docstring: str) -> list[str]:

@@ -10,11 +10,15 @@ import re
 from collections.abc import Callable
 
 GREEK = frozenset(
-    "alpha beta gamma delta epsilon eta kappa lambda mu pi phi rho sigma tau theta Phi Delta Sigma".split()
-) | {"lam"}
+    re.findall(
+        r"\w+",
+        """alpha beta gamma delta epsilon eta kappa lambda mu pi phi rho sigma tau theta Phi Delta
+    Sigma lam""",
+    )
+)
 COMMANDS = {"sum", "min", "max", "exp", "log", "argmax"}
 OPERATORS = frozenset(
-    "mean std var Var median clip sigmoid softmax logsumexp relu floor ceil sign sg sqrt KL pinball".split()
+    re.findall(r"\w+", """mean std var Var median clip sigmoid softmax logsumexp relu floor ceil sign sg sqrt KL""")
 )
 SYMBOLS = {
     "<-": r"\leftarrow ", "->": r"\to ", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "...": r"\dots ", "..": r"\dots ",
@@ -150,7 +154,7 @@ WRITERS: dict[str, Callable[[str], str]] = {
 
 def _joined(parts: list[str]) -> str:
     """The parts in a row; words in text with single spaces between them become one text."""
-    line = "".join(parts)
+    line = re.sub(r" {2,}", " ", "".join(parts))
     before = ""
     while line != before:
         before, line = line, re.sub(r"\\text\{([^{}]*)\} \\text\{", r"\\text{\1 ", line)
