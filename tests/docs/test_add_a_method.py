@@ -24,7 +24,7 @@ def test_a_method_is_one_file_one_line_and_one_test(folder: Path, monkeypatch: p
     assert [(one.name, one.origin) for one in parameters(name)] == [("clip_low", "paper"), ("clip_high", "paper")]
     assert f"def {name}(" in page(name)
     assert name in listing("median as baseline")
-    with pytest.raises(InputError, match="clip_low"):
+    with pytest.raises(InputError, match="median_grpo: clip_low"):
         algorithms.get(name, clip_low=-1.0)
     tests = [function for function in vars(test) if function.startswith("test_")]
     assert tests == ["test_median_grpo_is_the_loop"]

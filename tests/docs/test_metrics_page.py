@@ -46,6 +46,7 @@ def test_no_metric_is_listed_twice() -> None:
     assert unlisted(["reward/median", "rewards/own/lost"]) == {"reward/median", "rewards/own/lost"}
 
 
+@pytest.mark.heavy
 def test_the_metrics_of_every_method_are_listed() -> None:
     found = set[str]().union(*(metrics_of(algorithms.get(name)) for name in algorithms.names()))
     assert {"clip/high", "value/loss", "kl"} <= found
