@@ -1,8 +1,8 @@
 """The pages of the documentation as text: their blocks of code, and what is written above a block.
 
-A comment right above a block says how it is tested. `<!-- file: NAME -->`: it is written to a file of that name in
-the page's folder (`repeat: N` times over). `<!-- heavy -->`: it is run by `make test-all` only. `<!-- run -->`: its
-commands are run. Blocks of Python without a comment are run by `make test`, one after another in one namespace.
+A comment right above a block says how it is tested. `<!-- file: NAME -->`: it is a file of the page's folder
+(`repeat: N`: so many times over). `<!-- heavy -->`: it is run by `make test-all` only. Blocks of Python without
+a comment are run by `make test`, one after another in one namespace.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_the_commands_of_the_quickstart_run(folder: Path) -> None:
 def test_its_blocks_are_marked_well(page: Path) -> None:
     for block in blocks(page):
         assert block.language in ("python", "bash", "json", ""), f"{page.name}, line {block.line}"
-        assert re.fullmatch(r"|heavy|run|file: \S+( repeat: \d+)?", block.mark), f"{page.name}, line {block.line}"
+        assert re.fullmatch(r"|heavy|file: \S+( repeat: \d+)?", block.mark), f"{page.name}, line {block.line}"
         if block.language == "python":
             ast.parse(block.text)
         if block.language == "json":

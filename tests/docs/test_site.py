@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import inspect
 import re
@@ -15,6 +16,7 @@ from doc_pages import DOCS, ROOT
 
 sys.path.insert(0, str(DOCS))
 
+import extensions.tex
 from extensions.docstrings import is_equation, restructured
 from extensions.tex import GREEK, display, tex
 
@@ -36,6 +38,11 @@ PACKAGES = ("sphinx", "myst_parser", "furo")
 )
 def test_equations_as_tex(plain: str, expected: str) -> None:
     assert tex(plain) == expected
+
+
+def test_the_example_of_the_converter() -> None:
+    result = doctest.testmod(extensions.tex)
+    assert (result.attempted, result.failed) == (1, 0)
 
 
 @pytest.mark.parametrize("name", algorithms.names())
