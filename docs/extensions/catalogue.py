@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,23 @@ def heading(text: str, mark: str) -> list[str]:
     return [text, mark * len(text), ""]
 
 
+def with_code(text: str, names: Iterable[str]) -> str:
+    """Paragraphs with names that have an underscore in backticks; equations and the beginnings of lists stay."""
+    known = "|".join(name for name in names if "_" in name)
+    if not known:
+        return text
+    word = re.compile(rf"(?<![\w`.^])(?:{known})(?![\w`:])")
+    parts = text.split("\n\n")
+    return "\n\n".join(part if part.startswith("    ") else word.sub(r"`\g<0>`", part) for part in parts)
+
+
 def method_section(name: str) -> list[str]:
     """A method: its docstring, hyper-parameters, needs, composition and test."""
     build = algorithms.constructor(name)
     text, card = inspect.getdoc(build) or "", method_card(name)
     if origins(text):
         text = text.rpartition("\n\n")[0]
+    text = with_code(text, inspect.signature(build).parameters)
     title = f"{name} (where to start)" if name in WHERE_TO_START else name
     out = [f".. _method-{name}:", "", *heading(title, "-"), *restructured(text)]
     for label, lacks in (("Incomplete in some runs", missing(name)), ("Not implemented", BESIDES.get(name))):

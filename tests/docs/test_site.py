@@ -89,7 +89,7 @@ WANTED = [
 
 
 def test_pages_of_the_catalogue_have_every_method() -> None:
-    from extensions.catalogue import WHERE_TO_START, pages, slug
+    from extensions.catalogue import WHERE_TO_START, pages, slug, with_code
 
     found = pages()
     for stage, methods in by_stage().items():
@@ -102,6 +102,7 @@ def test_pages_of_the_catalogue_have_every_method() -> None:
     table = re.findall(r"^\| `(\w+)` \|", (DOCS / "algorithms.md").read_text(), flags=re.MULTILINE)
     assert table == list(WHERE_TO_START)
     assert len(table) == 7
+    assert with_code("clip_low of it\n\n    clip_low", ["clip_low", "k"]) == "`clip_low` of it\n\n    clip_low"
     assert "jaxrl_llm.objectives.clip" in found["api/jaxrl_llm.objectives.rst"]
 
 
