@@ -69,11 +69,12 @@ def _repeated(lines: str, times: int) -> str:
 
 
 def tiny_chat_model(folder: Path) -> Path:
-    """A copy of the tiny model with a chat template, in place of the models that pages name."""
+    """A copy of the tiny model with a chat template and a longer context, in place of the models that pages name."""
     copy = folder / "tiny"
     shutil.copytree(TINY, copy)
-    settings = json.loads((copy / "tokenizer_config.json").read_text())
-    (copy / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
+    changes = {"tokenizer_config.json": {"chat_template": TEMPLATE}, "config.json": {"max_position_embeddings": 1024}}
+    for name, settings in changes.items():
+        (copy / name).write_text(json.dumps({**json.loads((copy / name).read_text()), **settings}))
     return copy
 
 
