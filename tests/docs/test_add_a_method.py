@@ -1,0 +1,40 @@
+"""Adding a method as the page of contributing shows it: its file, its line, its test."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from doc_pages import DOCS, write_files
+
+from jaxrl_llm import InputError, algorithms
+from jaxrl_llm.algorithms.describe import listing, method_card, page, parameters
+from jaxrl_llm.algorithms.ranges import checked
+
+
+def test_a_method_is_one_file_one_line_and_one_test(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(DOCS / "contributing.md", folder)
+    family, test = importlib.import_module("median"), importlib.import_module("test_median")
+    (name,) = family.__all__
+    # What the line in `algorithms` does, for a module of `FAMILIES`.
+    monkeypatch.setitem(algorithms.CATALOGUE, name, checked(getattr(family, name)))
+    assert name in algorithms.names()
+    assert method_card(name).paper == "arXiv 0000.00000"
+    assert [(one.name, one.origin) for one in parameters(name)] == [("clip_low", "paper"), ("clip_high", "paper")]
+    assert f"def {name}(" in page(name)
+    assert name in listing("median as baseline")
+    with pytest.raises(InputError, match="median_grpo: clip_low"):
+        algorithms.get(name, clip_low=-1.0)
+    tests = [function for function in vars(test) if function.startswith("test_")]
+    assert tests == ["test_median_grpo_is_the_loop"]
+    getattr(test, tests[0])()
+
+
+def test_the_test_of_that_method_can_fail(folder: Path) -> None:
+    write_files(DOCS / "contributing.md", folder)
+    source = (folder / "median.py").read_text()
+    (folder / "median.py").write_text(source.replace('baseline="median"', 'baseline="best"'))
+    test = importlib.import_module("test_median")
+    with pytest.raises(AssertionError):
+        test.test_median_grpo_is_the_loop()
