@@ -15,12 +15,12 @@ OPTIONS: dict[str, dict[str, Any]] = {"addition": {"digits": 2, "base": 5}}
 WARM_STEPS = {
     "addition": 120,
     "sequence_lock": 20,
-    "sorting": 40,
-    "noisy_copying": 40,
-    "brackets": 40,
-    "maze": 40,
+    "sorting": 20,
+    "noisy_copying": 20,
+    "brackets": 20,
+    "maze": 20,
     "correct_and_short": 40,
-    "long_tail": 40,
+    "long_tail": 20,
     "noisy_verifier": 20,
 }
 WINDOW = 10  # iterations whose mean is the reward at a time
