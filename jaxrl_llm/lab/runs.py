@@ -5,6 +5,7 @@ Runs take turns on a device, and each is bit by bit what it is alone (`LabSettin
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from jaxrl_llm.lab.statistics import Floats
 from jaxrl_llm.models.policy import Params
 
 RUNS = "runs"  # the mesh's axis
-# What a hyper-parameter that shapes the program raises where it is traced.
+# What a hyper-parameter that shapes the program may raise where it is traced, beside InputError.
 UNTRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -57,34 +58,51 @@ def run_method(
     task, make = how.task, constructor(name)
     without = tuple(need for need in missing(name) if need not in provided(task))
     note = f"without {', '.join(without)}" if without else ""
-    known = hyperparameters_of(name)
-    at = points(grid, known)
-    fixed = {**LABORATORY.get(name, {}), **{k: v[0] for k, v in grid.items() if k in known and len(v) == 1}}
-    varied = [key for key in at[0] if len(grid[key]) > 1]
+    known = inspect.signature(make).parameters
+    at = points(grid, hyperparameters_of(name))
+    fixed = LABORATORY.get(name, {})
+    several = [key for key in at[0] if len(grid[key]) > 1]
+    traced = [key for key in several if key == "learning_rate" or "float" in str(known[key].annotation)]
     try:
         for point in at:  # ranges are checked of plain numbers only
             check_number("learning_rate", point.get("learning_rate", 0), least=0)
-            build(make, settings, task, {**LABORATORY.get(name, {}), **point})
+            build(make, settings, task, {**fixed, **point})
         train = make_train(task, name, settings, without)
-        keys = [seed_key(seed) for _ in at for seed in range(seeds)]
-        each = [{key: point[key] for key in varied} for point in at for _ in range(seeds)]
+        run = partial(_at_points, train, fixed, start, seeds, mesh)
         try:
-            ran = together(train, keys, each, fixed, start, mesh)
-        except UNTRACEABLE:
-            ran = _joined([
-                together(train, keys[:seeds], [{}] * seeds, {**fixed, **point}, start, mesh) for point in at
-            ])  # fmt: skip
+            ran = run(at, traced)
+        except (InputError, *UNTRACEABLE):
+            if not traced:
+                raise
+            ran = run(at, [])
     except InputError as error:
         none = {"compile": 0.0, "run": 0.0}
         return [Outcome(task.name, name, point, {}, {}, none, note, str(error)) for point in at]
-    rewards, right = evaluate_runs(ran.params, task, settings)
     outcomes = []
-    for number, point in enumerate(at):
-        mine = slice(number * seeds, (number + 1) * seeds)
-        metrics = {metric: values[mine] for metric, values in ran.metrics.items()}
-        measures = measure(metrics, rewards[mine], right[mine], how)
-        outcomes.append(Outcome(task.name, name, point, measures, curves_of(metrics), ran.seconds, note))
+    for point, found in zip(at, ran, strict=True):
+        measures = measure(found.metrics, *evaluate_runs(found.params, task, settings), how)
+        outcomes.append(Outcome(task.name, name, point, measures, curves_of(found.metrics), found.seconds, note))
     return outcomes
+
+
+def _at_points(
+    train: Any, fixed: Mapping[str, Any], start: Params, seeds: int, mesh: Mesh, at: list[Point], traced: list[str]
+) -> list[Ran]:
+    """The runs of each point: in one program where only the hyper-parameters in `traced` differ."""
+    programs: dict[tuple[float, ...], list[int]] = {}
+    for number, point in enumerate(at):
+        programs.setdefault(tuple(value for name, value in point.items() if name not in traced), []).append(number)
+    found: dict[int, Ran] = {}
+    for numbers in programs.values():
+        plain = {name: value for name, value in at[numbers[0]].items() if name not in traced}
+        keys = [seed_key(seed) for _ in numbers for seed in range(seeds)]
+        each = [{name: at[number][name] for name in traced} for number in numbers for _ in range(seeds)]
+        ran = together(train, keys, each, {**fixed, **plain}, start, mesh)
+        for i, number in enumerate(numbers):
+            mine = slice(i * seeds, (i + 1) * seeds)
+            params, metrics = jax.tree.map(lambda x, mine=mine: x[mine], (ran.params, ran.metrics))
+            found[number] = Ran(params, metrics, ran.seconds)
+    return [found[number] for number in range(len(at))]
 
 
 def seed_key(seed: int) -> jax.Array:
@@ -117,17 +135,11 @@ def together(
         rows, all_ = PartitionSpec(RUNS), PartitionSpec()
         function = jax.shard_map(function, mesh=mesh, in_specs=(rows, rows, all_), out_specs=rows, check_vma=False)
     begin = time.perf_counter()
-    program = jax.jit(function).lower(stacked, traced, start).compile(compiler_options=QUICK_COMPILE)
+    program = jax.jit(function, compiler_options=QUICK_COMPILE).lower(stacked, traced, start).compile()
     compiled = time.perf_counter()
     params, metrics = jax.tree.map(lambda x: np.asarray(x)[:count], program(stacked, traced, start))
     seconds = {"compile": compiled - begin, "run": time.perf_counter() - compiled}
     return Ran(params, {name: np.asarray(value, np.float64) for name, value in metrics.items()}, seconds)
-
-
-def _joined(parts: Sequence[Ran]) -> Ran:
-    """Runs of several programs, in order."""
-    params, metrics = jax.tree.map(lambda *x: np.concatenate(x), *((part.params, part.metrics) for part in parts))
-    return Ran(params, metrics, {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds})
 
 
 def evaluate_runs(

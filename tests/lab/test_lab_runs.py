@@ -46,8 +46,7 @@ def test_runs_are_the_same_alone_and_together() -> None:
         np.testing.assert_array_equal(alone.metrics["reward"][0], six().metrics["reward"][i])
         for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(six().params), strict=True):
             np.testing.assert_allclose(a[0], b[i], rtol=0, atol=1e-5)
-    assert len(np.unique(six().metrics["reward"], axis=0)) >= 4
-    assert not np.array_equal(six().metrics["entropy"][0], six().metrics["entropy"][2])  # another learning rate
+    assert len(np.unique(six().metrics["entropy"], axis=0)) == 6
 
 
 @pytest.mark.heavy
@@ -101,10 +100,15 @@ def test_a_grid_gives_an_outcome_for_each_point() -> None:
 
 
 @pytest.mark.heavy
-def test_points_that_shape_the_program_are_run_one_by_one() -> None:
-    """The size of a set is a number that must be known when the program is made."""
-    found = outcomes("passk_grpo", seeds=1, k=(2, 4))
-    assert [o.point for o in found] == [{"k": 2}, {"k": 4}]
+@pytest.mark.parametrize("method, name, values", [
+    ("passk_grpo", "k", (2, 4)),  # a count
+    ("dcpo_distribution_centric", "hot", (1.2, 1.5)),  # a part of a need's name, which cannot be traced
+])  # fmt: skip
+def test_points_that_shape_the_program_are_run_one_by_one(method: str, name: str, values: tuple[float, ...]) -> None:
+    found = outcomes(method, seeds=1, **{name: values})
+    assert [o.point for o in found] == [{name: value} for value in values]
+    assert not any(o.error for o in found)
+    assert found[0].seconds != found[1].seconds
 
 
 def test_what_a_method_refuses_is_its_outcome() -> None:
