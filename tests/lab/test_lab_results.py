@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm import lab_command
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.in_jax.settings import LabSettings
@@ -209,3 +212,21 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "no/such" in complaint
     assert main([*arguments, "--grid", "clip_low"]) == 2
     assert "clip_low=0.1,0.2" in capsys.readouterr().err
+
+
+def test_runs_are_spread_over_cores_where_jax_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "--some_flag=1")
+    lab_command._spread_over_cores(8)
+    assert os.environ["XLA_FLAGS"] == "--some_flag=1"  # JAX has begun
+    monkeypatch.delitem(sys.modules, "jax")
+    lab_command._spread_over_cores(1)
+    assert os.environ["XLA_FLAGS"] == "--some_flag=1"
+    lab_command._spread_over_cores(8)
+    told = "--some_flag=1 --xla_force_host_platform_device_count=6 --xla_cpu_multi_thread_eigen=false"
+    assert os.environ["XLA_FLAGS"] == told
+    lab_command._spread_over_cores(4)  # as the user has told
+    assert os.environ["XLA_FLAGS"] == told
+    monkeypatch.delenv("XLA_FLAGS")
+    lab_command._spread_over_cores(4)
+    assert os.environ["XLA_FLAGS"].startswith("--xla_force_host_platform_device_count=4 ")
