@@ -14,7 +14,7 @@ from jaxrl_llm.lab.statistics import Floats, area, bootstrap, collapsed, mean, s
 from jaxrl_llm.reporting.statistics import pass_at_k
 
 CURVES = ("reward", "entropy", "length")  # metrics whose curves are kept
-LONGEST_CURVE = 100  # points
+LONGEST_CURVE = 40  # points; single batches are mostly noise
 
 
 class Measuring(NamedTuple):

@@ -22,10 +22,10 @@ What this can tell: whether a method learns at all from a sparse, delayed or wro
 seeds, in {iterations} iterations of a decoder with {layers} layers of width {hidden}, with the method's own defaults.
 
 What it cannot tell: how methods rank on language models. Vocabulary and answers are tiny. One learning rate is used for
-all methods, and many would like another. Seeds share one start, so that intervals are of sampling only. Methods that
-differ only off-policy coincide where a batch is one gradient step. Intervals are 95 % percentile bootstraps over
-{seeds} seeds, and somewhat too narrow where these are few. Methods whose intervals overlap are not told apart, and of
-many methods some stand out by chance.
+all methods, and many would like another. Seeds share one start, and the same seed draws the same prompts for every
+method, so that intervals are of sampling only. Methods that differ only off-policy coincide where a batch is one
+gradient step. Intervals are 95 % percentile bootstraps over {seeds} seeds, and somewhat too narrow where these are few.
+Methods whose intervals overlap are not told apart, and of many methods some stand out by chance.
 
 Columns: the final reward is that of 1,024 completions of fresh prompts after the last iteration. Area: the mean reward
 over the iterations. Steps: the median over the seeds of the iterations until the mean reward of {window} of them was at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from heavy import few
 
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.rollout import sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
-from jaxrl_llm.in_jax.train import evaluate_task, make_train
+from jaxrl_llm.in_jax.train import evaluate_task, make_train, warm_start
+from jaxrl_llm.lab.config import OPTIONS, WARM_STEPS
 
 SMALL = LabSettings(prompts=2, group_size=2, hidden=4, layers=1, heads=1)
 # Tasks that are small enough to go through every completion of every prompt.
@@ -270,3 +273,25 @@ def test_examples_think_before_they_answer() -> None:
     lengths = np.argmax(np.asarray(examples) == task.end, axis=1)
     assert set(lengths) == {1, 2, 3, 4, 5}
     np.testing.assert_allclose(reward, 1 - 0.5 * (lengths - 1) / 4)
+
+
+@pytest.mark.heavy
+def test_methods_of_several_turns_run_in_the_maze() -> None:
+    """Elsewhere a method that needs turns is refused."""
+    settings = replace(SMALL, iterations=2)
+    train = jax.jit(make_train(get_task("maze"), "epo", settings))
+    metrics = train(jax.random.key(0)).metrics
+    assert all(np.isfinite(values).all() for values in metrics.values())
+    assert (metrics["length"] <= 6).all()  # only the policy's own tokens count
+    with pytest.raises(InputError, match="needs turns"):
+        make_train(get_task("sequence_lock"), "epo", settings)(jax.random.key(0))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", TASKS)
+def test_starts_earn_a_part_of_the_reward(name: str) -> None:
+    """After the laboratory's supervised steps there is something to reward, and much to learn."""
+    task, settings = get_task(name, **OPTIONS.get(name, {})), LabSettings()
+    params = warm_start(jax.random.key(0), task, settings, WARM_STEPS[name])
+    rewards = evaluate_task(params, task, settings, jax.random.key(2))["reward"]
+    assert 0.05 * task.best < float(rewards.mean()) < 0.6 * task.best
