@@ -5,10 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
-from jaxrl_llm.errors import InputError, gather, require
+from jaxrl_llm.errors import InputError, gather, require, unknown
 from jaxrl_llm.options import parse
+from jaxrl_llm.signatures import hyperparameters
+
+# The names of `in_jax.tasks.TASKS`, whose import takes seconds.
+TASK_NAMES = (
+    "addition", "sequence_lock", "sorting", "noisy_copying", "brackets", "maze", "correct_and_short", "long_tail",
+    "noisy_verifier",
+)  # fmt: skip
 
 
 def lab_command(arguments: list[str]) -> int:
@@ -57,6 +65,8 @@ def lab_command(arguments: list[str]) -> int:
         lambda: require("--seeds", args.seeds, least=1, most=2**16),
         lambda: require("--iterations", args.iterations, least=1, most=2**20),
         lambda: _check_folder(args.output),
+        *(partial(hyperparameters, name) for name in args.algorithms if args.algorithms != ("all",)),
+        *(partial(_check_task, name) for name in args.tasks if args.tasks != ("all",)),
     )
     _spread_over_cores(args.seeds)
     from jaxrl_llm import algorithms  # here: importing JAX takes seconds, and reads what was set
@@ -85,6 +95,11 @@ def lab_command(arguments: list[str]) -> int:
     outcomes = run_lab(config, Path(args.output), say=lambda text: print(text, flush=True))
     print(f"results: {Path(args.output) / 'RESULTS.md'}")
     return 1 if all(outcome.error for outcome in outcomes) else 0
+
+
+def _check_task(name: str) -> None:
+    if name not in TASK_NAMES:
+        raise unknown("task", name, TASK_NAMES)
 
 
 def _check_folder(output: str) -> None:

@@ -185,8 +185,9 @@ def test_all_mistakes_are_told_before_anything_is_compiled() -> None:
         replace(CONFIG, seeds=0)
 
 
-def test_every_task_has_a_start() -> None:
+def test_every_task_has_a_start_and_is_known_to_the_command_line() -> None:
     assert set(WARM_STEPS) == set(TASKS)
+    assert tuple(TASKS) == lab_command.TASK_NAMES
 
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,8 +207,11 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert config.tasks == tuple(TASKS)
     assert config.grid == {"learning_rate": (1e-3, 3e-3)}
     assert (config.seeds, config.settings.iterations, config.compared_with) == (4, 7, "dapo")
-    assert main(["lab", "--output", str(tmp_path / "no" / "such"), "--seeds", "0"]) == 2
+    mistakes = ["--seeds", "0", "--algorithms", "gropo", "grpo", "--tasks", "mase"]
+    assert main(["lab", "--output", str(tmp_path / "no" / "such"), *mistakes]) == 2
     complaint = capsys.readouterr().err
+    assert "did you mean 'grpo'" in complaint
+    assert "did you mean 'maze'" in complaint
     assert "--seeds is 0" in complaint
     assert "no/such" in complaint
     assert main([*arguments, "--grid", "clip_low"]) == 2
