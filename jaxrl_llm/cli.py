@@ -1,4 +1,4 @@
-"""The command line: jaxrl train | eval | sample | algorithms | report | export | plan."""
+"""The command line: jaxrl train | eval | sample | algorithms | report | export | plan | lab."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from jaxrl_llm.errors import InputError, gather, require
 from jaxrl_llm.host_options import host_options
+from jaxrl_llm.lab_command import lab_command
 from jaxrl_llm.options import (
     before,
     check_output_file,
@@ -300,4 +301,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report_command,
     "export": export_command,
     "plan": plan_command,
+    "lab": lab_command,
 }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.in_jax.tasks.task import Scores, Task
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.shapes import INTEGERS, check_array
@@ -23,7 +23,8 @@ class Completions(NamedTuple):
     """Of N prompts, a row for each completion."""
 
     tokens: Array  # int32[N, T], the end token from its first place on
-    mask: Array  # bool[N, T] true up to the end token, inclusive
+    mask: Array  # bool[N, T] true where the policy chose the token: up to its end token, inclusive
+    real: Array  # bool[N, T] true there, and at the environment's tokens between
     logp: Array  # f32[N, T]
     entropy: Array  # f32[N, T]
 
@@ -35,7 +36,8 @@ def roll_out(
 
     The prompt goes through the model token by token too, so that the decoder is compiled only once. Always
     draws T tokens: those after a row's end are masked. Raises InputError for
-    prompts of another shape or dtype.
+    prompts of another shape or dtype. In a task of several turns (`Task.given`) the environment's tokens are put in
+    their places, and end a row as the policy's do.
     """
     check_array("prompts", prompts, INTEGERS, ("prompts", task.prompt_length))
     P, T = task.prompt_length, task.completion_length
@@ -43,8 +45,8 @@ def roll_out(
     N = prompts.shape[0]
     cache = decoder.empty_cache(policy.config, N, P + T - 1, policy.dtype, isinstance(params["layers"], dict))
 
-    def advance(carry: tuple[Any, Array, Array], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
-        cache, newest, done = carry
+    def advance(carry: tuple[Any, Array, Array, Any], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
+        cache, newest, done, said = carry
         place, given, key = at
         hidden, cache = policy.forward(
             params, newest[:, None], jnp.full((N, 1), place), jnp.ones((N, 1), jnp.int32), cache
@@ -52,53 +54,85 @@ def roll_out(
         logits = jax.nn.log_softmax(policy.logits_of(params, hidden[:, 0]))
         chosen = jnp.argmax(logits if greedy else logits + jax.random.gumbel(key, logits.shape), axis=-1)
         token = jnp.where(done, task.end, chosen).astype(jnp.int32)
+        acts = ~done
+        if task.given is not None:
+            answered = jax.vmap(task.given, (0, 0, None))(prompts, said, place - (P - 1))
+            acts &= answered < 0
+            token = jnp.where(done | acts, token, answered)
+            said = jnp.where(jnp.arange(T) == place - (P - 1), token[:, None], said)
         logp = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
         entropy = -jnp.sum(jnp.exp(logits) * logits, axis=-1)
-        drawn = Completions(token, ~done, jnp.where(done, 0.0, logp), jnp.where(done, 0.0, entropy))
+        drawn = Completions(token, acts, ~done, jnp.where(acts, logp, 0.0), jnp.where(acts, entropy, 0.0))
         in_prompt = place < P - 1
         done = jnp.where(in_prompt, False, done | (token == task.end))
-        return (cache, jnp.where(in_prompt, given, token), done), drawn
+        return (cache, jnp.where(in_prompt, given, token), done, said), drawn
 
     following = jnp.pad(prompts[:, 1:], ((0, 0), (0, T))).T  # int32[P + T - 1, N]
     steps = (jnp.arange(P + T - 1), following, jax.random.split(key, P + T - 1))
-    _, drawn = jax.lax.scan(advance, (cache, prompts[:, 0], jnp.zeros(N, bool)), steps)
+    said = None if task.given is None else jnp.full((N, T), task.end, jnp.int32)
+    _, drawn = jax.lax.scan(advance, (cache, prompts[:, 0], jnp.zeros(N, bool), said), steps)
     return jax.tree.map(lambda x: x[P - 1 :].T, drawn)
 
 
 def sample_batch(
     policy: Policy, params: Params, task: Task, key: Array, step: Array | int, prompts: int, group_size: int
 ) -> tuple[Trajectories, Array]:
-    """A scored batch: `group_size` completions of each of so many fresh prompts; and those prompts, int32[n, P]."""
+    """A scored batch: `group_size` completions of each of so many fresh prompts; and those prompts, int32[n, P].
+
+    Rewards are what training is told (`Task.observe`); `true_reward` tells the truth.
+    """
     for_prompts, for_tokens = jax.random.split(key)
     shown = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
     drawn = roll_out(policy, params, task, shown, for_tokens, group_size)
     repeated, P = jnp.repeat(shown, group_size, axis=0), task.prompt_length
     components, reward = jax.vmap(task.score)(repeated, drawn.tokens)
+    info = None if task.observe is None else {"true_reward": reward}
+    components, reward = _observed(task, jax.random.fold_in(key, 2), components, reward)
 
     def beside(x: Array) -> Array:
         """[N, T] -> [N, L]"""
         return jnp.pad(x, ((0, 0), (P, 0)))
 
     actions = beside(drawn.mask)
+    turn: Array | int = 0
+    if task.given is not None:  # the environment's tokens part one turn from the next
+        turn = jnp.cumsum(jnp.pad(actions[:, 1:] & ~actions[:, :-1], ((0, 0), (1, 0))), axis=1) - 1
     batch = Trajectories(
         tokens=jnp.concatenate([repeated, drawn.tokens], axis=1),
-        token_mask=actions | (jnp.arange(actions.shape[1]) < P),
+        token_mask=beside(drawn.real) | (jnp.arange(actions.shape[1]) < P),
         action_mask=actions,
         behaviour_logp=beside(drawn.logp),
         policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=jnp.where(actions, 0, -1).astype(jnp.int32),
+        turn=jnp.where(actions, turn, -1).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
         prompt_id=jax.vmap(task.number)(repeated).astype(jnp.int32),
-        truncated=jnp.all(drawn.mask, axis=1) & (drawn.tokens[:, -1] != task.end),
+        truncated=jnp.all(drawn.real, axis=1) & (drawn.tokens[:, -1] != task.end),
         temperature=jnp.ones(repeated.shape[0]),
         rewards=components,
         reward=reward,
         entropy=beside(drawn.entropy),
+        info=info,
     )
     return batch, shown
 
 
-def greedy_reward(policy: Policy, params: Params, task: Task, prompts: Array) -> Array:
-    """f32[n]: the reward of the most probable completion (token by token) of each prompt."""
+def _observed(task: Task, key: Array, components: Scores, reward: Array) -> tuple[Scores, Array]:
+    """Components and rewards f32[N] as training is told of them."""
+    if task.observe is None:
+        return components, reward
+    return jax.vmap(task.observe)(jax.random.split(key, reward.shape[0]), components, reward)
+
+
+def true_reward(batch: Trajectories) -> Array:
+    """f32[N]: what the rows of a batch of `sample_batch` are worth, whatever training is told."""
+    return (batch.info or {}).get("true_reward", batch.need("reward"))
+
+
+def greedy_reward(policy: Policy, params: Params, task: Task, prompts: Array, key: Array | None = None) -> Array:
+    """f32[n]: the reward of the most probable completion (token by token) of each prompt.
+
+    key: of what training is told where that is random (`Task.observe`); None: the truth.
+    """
     drawn = roll_out(policy, params, task, prompts, jax.random.key(0), greedy=True)
-    return jax.vmap(task.score)(prompts, drawn.tokens)[1]
+    components, reward = jax.vmap(task.score)(prompts, drawn.tokens)
+    return reward if key is None else _observed(task, key, components, reward)[1]

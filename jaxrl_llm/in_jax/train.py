@@ -13,7 +13,6 @@ import dataclasses
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,17 +24,16 @@ from jaxrl_llm.algorithms import CATALOGUE, Algorithm, Given, build_of, with_fac
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
+from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
+from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.learner.learn import provide
 from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
-from jaxrl_llm.models import decoder
 from jaxrl_llm.models.check import check_key, check_params
-from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.packing import shared_prompts
-from jaxrl_llm.models.policy import Params, Policy, init_params, positions_of
+from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.needs import value_of, values_of
 from jaxrl_llm.trajectory import in_words
 from jaxrl_llm.transform import Metrics, RunFacts, expect
@@ -51,40 +49,13 @@ LABORATORY: dict[str, dict[str, Any]] = {"bupo": {"layer": 1}, "fapo": {"max_len
 LARGEST_TABLE = 2**20  # prompts, of those for which transforms are to remember something
 
 
-@dataclass(frozen=True)
-class LabSettings:
-    """What shapes a run; other numbers need another compilation."""
-
-    iterations: int = 100
-    """Batches, each sampled by the newest policy."""
-    prompts: int = 16
-    """Prompts of a batch."""
-    group_size: int = 8
-    """Completions of each prompt."""
-    epochs: int = 1
-    """Passes over a batch."""
-    minibatches: int = 1
-    """Gradient steps of a pass; whole groups each."""
-    learning_rate: float = 1e-3
-    """Of Adam, where the hyper-parameters of a run do not say otherwise."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this global norm."""
-    hidden: int = 32
-    """Width of the decoder; its inner width is twice that."""
-    layers: int = 2
-    """Layers of the decoder."""
-    heads: int = 2
-    """Attention heads."""
-    exact: bool = True
-    """Under `vmap` runs take turns, and are bit by bit what they are alone. False computes them side by side: sums
-    then round otherwise, sampled tokens change after some iterations, and only statistics agree."""
-
-
 class Run(NamedTuple):
     """The outcome of a run."""
 
     params: Params
-    metrics: Metrics  # f32[iterations]; "reward" is of completions sampled before the iteration's update
+    metrics: Metrics
+    """f32[iterations]; "reward" is the true one of completions sampled before the iteration's update, and components
+    "reward/..." are as training is told (`Task.observe`)."""
 
 
 class Carry(NamedTuple):
@@ -95,34 +66,9 @@ class Carry(NamedTuple):
     feedback: Metrics | None
 
 
-def make_policy(task: Task, settings: LabSettings) -> Policy:
-    """A small decoder for a task."""
-    head_dim = settings.hidden // settings.heads
-    config = ModelConfig(
-        family="llama",
-        vocab_size=task.vocabulary,
-        hidden_size=settings.hidden,
-        intermediate_size=2 * settings.hidden,
-        num_layers=settings.layers,
-        num_heads=settings.heads,
-        num_kv_heads=settings.heads,
-        head_dim=head_dim,
-        norm_epsilon=1e-6,
-        tie_embeddings=False,
-        rope_of_layer=(0,) * settings.layers,
-        window_of_layer=(0,) * settings.layers,
-        query_scale=head_dim**-0.5,
-    )
-    return Policy(config, remat=False)
-
-
-def fresh_params(key: Array, task: Task, settings: LabSettings) -> Params:
-    """Random parameters, one dict a layer."""
-    return decoder.unstack(init_params(key, make_policy(task, settings).config, scale=settings.hidden**-0.5))
-
-
-# What runs here provide of the needs that only some runs provide.
-PROVIDED = frozenset({"greedy_reward"})
+def provided(task: Task) -> frozenset[str]:
+    """What runs on a task provide of the needs that only some runs provide."""
+    return frozenset({"greedy_reward"} if task.given is None else {"greedy_reward", "turns"})
 
 
 def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, given: dict[str, Any]) -> Algorithm:
@@ -139,25 +85,10 @@ def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, giv
     )  # fmt: skip
 
 
-def _check_settings(settings: LabSettings) -> None:
-    """InputError for a number that is not whole, out of its range, or does not fit another."""
-    if not isinstance(settings, LabSettings):
-        raise InputError(f"settings must be in_jax.train.LabSettings, but is {in_words(settings)}")
-    for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
-        check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
-    check_number("learning_rate", settings.learning_rate, least=0)
-    check_number("max_grad_norm", settings.max_grad_norm, above=0)
-    if settings.prompts % settings.minibatches:
-        raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")
-    if settings.hidden % (2 * settings.heads):
-        wanted = f"a multiple of twice the {settings.heads} heads"
-        raise InputError(f"hidden is {settings.hidden}, but must be {wanted}, each of an even width")
-
-
 def make_train(
     task: Task,
     algorithm: Given,
-    settings: LabSettings = LabSettings(),
+    settings: LabSettings = DEFAULTS,
     without: str | Iterable[str] = (),
 ) -> Callable[..., Run]:
     """`train(key, hyperparameters={}, start=None) -> Run`: pure, to be jitted and vmapped.
@@ -171,12 +102,12 @@ def make_train(
     method lacks a part or needs what the laboratory does not provide.
     """
     expect("task", task, Task)
-    _check_settings(settings)
+    check_settings(settings)
     make = build_of(algorithm)
     if isinstance(algorithm, str) and algorithm in CATALOGUE:
-        check = partial(check_whole, algorithm, without=without, provided=PROVIDED, option="without={!r}")
+        check = partial(check_whole, algorithm, without=without, provided=provided(task), option="without={!r}")
     else:
-        check = partial(check_needs, provided={*PROVIDED, *names_in(without)})
+        check = partial(check_needs, provided={*provided(task), *names_in(without)})
     # Minibatches are whole groups, which share their prompts; without, that costs more to compile than it saves.
     packing = None if settings.minibatches == 1 else partial(
         shared_prompts, group_size=settings.group_size, prompt_length=task.prompt_length,
@@ -207,10 +138,10 @@ def make_train(
             size = settings.prompts, settings.group_size
             batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size)
             if asks(method, "greedy_reward"):
-                value = greedy_reward(policy, state.params, task, prompts)
+                value = greedy_reward(policy, state.params, task, prompts, jax.random.fold_in(for_batch, 3))
                 batch = batch.with_info(greedy_reward=jnp.repeat(value, settings.group_size))
             # As the task gave them: a method's transform may make other rewards of them.
-            seen = {"reward": jnp.mean(batch.need("reward")), "length": jnp.mean(batch.lengths)}
+            seen = {"reward": jnp.mean(true_reward(batch)), "length": jnp.mean(batch.lengths)}
             seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}
             steps = None if one_step else draw_steps(
                 for_update, batch, epochs=settings.epochs, minibatches=settings.minibatches,
@@ -258,18 +189,24 @@ def asks(method: Algorithm, name: str) -> bool:
 
 
 def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learning_rate: float = 3e-3) -> Params:
-    """Fresh parameters after supervised steps on right answers, prompts * group_size of them each; compiled."""
+    """Fresh parameters after supervised steps on the task's examples, prompts * group_size of them each; compiled."""
     check_key(key)
     policy, optimizer = make_policy(task, settings), optax.adam(learning_rate)
 
     def loss(params: Params, key: Array) -> Array:
         prompts = jax.vmap(task.sample)(jax.random.split(key, settings.prompts * settings.group_size))
         answers = jax.vmap(task.answer)(prompts)
+        if task.example is not None:
+            answers = jax.vmap(task.example)(jax.random.split(jax.random.fold_in(key, 1), len(prompts)), prompts)
         tokens = jnp.concatenate([prompts, answers[:, :-1]], axis=1)
         real = jnp.ones_like(tokens)
         hidden, _ = policy.forward(params, tokens, positions_of(real), real)
         logits = policy.logits_of(params, hidden[:, task.prompt_length - 1 :])
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, answers))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, answers)
+        if task.given is None:
+            return jnp.mean(losses)
+        places = jax.vmap(jax.vmap(task.given, (None, None, 0)), (0, 0, None))
+        return jnp.mean(losses, where=places(prompts, answers, jnp.arange(task.completion_length)) < 0)
 
     def step(carry: tuple[Params, Any], key: Array) -> tuple[tuple[Params, Any], None]:
         params, moments = carry
@@ -286,12 +223,17 @@ def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learni
 
 
 def evaluate_task(
-    params: Params, task: Task, settings: LabSettings, key: Array, prompts: int = 1024
+    params: Params, task: Task, settings: LabSettings, key: Array, prompts: int = 1024, samples: int = 1
 ) -> dict[str, Array]:
-    """f32[prompts] each: "reward" and its components of one sampled completion of each of fresh prompts; compiled."""
+    """f32[prompts * samples] each: "reward" and its components, the true ones, of so many sampled completions of each
+    of fresh prompts, those of a prompt next to each other; compiled."""
     policy = make_policy(task, settings)
     check_params(policy, params)
     check_key(key)
-    sample = partial(sample_batch, policy, task=task, step=0, prompts=prompts, group_size=1)
-    batch, _ = jax.jit(lambda params, key: sample(params, key=key))(params, key)
+    return _evaluate(policy, params, task._replace(observe=None), key, prompts, samples)
+
+
+@partial(jax.jit, static_argnums=(0, 2, 4, 5))
+def _evaluate(policy: Policy, params: Params, task: Task, key: Array, prompts: int, samples: int) -> dict[str, Array]:
+    batch, _ = sample_batch(policy, params, task, key, 0, prompts, samples)
     return {"reward": batch.need("reward"), **(batch.rewards or {})}

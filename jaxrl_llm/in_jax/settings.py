@@ -1,0 +1,90 @@
+"""What shapes a run of the laboratory, and the small decoder that it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.models import decoder
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.policy import Params, Policy, init_params
+from jaxrl_llm.trajectory import in_words
+
+Array = jax.Array
+
+
+@dataclass(frozen=True)
+class LabSettings:
+    """What shapes a run; other numbers need another compilation."""
+
+    iterations: int = 100
+    """Batches, each sampled by the newest policy."""
+    prompts: int = 16
+    """Prompts of a batch."""
+    group_size: int = 8
+    """Completions of each prompt."""
+    epochs: int = 1
+    """Passes over a batch."""
+    minibatches: int = 1
+    """Gradient steps of a pass; whole groups each."""
+    learning_rate: float = 1e-3
+    """Of Adam, where the hyper-parameters of a run do not say otherwise."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm."""
+    hidden: int = 32
+    """Width of the decoder; its inner width is twice that."""
+    layers: int = 2
+    """Layers of the decoder."""
+    heads: int = 2
+    """Attention heads."""
+    exact: bool = True
+    """Under `vmap` runs take turns, and are bit by bit what they are alone. False computes them side by side: sums
+    then round otherwise, sampled tokens change after some iterations, and only statistics agree."""
+
+
+DEFAULTS = LabSettings()
+
+
+def check_settings(settings: LabSettings) -> None:
+    """InputError for a number that is not whole, out of its range, or does not fit another."""
+    if not isinstance(settings, LabSettings):
+        raise InputError(f"settings must be in_jax.train.LabSettings, but is {in_words(settings)}")
+    for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
+        check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
+    check_number("learning_rate", settings.learning_rate, least=0)
+    check_number("max_grad_norm", settings.max_grad_norm, above=0)
+    if settings.prompts % settings.minibatches:
+        raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")
+    if settings.hidden % (2 * settings.heads):
+        wanted = f"a multiple of twice the {settings.heads} heads"
+        raise InputError(f"hidden is {settings.hidden}, but must be {wanted}, each of an even width")
+
+
+def make_policy(task: Task, settings: LabSettings) -> Policy:
+    """A small decoder for a task."""
+    head_dim = settings.hidden // settings.heads
+    config = ModelConfig(
+        family="llama",
+        vocab_size=task.vocabulary,
+        hidden_size=settings.hidden,
+        intermediate_size=2 * settings.hidden,
+        num_layers=settings.layers,
+        num_heads=settings.heads,
+        num_kv_heads=settings.heads,
+        head_dim=head_dim,
+        norm_epsilon=1e-6,
+        tie_embeddings=False,
+        rope_of_layer=(0,) * settings.layers,
+        window_of_layer=(0,) * settings.layers,
+        query_scale=head_dim**-0.5,
+    )
+    return Policy(config, remat=False)
+
+
+def fresh_params(key: Array, task: Task, settings: LabSettings) -> Params:
+    """Random parameters, one dict a layer."""
+    return decoder.unstack(init_params(key, make_policy(task, settings).config, scale=settings.hidden**-0.5))

@@ -1,0 +1,65 @@
+"""What a task in JAX is. P prompt tokens, T completion tokens at most; functions take one prompt, callers `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Scores = dict[str, Array]  # components of a reward, f32[] each
+
+
+class Task(NamedTuple):
+    """A distribution of prompts, and what completions of them are worth. Tokens are 0 .. vocabulary - 1.
+
+    A completion is int32[T]: the policy's tokens up to its end token, and the end token from there on. In a task of
+    several turns some places of it are the environment's, see `given`.
+    """
+
+    name: str
+    vocabulary: int
+    prompt_length: int  # P, the same for all prompts
+    completion_length: int  # T, the end token included
+    end: int  # the token that ends a completion
+    sample: Callable[[Array], Array]  # key -> prompt int32[P]
+    answer: Callable[[Array], Array]  # prompt -> a completion int32[T] of the best reward
+    score: Callable[[Array, Array], tuple[Scores, Array]]  # prompt, completion -> components, reward f32[]
+    number: Callable[[Array], Array]  # prompt -> int32[], another for each prompt, 0 .. prompts - 1
+    prompts: int  # how many numbers there are
+    correct: str  # the component that is 1 where a completion is right, and 0 elsewhere
+    best: float = 1.0
+    """The expected reward of the best policy that is known; `answer` earns it."""
+    given: Callable[[Array, Array, Array], Array] | None = None
+    """(prompt, completion of which the tokens before a place are known, place) -> the environment's token int32[]
+    there, or -1 where the policy chooses. None: the policy chooses all."""
+    example: Callable[[Array, Array], Array] | None = None
+    """(key, prompt) -> a completion int32[T] for a policy to imitate before reinforcement learning; None: `answer`."""
+    observe: Callable[[Array, Scores, Array], tuple[Scores, Array]] | None = None
+    """(key, components, reward) -> what training is told of them. None: the truth."""
+
+
+def digits_of(number: Array, count: int, base: int) -> Array:
+    """int32[count], the least significant first."""
+    return (number // base ** jnp.arange(count)) % base
+
+
+def number_of(digits: Array, base: int) -> Array:
+    """int32[] of digits int32[n], the least significant first."""
+    return jnp.sum(digits * base ** jnp.arange(digits.shape[0]))
+
+
+def in_place(completion: Array, answer: Array, name: str) -> tuple[Scores, Array]:
+    """A score with credit for parts: `name`, the share of the answer's tokens that are right in their place; "exact",
+    1 for the whole answer with its end; and their mean, the reward."""
+    right = (completion == answer).astype(jnp.float32)
+    components = {name: jnp.mean(right[:-1]), "exact": jnp.min(right)}
+    return components, 0.5 * (components[name] + components["exact"])
+
+
+def all_or_nothing(completion: Array, answer: Array, name: str) -> tuple[Scores, Array]:
+    """A sparse score: `name` is 1 for the whole answer with its end, and 0 for all others."""
+    right = jnp.all(completion == answer).astype(jnp.float32)
+    return {name: right}, right
