@@ -6,16 +6,19 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.data.digest import rows_digest
+from jaxrl_llm.data.generate import COLUMNS, check_task
 from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.prompts import conflicting, load_prompts, open_prompts, without
 from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, InputErrors, gather, shown, unknown
+from jaxrl_llm.models.source import check_source
 from jaxrl_llm.reporting.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns, reward_digest
 from jaxrl_llm.runs.config import GENERATED, TrainConfig
@@ -32,6 +35,7 @@ class Prompts(NamedTuple):
     training: Rows | PromptRows
     held_out: Rows
     conflicting: int  # dropped duplicates of a prompt whose other columns, such as the answer, differ
+    notes: tuple[str, ...] = ()  # what to say about the sources, such as which columns were chosen
 
 
 class Inputs(NamedTuple):
@@ -63,20 +67,64 @@ def read_inputs(
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
-    checks: list[Any] = [lambda: split_prompts(config, source), lambda: make_rewards(config, seen_from)]
-    checks += [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
+    checks: list[Any] = [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
         with _with_folder_hint(seen_from):
-            prompts, rewards, *_ = gather(*checks)
+            rewards = _rewards_for(config, source, seen_from, *checks)
+        # What takes longer comes last: until here, all mistakes are found in a second, and together.
+        with closing_on_error(rewards), _with_folder_hint(seen_from):
+            prompts = split_prompts(config, source)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
             yield Inputs(prompts, rewards)
 
 
+def _rewards_for(
+    config: TrainConfig, source: RandomAccess | None, folder: str, *checks: Callable[[], Any]
+) -> list[Reward]:
+    """The rewards of a run. Raises InputError with all problems of these, the first prompts and the other checks."""
+    made: list[Reward] = []
+    heads: list[Rows] = []
+
+    def rewards() -> None:
+        made.extend(make_rewards(config, folder))
+
+    def columns() -> None:
+        if made and heads:  # both could be read
+            check_rewards(made, columns_of(*heads), config.eval_reward)
+
+    def head(path: str | RandomAccess) -> None:
+        name = path if isinstance(path, str) else config.prompts
+        if isinstance(path, str) and path.startswith(GENERATED):
+            check_task(path.removeprefix(GENERATED))
+            return heads.append([dict.fromkeys(COLUMNS)])
+        heads.append(list(open_prompts(path, limit=1, **_options(config, name))))
+
+    sources: list[Any] = [config.prompts if source is None else source]
+    sources += [config.eval_prompts] if config.eval_size and config.eval_prompts is not None else []
+    try:
+        gather(*(partial(head, path) for path in sources), rewards, columns, *checks)
+    except BaseException:
+        close_rewards(made)
+        raise
+    return made
+
+
+@contextmanager
+def closing_on_error(rewards: Sequence[Reward]) -> Iterator[None]:
+    """Context manager that closes the rewards if an exception leaves it."""
+    try:
+        yield
+    except BaseException:
+        close_rewards(rewards)
+        raise
+
+
 def _check_model(model: str) -> None:
-    """InputError if the model is the folder of a run."""
+    """InputError if the model is the folder of a run, or cannot be a model."""
     if RunFolder(model, reading=True).is_run():
         raise InputError(f"model is {model!r}, which is a run: write its model with jaxrl export first, and give that")
+    check_source(model)
 
 
 @contextmanager
@@ -110,12 +158,20 @@ def evaluation_inputs(
 def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Iterator[None]:
     """InputError if a reward needs a column that is missing, or `judge` is not a reward. Closes the rewards on exit."""
     try:
-        require_columns(rewards, columns)
-        if judge is not None and judge not in (known := [reward.name for reward in rewards]):
-            raise unknown("reward to judge by", judge, known)
+        check_rewards(rewards, columns, judge)
         yield
     finally:
         close_rewards(rewards)
+
+
+def check_rewards(rewards: Sequence[Reward], columns: set[str], judge: str | None) -> None:
+    """InputError if a reward needs a column that is missing, or `judge` is not a reward."""
+
+    def check_judge() -> None:
+        if judge is not None and judge not in (known := [reward.name for reward in rewards]):
+            raise unknown("reward to judge by", judge, known)
+
+    gather(lambda: require_columns(rewards, columns), check_judge)
 
 
 def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
@@ -148,7 +204,8 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
     apart = config.eval_prompts is not None or (source is None and _has_own_source(config))
     path = config.prompts if source is None else source
     number = config.num_prompts + (0 if apart else config.eval_size)
-    reads: list[Any] = [lambda: open_prompts(path, limit=number, **_options(config, config.prompts))]
+    notes = list[str]()
+    reads: list[Any] = [lambda: open_prompts(path, limit=number, say=notes.append, **_options(config, config.prompts))]
     if config.eval_size and apart:
         reads.append(lambda: _held_out(config, config.eval_prompts or config.prompts, config.eval_size))
     loaded, *other = gather(*reads)
@@ -163,11 +220,11 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
         order = np.random.default_rng(config.seed).permutation(len(rows))
         held_out, rows = _take(rows, order[: config.eval_size])[:], _take(rows, order[config.eval_size :])
     if isinstance(rows, PromptRows):
-        return Prompts(rows, without(held_out, []), 0)
+        return Prompts(rows, without(held_out, []), 0, tuple(notes))
     rows = without(rows, held_out)
     if not rows:
         raise InputError(f"every prompt of {config.prompts} is a held-out prompt too: lower eval_size")
-    return Prompts(rows, held_out, conflicting(loaded))
+    return Prompts(rows, held_out, conflicting(loaded), tuple(notes))
 
 
 def _take(rows: Rows | PromptRows, numbers: np.ndarray) -> Any:
@@ -183,7 +240,7 @@ def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | 
     """
     if source is not None:
         return _held_out(config, source, size or config.eval_size or TrainConfig.eval_size)
-    trained, rows, _ = split_prompts(config)
+    trained, rows, *_ = split_prompts(config)
     size = size or len(rows)
     if not size:
         raise InputError("the run has no held-out prompts (eval_size 0): give a size, or prompts")
@@ -218,6 +275,7 @@ def _options(config: TrainConfig, source: str) -> dict[str, Any]:
     options = {name: read_value(text, f"task_options.{name}") for name, text in config.task_options.items()}
     return {
         "seed": config.seed, "prompt_column": config.prompt_column, "prompt_template": config.prompt_template,
+        "answer_column": config.answer_column,
         # The options belong to the generated task; held-out prompts may come from a file.
         "task_options": options if source == config.prompts or source.startswith(GENERATED) else None,
     }  # fmt: skip
@@ -241,7 +299,7 @@ def prompt_sets(
     context: the model's context length in tokens (0: unlimited), which must hold prompt and completion.
     prompts: the configuration's prompts, if they have been read already.
     """
-    training, held_out, conflicting = split_prompts(config) if prompts is None else prompts
+    training, held_out, conflicting, _ = split_prompts(config) if prompts is None else prompts
     encoded = encode_for(config, tokenizer, context, training, held_out)._replace(conflicting=conflicting)
     return encoded, encode_for(config, tokenizer, context, held_out) if held_out else None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,10 @@ import numpy as np
 
 from jaxrl_llm.errors import InputError, InputErrors, shown
 from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
-from jaxrl_llm.runs.changes import check_changes, settings_to_compare
-from jaxrl_llm.runs.config import TrainConfig, from_dict, located
+from jaxrl_llm.runs.changes import MAY_DIFFER, check_changes, settings_to_compare
+from jaxrl_llm.runs.config import TrainConfig, from_dict, located, to_dict
+from jaxrl_llm.runs.environment import NAME as ENVIRONMENT
+from jaxrl_llm.runs.environment import record_start
 from jaxrl_llm.runs.mirror import Mirror
 from jaxrl_llm.storage import is_url
 
@@ -76,6 +80,22 @@ class RunFolder:
             self.mirror.clear()
         chosen = {CHOSEN_MESH: mesh} if mesh and not config.get("mesh") else {}
         self.write(self.config, {**config, STARTED_IN: os.getcwd(), **chosen})
+
+    def abandon(self) -> None:
+        """Remove what a run that took no step has written, so that another can start here."""
+        for path in (self.config, self.metrics, self.completions, self.summary, self.path / ENVIRONMENT):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        with suppress(OSError):  # there is none, or it is not empty
+            self.checkpoints.rmdir()
+
+    def begin(self, config: TrainConfig, step: int) -> None:
+        """Write down that a run starts or resumes here: on what, and settings that a resumed run was given anew."""
+        raw, now = read_json(self.config), to_dict(config)
+        anew = {name: now[name] for name in MAY_DIFFER - {"output", "mesh"} if raw.get(name) != _json(now[name])}
+        if anew:
+            self.write(self.config, {**raw, **anew})
+        record_start(self.path, step)
 
     def read_config(self) -> TrainConfig:
         """The configuration of the run, with this folder as its output and other relative paths made absolute.
@@ -243,6 +263,12 @@ class RunFolder:
 class UnwrittenFolder(RunFolder):
     """The run's folder for hosts other than the first, which write nothing into it."""
 
+    def abandon(self) -> None:
+        """Nothing."""
+
+    def begin(self, config: TrainConfig, step: int) -> None:
+        """Nothing."""
+
     def rewind(self, step: int) -> None:
         """Nothing."""
 
@@ -272,6 +298,11 @@ def has_begun(config: TrainConfig, accept: bool) -> bool:
         return False
     check_changes({"settings": settings_to_compare(folder.read_config(), here)}, config, here, {}, accept)
     return True
+
+
+def _json(value: Any) -> Any:
+    """A setting as JSON reads it back."""
+    return json.loads(json.dumps(value))
 
 
 def _size(path: Path) -> int:
