@@ -8,13 +8,15 @@ import io
 import re
 import typing
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from jaxrl_llm.config_file import check_kinds, check_names, in_sections, read_config
-from jaxrl_llm.errors import InputError, missing_package, nearest, require
+from jaxrl_llm.errors import InputError, gather, missing_package, nearest, require
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.option_groups import GROUPS, parameter_doc, setting_docs
+from jaxrl_llm.parameter_ranges import RANGES
 from jaxrl_llm.peer_options import method_name, translated, translated_settings
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.settings import as_arguments
@@ -52,8 +54,13 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     given = {one.name: getattr(parsed.hyperparameters, one.name) for one in parameters}
     if not given.get("without", True):
         del given["without"]
+    limits = {name: RANGES[name] for name in given if name in RANGES}  # checked again by the method, with its types
     of_optimizer = {field.name: getattr(parsed.optimizer, field.name) for field in dataclasses.fields(OptimizerConfig)}
-    return TrainConfig(**{**settings, "hyperparameters": given, "optimizer": OptimizerConfig(**of_optimizer)})
+    settings |= {"hyperparameters": given, "optimizer": OptimizerConfig(**of_optimizer)}
+    checks = [partial(require, f"{chosen}: {name}", given[name], **limits[name]) for name in limits]
+    config, *_ = gather(lambda: TrainConfig(**settings), *checks)
+    assert isinstance(config, TrainConfig)
+    return config
 
 
 def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:

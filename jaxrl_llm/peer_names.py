@@ -20,6 +20,7 @@ METHODS = {
     "drgrpo": "dr_grpo", "reinforce++": "reinforce_plus_plus", "reinforce++_baseline": "reinforce_plus_plus_baseline",
     "gae": "ppo", "grpo_passk": "passk_grpo", "spo": "spo_single_stream", "sapo": "sapo_soft_adaptive",
 }  # fmt: skip
+FILES = (".yaml", ".yml", ".toml")
 SCHEDULES = {"constant_with_warmup": "constant"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 LEARNING_RATE, KL = "--optimizer.learning-rate", "--algorithm.kl-coefficient"
@@ -36,6 +37,19 @@ TRL_SAME: dict[str, Same] = {
     "adam_beta2": Same("--optimizer.beta2"),
     "adam_epsilon": Same("--optimizer.epsilon"),
     "beta": Same(KL),
+    "data": Same("--prompts"),
+    "data_path": Same("--prompts"),
+    "entropy_coef": Same("--algorithm.entropy-coefficient"),
+    "eval_dataset": Same("--eval-prompts"),
+    "gamma": Same("--algorithm.gamma"),
+    "kl_coef": Same(KL),
+    "lam": Same("--algorithm.lam"),
+    "max_tokens": Same("--max-new-tokens"),
+    "model_id": Same("--model"),
+    "model_path": Same("--model"),
+    "num_steps": Same("--steps"),
+    "train_data": Same("--prompts"),
+    "train_file": Same("--prompts"),
     "dataset_name": Same("--prompts"),
     "dataset": Same("--prompts"),
     "dataset_prompt_column": Same("--prompt-column"),
@@ -70,7 +84,11 @@ TRL_FLAGS: dict[str, tuple[list[str], list[str]]] = {
     "gradient_checkpointing": (["--remat"], ["--no-remat"]),
 }
 _NOT_NEEDED = "has no counterpart here: leave it out"
-_SPLIT = "is part of --prompts here: --prompts OWNER/NAME:CONFIG/SPLIT, such as openai/gsm8k:main/train"
+# Parts of a data set's name, which are one here: OWNER/NAME:CONFIG/SPLIT.
+TRL_PLACE = {
+    "dataset_config": "config", "dataset_config_name": "config", "dataset_split": "split",
+    "dataset_train_split": "split",
+}  # fmt: skip
 _BATCH = (
     "is --prompts-per-step here, the prompts of a step, each with --group-size completions; --micro-batches cuts the "
     "batch where memory is short"
@@ -89,12 +107,19 @@ _HUB = "is jaxrl export RUN FOLDER here, after training: upload that folder"
 TRL_OTHER: dict[str, str] = {
     "accelerate_config": _MESH,
     "attn_implementation": _NOT_NEEDED,
+    "batch_size": _BATCH,
+    "clip_range": _CLIP,
+    "cliprange": _CLIP,
+    "device": "has no counterpart here, since all devices are used; JAX_PLATFORMS=cpu chooses others",
+    "gpus": _MESH,
+    "num_epochs": _LENGTH,
+    "num_gpus": _MESH,
+    "tensor_parallel_size": "is --mesh tensor=N here",
+    "tokenizer_name_or_path": "has no counterpart here, since the model's tokenizer is used: leave it out",
+    "train_batch_size": _BATCH,
     "config_file": "is --config here, a YAML or TOML file",
-    "dataset_config": _SPLIT,
     "dataset_num_proc": _NOT_NEEDED,
-    "dataset_split": _SPLIT,
     "dataset_test_split": "is --eval-prompts here: --eval-prompts OWNER/NAME:CONFIG/SPLIT",
-    "dataset_train_split": _SPLIT,
     "ddp_find_unused_parameters": _NOT_NEEDED,
     "deepspeed": _MESH,
     "delta": "is --algorithm.dual-clip here",
@@ -272,6 +297,10 @@ TUNIX_OTHER: dict[str, str] = {
     "tokenizer_config": "has no counterpart here, since the model's tokenizer is used: leave it out",
     "train_fraction": _LENGTH,
 }
+
+# For tests: all tables.
+SAME_TABLES = (TRL_SAME, VERL_SAME, TUNIX_SAME)
+OTHER_TABLES = (TRL_OTHER, VERL_OTHER, TUNIX_OTHER)
 
 # Rewards that TRL has, and what they are here.
 REWARDS: dict[str, str] = {

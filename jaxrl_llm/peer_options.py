@@ -10,10 +10,12 @@ from typing import Any
 from jaxrl_llm.errors import InputError, InputErrors, unknown
 from jaxrl_llm.peer_names import (
     COMMANDS,
+    FILES,
     METHODS,
     REWARDS,
     TRL_FLAGS,
     TRL_OTHER,
+    TRL_PLACE,
     TRL_SAME,
     TUNIX_OTHER,
     TUNIX_SAME,
@@ -48,6 +50,7 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises InputErrors for options of TRL that something else takes the place of, and for overrides of verl and Tunix
     (NAME=VALUE), naming what each of them is here.
     """
+    arguments, place = _without_place(arguments)
     at, found, notes, problems, overrides = 0, list[str](), list[str](), list[str](), list[str]()
     known = _methods_options(arguments)
     while at < len(arguments):
@@ -55,6 +58,9 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, value = argument.removeprefix("--").partition("=")
         plain = name.replace("-", "_")
         if not argument.startswith("--"):
+            if not found and argument.endswith(FILES):
+                problems.append(f"a file of settings is given as --config {argument}")
+                continue
             is_override = not (found and found[-1].startswith("--")) and _OVERRIDE.fullmatch(argument)
             (overrides if is_override and _of_override(argument) else found).append(argument)
         elif plain in TRL_FLAGS:
@@ -83,10 +89,44 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
                 at += 1
         else:
             found.append(argument)
+    if place:
+        found, notes = _with_place(found, place), [*notes, f"a data set is --prompts OWNER/NAME{place}"]
     problems += [_as_options(overrides)] if overrides else []
     if problems:
         raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0])
     return found, list(dict.fromkeys(notes))
+
+
+def _without_place(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """The arguments without TRL's configuration and split of a data set, and these as a part of its name here."""
+    left, parts, at = list[str](), dict[str, str](), 0
+    while at < len(arguments):
+        argument, at = arguments[at], at + 1
+        name, equals, value = argument.removeprefix("--").partition("=")
+        part = TRL_PLACE.get(name.replace("-", "_")) if argument.startswith("--") else None
+        if part is None:
+            left.append(argument)
+        elif equals or at < len(arguments):
+            parts[part] = value if equals else arguments[at]
+            at += not equals
+    if not parts:
+        return left, ""
+    return left, ":" + "/".join(filter(None, [parts.get("config"), parts.get("split", "train")]))
+
+
+def _with_place(arguments: Sequence[str], place: str) -> list[str]:
+    """The arguments with the configuration and split added to the value of --prompts. InputError if there is none."""
+    out = list(arguments)
+    for at, argument in enumerate(arguments):
+        if argument.startswith("--prompts="):
+            out[at] = argument + place
+            return out
+        if argument == "--prompts" and at + 1 < len(arguments):
+            out[at + 1] += place
+            return out
+    raise InputError(
+        f"TRL's configuration and split of a data set are part of its name here: --prompts OWNER/NAME{place}"
+    )
 
 
 def _methods_options(arguments: Sequence[str]) -> tuple[str, set[str]]:
