@@ -54,8 +54,8 @@ def interrupt(run: Path) -> None:
         shutil.rmtree(run / "checkpoints" / str(step), ignore_errors=True)
     for name in ("metrics.jsonl", "completions.jsonl"):
         lines = (run / name).read_text().splitlines(keepends=True)
-        text = "".join(line for line in lines if json.loads(line)["step"] < 5)
-        (run / name).write_text(text + '{"step": 5, "half')
+        text = "".join(line for line in lines if json.loads(line)["step"] <= 5)
+        (run / name).write_text(text + '{"step": 6, "half')
     summary = json.loads((run / "summary.json").read_text())
     kept = {name: summary[name] for name in ("eval_before", "eval_latest")}
     (run / "summary.json").write_text(json.dumps(kept, indent=2) + "\n")

@@ -169,7 +169,7 @@ def _run(
             state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
     folder.begin(config, loop.step)
     first, summary = loop.step, loop.summary
-    # Completions of the evaluation before training are logged as step -1; it is repeated if its result was lost.
+    # The evaluation before training is after 0 steps; it is repeated if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
 
     def evaluate(name: str, step: int, title: str) -> None:
@@ -206,7 +206,7 @@ def _run(
             progress.say(text)
         if first and parts.held_out is not None and "eval_before" not in summary:
             progress.say("the evaluation from before training is lost; eval_before is of the resumed parameters")
-        evaluate("eval_before", -1, "before training")
+        evaluate("eval_before", 0, "before training")
         key = jax.random.key(config.seed)
         for step in range(first, config.steps):
             clock.step = step
@@ -230,13 +230,13 @@ def _run(
             for text in [*notes, *undone]:
                 progress.say(text)
             metrics = {**without_nan(found, metrics), **rolled_back, **lap_metrics(clock, loop.undone)}
-            writer.write(step, metrics)
+            writer.write(step + 1, metrics)  # files count the steps that are done, as the console does
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
-                folder.log_completions(step, "train", parts.tokenizer, scored_rows(found, learned), found.rows)
+                folder.log_completions(step + 1, "train", parts.tokenizer, scored_rows(found, learned), found.rows)
             progress.update(step, metrics)
             loop.step = step + 1
             if config.eval_every and loop.step % config.eval_every == 0 and loop.step < config.steps:
-                evaluate("eval_latest", step, f"after step {loop.step}")
+                evaluate("eval_latest", loop.step, f"after step {loop.step}")
             if loop.step == config.steps or (config.checkpoint_every and loop.step % config.checkpoint_every == 0):
                 save_now()
                 stop_if(hosts.any(interrupted()))

@@ -37,7 +37,7 @@ class Learned(NamedTuple):
 
 
 def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hosts = ALONE) -> MetricWriter:
-    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, from `step` on.
+    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, after `step` steps.
 
     Only the first host writes.
     """
@@ -45,7 +45,7 @@ def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hos
         return all_of()
     out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
     if config.tensorboard:
-        out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step))
+        out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step + 1))
     if config.wandb:
         out.append(WandbWriter(config.wandb, Path(config.output).name, to_dict(config), folder.path))
     return all_of(*out)

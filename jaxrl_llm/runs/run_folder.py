@@ -188,10 +188,13 @@ class RunFolder:
         return summary
 
     def rewind(self, step: int) -> None:
-        """Drop log entries of `step` and later, which a resumed run writes again. InputError for damaged logs."""
+        """Drop what was logged after `step` steps, which a resumed run writes again. InputError for damaged logs.
+
+        The evaluation after training is dropped too: a run that goes on has another.
+        """
         for file in self._logs:
             if file.exists():
-                truncate_jsonl(file, step)
+                truncate_jsonl(file, step + 1, lambda line: line.get("phase") == "eval_after")
 
     @staticmethod
     def write(path: Path, value: dict[str, Any]) -> None:
