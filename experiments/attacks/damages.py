@@ -22,7 +22,13 @@ from experiments.attacks.tiny import CONFIGURATIONS, differences
 from experiments.attacks.worker import Reply, Worker
 
 LIMIT = 120.0  # seconds that a run may take, where one in good order takes one or two
-LIVE = ("metrics.jsonl", "completions.jsonl", "summary.json", "report.html")  # a run that goes on writes these again
+LIVE = (
+    "metrics.jsonl",
+    "completions.jsonl",
+    "summary.json",
+    "report.html",
+    "environment.json",
+)  # a run that goes on writes these again
 
 
 class Case(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -63,14 +64,15 @@ def hub_data(source: str) -> Any:
         import datasets
     except ImportError as error:
         raise missing_package("datasets", "data", f"reading {source} from the Hugging Face hub") from error
-    how = {} if (reason := _unreachable(found.name, source)) is None else {"download_mode": "reuse_cache_if_exists"}
+    reason = _unreachable(found.name, source)
     if reason is not None and not _cached(found.name):
         raise InputError(
             f"no data at {shown(source)}: there is no such file, and the Hugging Face hub cannot be asked for a data "
             f"set of that name ({reason})"
         )
     try:
-        return datasets.load_dataset(found.name, found.config, split=found.split, **how)
+        with _offline() if reason is not None else nullcontext():
+            return datasets.load_dataset(found.name, found.config, split=found.split)
     except ValueError as error:  # a configuration or split that is missing or unknown
         raise InputError(f"{source}: {_with_choices(found, ' '.join(str(error).split()))}") from error
     except Exception as error:  # of many packages
@@ -94,6 +96,22 @@ def _unreachable(name: str, source: str) -> str | None:
     except Exception as error:  # no network, the offline mode ...
         return error_line(error)
     return None
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Context manager in which datasets reads its cache at once, instead of retrying for half a minute first."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    before = [(module, module.HF_HUB_OFFLINE) for module in (config, constants)]
+    try:
+        for module, _ in before:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, value in before:
+            module.HF_HUB_OFFLINE = value
 
 
 def _cached(name: str) -> bool:
