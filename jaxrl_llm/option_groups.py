@@ -101,16 +101,18 @@ def parameter_doc(method: str, name: str) -> str:
     """
     if name in SHARED:
         return SHARED[name]
-    prose, rest = list[str](), list[str]()
+    prose, equations = list[str](), list[str]()
     for paragraph in method_source(method).split("\n\n")[1:]:
-        lines = paragraph.splitlines()
-        is_equation = all(line.startswith("    ") for line in lines)
-        if not paragraph.startswith("Defaults."):
-            (rest if is_equation else prose).append(" ".join(paragraph.split()))
+        text = " ".join(paragraph.split())
+        is_equation = all(line.startswith("    ") for line in paragraph.splitlines())
+        if is_equation and prose and prose[-1].endswith(":"):
+            prose[-1] += f" {text}"
+        elif not paragraph.startswith("Defaults."):
+            (equations if is_equation else prose).append(text)
     mention = re.compile(rf"(?<![\w.]){name}\b")
     sentences = [x for text in prose for x in re.split(r"(?<=\.)(?<!e\.g\.)(?<!i\.e\.)\s+(?=[\w(\[])", text)]
     found = [sentence for sentence in sentences if mention.search(sentence)][:2]
-    found = found or [equation for equation in rest if mention.search(equation)][:1]
+    found = found or [equation for equation in equations if mention.search(equation)][:1]
     text = " ".join(found)
     return text if len(text) <= 320 else f"{text[:317].rpartition(' ')[0]} ..."
 

@@ -22,13 +22,8 @@ from experiments.attacks.tiny import CONFIGURATIONS, differences
 from experiments.attacks.worker import Reply, Worker
 
 LIMIT = 120.0  # seconds that a run may take, where one in good order takes one or two
-LIVE = (
-    "metrics.jsonl",
-    "completions.jsonl",
-    "summary.json",
-    "report.html",
-    "environment.json",
-)  # a run that goes on writes these again
+# A run that goes on writes these again.
+LIVE = ("metrics.jsonl", "completions.jsonl", "summary.json", "report.html", "environment.json")
 
 
 class Case(NamedTuple):
