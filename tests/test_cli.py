@@ -531,7 +531,7 @@ def test_export_writes_the_parameters_of_the_newest_checkpoint(
 
 
 def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = output_of(capsys, "algorithms").splitlines()
+    lines = output_of(capsys, "algorithms").partition("\n\n")[2].splitlines()  # after those to start with
     assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == algorithms.names()
     assert any(line.startswith("  grpo ") and "Group Relative Policy Optimization" in line for line in lines)
     text = output_of(capsys, "algorithms", "grpo")
