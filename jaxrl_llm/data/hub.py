@@ -104,7 +104,8 @@ def _offline() -> Iterator[None]:
     from datasets import config
     from huggingface_hub import constants
 
-    before = [(module, module.HF_HUB_OFFLINE) for module in (config, constants)]
+    modules: list[Any] = [config, constants]
+    before = [(module, module.HF_HUB_OFFLINE) for module in modules]
     try:
         for module, _ in before:
             module.HF_HUB_OFFLINE = True

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.data.digest import rows_digest
-from jaxrl_llm.data.generate import COLUMNS, check_task
 from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.prompts import conflicting, load_prompts, open_prompts, without
 from jaxrl_llm.data.random_access import RandomAccess
-from jaxrl_llm.errors import InputError, InputErrors, gather, shown, unknown
-from jaxrl_llm.models.source import check_source
+from jaxrl_llm.errors import InputError, InputErrors, gather
 from jaxrl_llm.reporting.writers import check_writers
-from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns, reward_digest
+from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.runs.config import GENERATED, TrainConfig
+from jaxrl_llm.runs.first_checks import (
+    Rows,
+    check_model,
+    check_rewards,
+    checked_rewards,
+    closing_on_error,
+    columns_of,
+    make_rewards,
+    prompt_options,
+)
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
 
-Rows = list[dict[str, Any]]
 HELD_OUT_SEED = 2**31 - 1  # generates held-out prompts; differs from the seed of the training prompts
 
 
@@ -67,64 +72,16 @@ def read_inputs(
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
-    checks: list[Any] = [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
+    checks: list[Any] = [lambda: check_writers(config.tensorboard, config.wandb), lambda: check_model(config.model)]
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
         with _with_folder_hint(seen_from):
-            rewards = _rewards_for(config, source, seen_from, *checks)
+            rewards = checked_rewards(config, source, seen_from, *checks)
         # What takes longer comes last: until here, all mistakes are found in a second, and together.
         with closing_on_error(rewards), _with_folder_hint(seen_from):
             prompts = split_prompts(config, source)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
             yield Inputs(prompts, rewards)
-
-
-def _rewards_for(
-    config: TrainConfig, source: RandomAccess | None, folder: str, *checks: Callable[[], Any]
-) -> list[Reward]:
-    """The rewards of a run. Raises InputError with all problems of these, the first prompts and the other checks."""
-    made: list[Reward] = []
-    heads: list[Rows] = []
-
-    def rewards() -> None:
-        made.extend(make_rewards(config, folder))
-
-    def columns() -> None:
-        if made and heads:  # both could be read
-            check_rewards(made, columns_of(*heads), config.eval_reward)
-
-    def head(path: str | RandomAccess) -> None:
-        name = path if isinstance(path, str) else config.prompts
-        if isinstance(path, str) and path.startswith(GENERATED):
-            check_task(path.removeprefix(GENERATED))
-            return heads.append([dict.fromkeys(COLUMNS)])
-        heads.append(list(open_prompts(path, limit=1, **_options(config, name))))
-
-    sources: list[Any] = [config.prompts if source is None else source]
-    sources += [config.eval_prompts] if config.eval_size and config.eval_prompts is not None else []
-    try:
-        gather(*(partial(head, path) for path in sources), rewards, columns, *checks)
-    except BaseException:
-        close_rewards(made)
-        raise
-    return made
-
-
-@contextmanager
-def closing_on_error(rewards: Sequence[Reward]) -> Iterator[None]:
-    """Context manager that closes the rewards if an exception leaves it."""
-    try:
-        yield
-    except BaseException:
-        close_rewards(rewards)
-        raise
-
-
-def _check_model(model: str) -> None:
-    """InputError if the model is the folder of a run, or cannot be a model."""
-    if RunFolder(model, reading=True).is_run():
-        raise InputError(f"model is {model!r}, which is a run: write its model with jaxrl export first, and give that")
-    check_source(model)
 
 
 @contextmanager
@@ -164,38 +121,6 @@ def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Ite
         close_rewards(rewards)
 
 
-def check_rewards(rewards: Sequence[Reward], columns: set[str], judge: str | None) -> None:
-    """InputError if a reward needs a column that is missing, or `judge` is not a reward."""
-
-    def check_judge() -> None:
-        if judge is not None and judge not in (known := [reward.name for reward in rewards]):
-            raise unknown("reward to judge by", judge, known)
-
-    gather(lambda: require_columns(rewards, columns), check_judge)
-
-
-def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
-    """The reward functions of a run; relative files and modules are looked up from `folder`.
-
-    Raises InputError for rewards that cannot be loaded, or share a name.
-    """
-    rewards = [
-        dataclasses.replace(reward, time_limit=config.reward_time_limit, default=config.reward_default)
-        for reward in get_rewards(config.rewards, folder)
-    ]
-    names = [reward.name for reward in rewards]
-    if twice := {name for name in names if names.count(name) > 1}:
-        close_rewards(rewards)
-        raise InputError(f"two rewards are named {min(twice)!r}, so their metrics would clash: rename one of them")
-    return rewards
-
-
-def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
-    """Arguments available to reward functions: columns that all sets have, and those that `score_batch` adds."""
-    rows = [some[0] for some in sets if some]
-    return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
-
-
 def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Prompts:
     """Training and held-out rows; no prompt is in both (of rows that are read as they are drawn, none that is drawn).
 
@@ -205,7 +130,9 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
     path = config.prompts if source is None else source
     number = config.num_prompts + (0 if apart else config.eval_size)
     notes = list[str]()
-    reads: list[Any] = [lambda: open_prompts(path, limit=number, say=notes.append, **_options(config, config.prompts))]
+    reads: list[Any] = [
+        lambda: open_prompts(path, limit=number, say=notes.append, **prompt_options(config, config.prompts))
+    ]
     if config.eval_size and apart:
         reads.append(lambda: _held_out(config, config.eval_prompts or config.prompts, config.eval_size))
     loaded, *other = gather(*reads)
@@ -266,29 +193,8 @@ def _has_own_source(config: TrainConfig) -> bool:
 
 def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> Rows:
     # Generated tasks repeat, so draw more than needed.
-    loaded = load_prompts(source, limit=2 * size, **{**_options(config, source), "seed": HELD_OUT_SEED})
+    loaded = load_prompts(source, limit=2 * size, **{**prompt_options(config, source), "seed": HELD_OUT_SEED})
     return without(loaded, seen)[:size]
-
-
-def _options(config: TrainConfig, source: str) -> dict[str, Any]:
-    """How the prompts of a source are read, as arguments of `load_prompts`."""
-    options = {name: read_value(text, f"task_options.{name}") for name, text in config.task_options.items()}
-    return {
-        "seed": config.seed, "prompt_column": config.prompt_column, "prompt_template": config.prompt_template,
-        "answer_column": config.answer_column,
-        # The options belong to the generated task; held-out prompts may come from a file.
-        "task_options": options if source == config.prompts or source.startswith(GENERATED) else None,
-    }  # fmt: skip
-
-
-def read_value(text: Any, name: str = "a value") -> Any:
-    """The value of a text from the command line, parsed as YAML; InputError if it is not valid YAML."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text) if isinstance(text, str) else text
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{name} is {shown(text)}, which YAML cannot read: {' '.join(str(error).split())}") from None
 
 
 def prompt_sets(

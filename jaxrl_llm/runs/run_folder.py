@@ -11,11 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jaxrl_llm.errors import InputError, InputErrors, shown
 from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
 from jaxrl_llm.runs.changes import MAY_DIFFER, check_changes, settings_to_compare
+from jaxrl_llm.runs.completion_lines import completion_lines
 from jaxrl_llm.runs.config import TrainConfig, from_dict, located, to_dict
 from jaxrl_llm.runs.environment import NAME as ENVIRONMENT
 from jaxrl_llm.runs.environment import record_start
@@ -230,37 +229,9 @@ class RunFolder:
         self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
     ) -> None:
         """Append the completions of the first `groups` groups to completions.jsonl, token by token, for the report."""
-        from jaxrl_llm.sampling import completion_ids  # here: the rest of the module needs no JAX
-
-        batch = scored.batch
-        chosen = np.flatnonzero(np.asarray(batch.group) < groups)
-        ids, action = completion_ids(batch), np.asarray(batch.action_mask)
-        fields = {"advantage": batch.advantages, "logp": batch.behaviour_logp, "entropy": batch.entropy}
-        values = {name: None if x is None else np.asarray(x) for name, x in fields.items()}
-        rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
-        number: dict[int, int] = {}
         with self.completions.open("a") as file:
-            for i in chosen:
-                group = int(batch.group[i])
-                number[group] = number.get(group, -1) + 1
-                answer = rows[group].get("answer")
-                line = {
-                    "step": step,
-                    "phase": phase,
-                    "prompt_id": int(batch.prompt_id[i]),
-                    "sample": number[group],
-                    "prompt": _prompt_text(rows[group]["prompt"]),
-                    "tokens": [tokenizer.decode([token]) for token in ids[i]],
-                    **{
-                        k: None if v is None else [round(float(x), 4) for x in v[i][action[i]]]
-                        for k, v in values.items()
-                    },
-                    "reward": _number(np.asarray(batch.reward)[i]),
-                    "rewards": {name: _number(x[i]) for name, x in rewards.items()},
-                    "answer": None if answer is None else str(answer),
-                    "truncated": bool(batch.truncated[i]),
-                }
-                file.write(json.dumps(line) + "\n")
+            for line in completion_lines(tokenizer, scored, rows, groups):
+                file.write(json.dumps({"step": step, "phase": phase, **line}) + "\n")
 
 
 class UnwrittenFolder(RunFolder):
@@ -319,11 +290,3 @@ def _crc(path: Path, size: int) -> int:
         while left and (block := file.read(min(left, 2**24))):
             crc, left = zlib.crc32(block, crc), left - len(block)
     return crc
-
-
-def _prompt_text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-
-
-def _number(x: Any) -> float | None:
-    return float(x) if np.isfinite(x) else None
