@@ -219,7 +219,7 @@ def test_a_source_has_its_own_curriculum(tmp_path: Path) -> None:
 
 def test_a_constant_reward_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.small_config(tmp_path, reward="constant")
-    assert main(["train", *runs.as_arguments(config)]) == 1
+    assert main(["train", *runs.as_arguments(config), "--fail-without-signal"]) == 1
     out = capsys.readouterr().out
     assert "step 1: no learning signal: all rewards are equal within every group (mean 0.5)" in out
     assert "step 2: no learning signal" not in out, "once is enough, then every tenth time"
