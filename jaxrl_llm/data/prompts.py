@@ -122,7 +122,9 @@ def open_prompts(
     if count <= LISTED:
         return _listed((row_of(records[i], f"{name}, row {i + 1}") for i in range(count)), name, finish, say)
     rows = rows_as_drawn(records, name, count, finish.row)
-    finish.tell(name, row_of(records[0], name), say)
+    if rows.sample:
+        _, first = rows.sample[0]
+        finish.tell(name, {column: first.get(column) for column in rows.columns}, say)
     return rows
 
 
