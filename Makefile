@@ -16,7 +16,7 @@ OUTPUT ?= runs/demo-seed$(SEED)
 
 demo: $(VENV)/.demo
 	@echo "Training SmolLM2-135M-Instruct on sums and differences; results go to $(OUTPUT)."
-	$(RUN) experiments/quickstart.py --seed $(SEED) --output $(OUTPUT)
+	$(VENV)/bin/jaxrl demo --seed $(SEED) --output $(OUTPUT)
 
 test: $(VENV)/.dev
 	@echo "Running the tests."

@@ -21,7 +21,7 @@ def main(folders: list[str], target: str = "experiments/results/demo.svg") -> No
         steps = read_jsonl(folder / "metrics.jsonl")
         summary = json.loads((folder / "summary.json").read_text())
         seed = json.loads((folder / "config.json").read_text())["seed"]
-        left.plot([s["step"] + 1 for s in steps], [s["reward/mean"] for s in steps], label=f"seed {seed}")
+        left.plot([s["step"] for s in steps], [s["reward/mean"] for s in steps], label=f"seed {seed}")
         tests = [summary["eval_before"], summary["eval_after"]]
         values = [100 * t["accuracy"] for t in tests]
         below = [v - 100 * t["low"] for v, t in zip(values, tests, strict=True)]

@@ -1,4 +1,4 @@
-"""The command line: jaxrl train | eval | sample | algorithms | report | export | plan | lab."""
+"""The command line: jaxrl demo | train | eval | sample | algorithms | report | export | plan | lab | env."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import traceback
 from typing import Any
 
 from jaxrl_llm.commands import COMMANDS
-from jaxrl_llm.errors import InputError, InputErrors, unknown
+from jaxrl_llm.errors import InputError, InputErrors
+from jaxrl_llm.info_commands import help_command, version_line
+from jaxrl_llm.peer_options import unknown_command
 from jaxrl_llm.process import PREEMPTED, FailsafeStream, Preempted, send_to_null
 
 
@@ -35,14 +37,9 @@ def _main(arguments: list[str] | None) -> int:
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: jaxrl COMMAND ...   (jaxrl COMMAND --help says more)\n")
-        for name, command in COMMANDS.items():
-            print(f"  {name:11} {(command.__doc__ or '').splitlines()[0]}")
-        return 0
+        arguments = ["help"]
     try:
-        if arguments[0] not in COMMANDS:
-            raise unknown("command", arguments[0], COMMANDS)
-        status = COMMANDS[arguments[0]](arguments[1:])
+        status = _run(arguments[0], arguments[1:])
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
@@ -65,6 +62,17 @@ def _main(arguments: list[str] | None) -> int:
         for problem in error.problems if isinstance(error, InputErrors) else [_message(error)]:
             _complain(f"error: {_one_line(problem)}")
         return 2
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    if command == "help":
+        return help_command(arguments, COMMANDS)
+    if command in ("--version", "-V"):
+        print(version_line())
+        return 0
+    if command not in COMMANDS:
+        raise unknown_command(command, [*COMMANDS, "help"])
+    return COMMANDS[command](arguments)
 
 
 def _message(error: Exception) -> str:

@@ -56,6 +56,31 @@ def _yaml(text: str) -> Any:
         raise ValueError(str(error)) from None
 
 
+def in_sections(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the options' names (optimizer.learning_rate, algorithm.clip_high) moved to their sections.
+
+    InputError for one that is given in its section too.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        section, dot, inside = name.partition(".")
+        section = {"algorithm": "hyperparameters"}.get(section, section)
+        if not dot or section not in ("optimizer", "hyperparameters"):
+            if isinstance(found.get(name), dict) and isinstance(value, dict):  # a dotted name came first
+                if twice := sorted({*found[name]} & {*value}):
+                    raise InputError(f"{name}.{twice[0]} is set twice: remove one")
+                value = {**found[name], **value}
+            found[name] = value
+            continue
+        inner = found.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{section} must hold settings by name, found {shown(inner)}")
+        if inside in inner:
+            raise InputError(f"{name} is set twice: remove one")
+        found[section] = {**inner, inside: value}
+    return found
+
+
 def check_names(values: dict[str, Any], algorithm: str, parameters: Collection[str]) -> None:
     """InputError for an unknown setting in a file, at the top level or in a section."""
 
@@ -64,11 +89,10 @@ def check_names(values: dict[str, Any], algorithm: str, parameters: Collection[s
 
     for name in values:
         if name not in names(TrainConfig):
-            section, _, inside = name.partition(".")
-            if name in names(OptimizerConfig) or (section == "optimizer" and inside in names(OptimizerConfig)):
-                raise InputError(f"{name!r} is a setting of the section optimizer: move {inside or name} there")
+            if name in names(OptimizerConfig):
+                raise InputError(f"{name!r} is a setting of the section optimizer: write optimizer.{name}")
             if name in parameters:
-                raise InputError(f"{name} is a hyper-parameter of {algorithm}: move it to the section hyperparameters")
+                raise InputError(f"{name} is a hyper-parameter of {algorithm}: write algorithm.{name}")
             raise unknown("setting", name, names(TrainConfig))
     sections = {
         "optimizer": ("optimizer setting", names(OptimizerConfig)),

@@ -42,15 +42,15 @@ def gather(*checks: Callable[[], T]) -> list[T]:
     """
     found: list[T] = []
     problems: list[str] = []
+    first: InputError | None = None
     for check in checks:
         try:
             found.append(check())
-        except InputErrors as errors:
-            problems += errors.problems
         except InputError as error:
-            problems.append(str(error))
+            problems += error.problems if isinstance(error, InputErrors) else [str(error)]
+            first = first or error
     if problems := list(dict.fromkeys(problems)):
-        raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0])
+        raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0]) from first
     return found
 
 

@@ -7,27 +7,37 @@ import dataclasses
 import io
 import re
 import typing
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from jaxrl_llm.config_file import check_kinds, check_names, read_config
-from jaxrl_llm.errors import InputError, missing_package, nearest, require
+from jaxrl_llm.config_file import check_kinds, check_names, in_sections, read_config
+from jaxrl_llm.errors import InputError, gather, missing_package, nearest, require
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.option_groups import GROUPS, parameter_doc, setting_docs
+from jaxrl_llm.parameter_ranges import RANGES
+from jaxrl_llm.peer_options import method_name, translated, translated_settings
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.hyperparameters import options_of
 from jaxrl_llm.settings import as_arguments
+from jaxrl_llm.signatures import Hyperparameter, is_in_file
 
 
 def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
     """The configuration from the command line and the --config file; the command line takes precedence.
 
-    The algorithm's hyper-parameters are options of their own: --algorithm grpo --algorithm.clip-high 0.28.
+    The algorithm's hyper-parameters are options of their own: --algorithm grpo --algorithm.clip-high 0.28. Names of TRL
+    are read as those here where they mean the same.
     Raises InputError, in one line, for anything invalid.
     """
+    arguments, _ = translated(arguments)
     file, arguments = take(arguments, "--config")
     if file is not None and take(arguments, "--config")[0] is not None:
         raise InputError("--config is given twice: one file has all settings")
     values = read_config(Path(file)) if file is not None else {}
+    if isinstance(values.get("algorithm"), str):
+        values["algorithm"] = method_name(values["algorithm"])
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
     in_file = values.get("hyperparameters")
     preset = _last(arguments, "--algorithm.preset") or (in_file.get("preset") if isinstance(in_file, dict) else None)
@@ -35,26 +45,56 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     kinds = {**typing.get_type_hints(TrainConfig), "hyperparameters": {one.name: one.kind for one in parameters}}
     kinds["optimizer"] = typing.get_type_hints(OptimizerConfig)
     try:
+        values = in_sections(translated_settings(values, {one.name for one in parameters}))
         check_names(values, chosen, [one.name for one in parameters])
         check_kinds(values, kinds)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-    knobs = [(one.name, one.kind, dataclasses.field(default=one.default)) for one in parameters]
-    method = dataclasses.make_dataclass("hyperparameters", knobs, frozen=True)
-    as_algorithm = _tyro().conf.arg(name="algorithm", help=f"Hyper-parameters of {chosen}.")
-    command = dataclasses.make_dataclass(
-        "train",
-        [("hyperparameters", typing.Annotated[method, as_algorithm], dataclasses.field(default_factory=method))],
-        bases=(TrainConfig,),
-        frozen=True,
-        namespace={"__post_init__": lambda self: None},  # ranges are checked below, by TrainConfig
-    )
-    parsed = parse(command, as_arguments(values) + arguments, "jaxrl train", description)
-    settings = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(TrainConfig)}
-    given = dataclasses.asdict(parsed.hyperparameters)
+    parsed = parse(_command(chosen, parameters), as_arguments(values) + arguments, "jaxrl train", description)
+    settings = {name: getattr(getattr(parsed, group), name) for group, (_, names) in GROUPS.items() for name in names}
+    given = {one.name: getattr(parsed.hyperparameters, one.name) for one in parameters}
     if not given.get("without", True):
         del given["without"]
-    return TrainConfig(**{**settings, "hyperparameters": given})
+    # Checked again by the method, with its types. Those in files have ranges of their own.
+    limits = {} if is_in_file(chosen) else {name: RANGES[name] for name in given if name in RANGES}
+    of_optimizer = {field.name: getattr(parsed.optimizer, field.name) for field in dataclasses.fields(OptimizerConfig)}
+    settings |= {"hyperparameters": given, "optimizer": OptimizerConfig(**of_optimizer)}
+    checks = [partial(require, f"{chosen}: {name}", given[name], **limits[name]) for name in limits]
+    config, *_ = gather(lambda: TrainConfig(**settings), *checks)
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
+    """A dataclass whose options are all settings, in their groups, and the method's hyper-parameters."""
+    conf, hints, docs = _tyro().conf, typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
+    defaults = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    groups: list[tuple[str, Any, Any]] = []
+
+    def add(name: str, about: Any, rows: Sequence[tuple[str, Any, str, Any]], *marks: Any) -> None:
+        fields = [(row, Annotated[kind, conf.arg(help=text)], default) for row, kind, text, default in rows]
+        made = dataclasses.make_dataclass(name, fields, frozen=True)
+        groups.append((name, Annotated[(made, about, *marks)], dataclasses.field(default_factory=made)))
+
+    def fresh(field: Any) -> Any:
+        if field.default is not dataclasses.MISSING:
+            return dataclasses.field(default=field.default)
+        return dataclasses.field(default_factory=field.default_factory)
+
+    for name, (about, names) in GROUPS.items():
+        rows = [(one, hints[one], docs[one], fresh(defaults[one])) for one in names]
+        add(name, conf.arg(help=about), rows, conf.OmitArgPrefixes)
+    kinds, texts = typing.get_type_hints(OptimizerConfig), setting_docs(OptimizerConfig)
+    fields = dataclasses.fields(OptimizerConfig)
+    add("optimizer", conf.arg(help="AdamW and its schedule."),
+        [(one.name, kinds[one.name], texts[one.name], fresh(one)) for one in fields])  # fmt: skip
+    about = f"Hyper-parameters of {method}; jaxrl algorithms {method} has the equations."
+    rows = [
+        (one.name, one.kind, parameter_doc(method, one.name), dataclasses.field(default=one.default))
+        for one in parameters
+    ]
+    add("hyperparameters", conf.arg(name="algorithm", help=about), rows)
+    return dataclasses.make_dataclass("train", groups, frozen=True)
 
 
 def parse(kind: Any, arguments: list[str], program: str, description: str | None) -> Any:
@@ -70,6 +110,11 @@ def parse(kind: Any, arguments: list[str], program: str, description: str | None
         if not stop.code:
             raise
         raise InputError(_in_one_line(said.getvalue(), program, _options_of(kind))) from None
+
+
+def described(kind: Any, text: str) -> Any:
+    """An option's type with its description, for dataclasses that are made."""
+    return Annotated[kind, _tyro().conf.arg(help=text)]
 
 
 def positional() -> Any:
@@ -142,7 +187,7 @@ def _options_of(kind: Any, prefix: str = "--") -> list[str]:
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
         shown_as = "algorithm" if name == "hyperparameters" else name.replace("_", "-")
         if dataclasses.is_dataclass(inner):
-            found += _options_of(inner, f"{prefix}{shown_as}.")
+            found += _options_of(inner, prefix if name in GROUPS else f"{prefix}{shown_as}.")
         else:
             found.append(prefix + shown_as)
     return found

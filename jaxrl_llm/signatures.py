@@ -149,6 +149,19 @@ def options(method: str, preset: str | None = None) -> list[Hyperparameter]:
     return hyperparameters(method, preset) + without
 
 
+def known_methods() -> frozenset[str]:
+    """The names of all methods."""
+    return frozenset([*_methods(), *getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})])
+
+
+def method_source(method: str) -> str:
+    """The docstring of a method; "" if it has none. InputError for an unknown method, as `hyperparameters`."""
+    if method in _methods():
+        return ast.get_docstring(_methods()[method]) or ""
+    hyperparameters(method)  # raises for an unknown one
+    return inspect.getdoc(sys.modules["jaxrl_llm.algorithms"].CATALOGUE[method]) or ""
+
+
 def _presets(method: ast.FunctionDef) -> dict[str, dict[str, Any]]:
     """The presets in a method's decorator `algorithms.presets.presets`, by name."""
     calls = [one for one in method.decorator_list if isinstance(one, ast.Call)]

@@ -61,7 +61,7 @@ ROW: Row = {"name": "x", "arguments": [], "expect": "steps is 0"}
         (Ended(1, 0.1, "", "Traceback (most recent call last):\nValueError: steps is 0\n"), "", "unclear"),
         (Ended(-9, 0.1, "", ERROR), "", "unclear"),
         (Ended(0, 0.1, "report\n", ""), "", "silent"),
-        (Ended(1, 0.1, "report\n", ""), "", "silent"),
+        (Ended(1, 0.1, "report\n", ""), "", "unclear"),
         (Ended(2, 0.1, "", ERROR), "run is new", "wrong"),
         (Ended(None, 60.0, "", ERROR, "no end within 60 s"), "", "hang"),
     ],

@@ -217,7 +217,7 @@ def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
         *("config.json", "summary.json", "metrics.jsonl", "completions.jsonl", "report.html"),
-        *("checkpoints", "tensorboard"),
+        *("checkpoints", "tensorboard", "environment.json"),
     }
     assert any((tmp_path / "run" / "tensorboard").iterdir())
     written = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -271,7 +271,7 @@ def test_eval_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     rewards = f"{runs.write_rewards(tmp_path)}:from_answer"
     arguments = ["--prompts", prompts, "--rewards", rewards, "--size", 4, "--max-new-tokens", 6]
     text = output_of(capsys, "eval", runs.MODEL, *arguments)
-    assert text.startswith("accuracy 50.0 % (15.0 to 85.0) on 4 held-out prompts, ")
+    assert text.startswith(f"accuracy 50.0 % (15.0 to 85.0) on 4 prompts of {prompts}, ")
     assert main(["eval", str(runs.MODEL), "--samples", "0"]) == 2
     assert "must be at least 1" in capsys.readouterr().err
 
@@ -531,7 +531,7 @@ def test_export_writes_the_parameters_of_the_newest_checkpoint(
 
 
 def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = output_of(capsys, "algorithms").splitlines()
+    lines = output_of(capsys, "algorithms").partition("\n\n")[2].splitlines()  # after those to start with
     assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == algorithms.names()
     assert any(line.startswith("  grpo ") and "Group Relative Policy Optimization" in line for line in lines)
     text = output_of(capsys, "algorithms", "grpo")

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.cli import main
+from jaxrl_llm.demo import easy_first, examples
 from jaxrl_llm.in_jax.train import LabSettings
 
 ROOT = Path(__file__).parents[1]
@@ -79,12 +81,8 @@ def test_plain_script_trains() -> None:
 
 
 @pytest.mark.heavy
-def test_demo_runs_and_prints_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["quickstart.py", "--model", TINY, "--steps", "1", "--output", str(tmp_path / "run")]
-    monkeypatch.setattr(sys, "argv", arguments)
-    runpy.run_path(str(ROOT / "experiments/quickstart.py"), run_name="__main__")
+def test_demo_runs_and_prints_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", TINY, "--steps", "1", "--output", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     for word in ("before  accuracy", "after   accuracy", "percentage points", "report.html"):
         assert word in printed
@@ -93,7 +91,6 @@ def test_demo_runs_and_prints_its_figures(
 
 
 def test_demo_asks_easy_questions_first() -> None:
-    easy_first = runpy.run_path(str(ROOT / "experiments/quickstart.py"))["easy_first"]
     rows = [{"reasoning_gym_entry": {"metadata": {"num_digits": digits}}} for digits in (2,) * 300 + (1,) * 100]
     curriculum = easy_first(rows, draws=120, seed=0)
     ids, state = curriculum.select(curriculum.init(), 8)
@@ -108,7 +105,6 @@ def test_demo_asks_easy_questions_first() -> None:
 
 
 def test_demo_shows_one_completion_of_each_kind(tmp_path: Path) -> None:
-    examples = runpy.run_path(str(ROOT / "experiments/quickstart.py"))["examples"]
     rewards = {"eval_before": [0, 0, 1, 0, 1], "eval_after": [0, 0, 1, 1, 0]}
     lines = [{"phase": p, "prompt_id": i, "reward": float(r)} for p, of in rewards.items() for i, r in enumerate(of)]
     (tmp_path / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

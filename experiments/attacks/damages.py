@@ -22,7 +22,8 @@ from experiments.attacks.tiny import CONFIGURATIONS, differences
 from experiments.attacks.worker import Reply, Worker
 
 LIMIT = 120.0  # seconds that a run may take, where one in good order takes one or two
-LIVE = ("metrics.jsonl", "completions.jsonl", "summary.json", "report.html")  # a run that goes on writes these again
+# A run that goes on writes these again.
+LIVE = ("metrics.jsonl", "completions.jsonl", "summary.json", "report.html", "environment.json")
 
 
 class Case(NamedTuple):
@@ -54,8 +55,8 @@ def interrupt(run: Path) -> None:
         shutil.rmtree(run / "checkpoints" / str(step), ignore_errors=True)
     for name in ("metrics.jsonl", "completions.jsonl"):
         lines = (run / name).read_text().splitlines(keepends=True)
-        text = "".join(line for line in lines if json.loads(line)["step"] < 5)
-        (run / name).write_text(text + '{"step": 5, "half')
+        text = "".join(line for line in lines if json.loads(line)["step"] <= 5)
+        (run / name).write_text(text + '{"step": 6, "half')
     summary = json.loads((run / "summary.json").read_text())
     kept = {name: summary[name] for name in ("eval_before", "eval_latest")}
     (run / "summary.json").write_text(json.dumps(kept, indent=2) + "\n")

@@ -56,7 +56,7 @@ def measured(arguments: list[str]) -> int:
     process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.cli", *arguments], env=environment(), cwd=ROOT)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1):
+    if process.returncode != 0:
         raise RuntimeError(f"the run ended with status {process.returncode}")
     return usage.ru_maxrss * 1024
 

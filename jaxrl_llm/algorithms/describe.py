@@ -41,6 +41,19 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     "Loss: regularisers": ("regularised",),
     "Loss: regression and preferences": ("regression", "preference"),
 }
+START = {  # methods to begin with -> why
+    "grpo": "the default: samples of a prompt are compared with each other, no critic",
+    "dapo": "GRPO that replaces groups which teach nothing, clips higher, and has no reference policy",
+    "dr_grpo": "GRPO without its biases towards short answers and towards questions that are nearly solved",
+    "gspo": "ratios of whole completions: steadier for mixtures of experts and long answers",
+    "cispo": "clips the weight of a token instead of dropping it: for long reasoning",
+    "rloo": "plain REINFORCE with the mean of the others as baseline: fewest settings",
+    "ppo": "with a critic: for rewards in the middle of an answer, or one sample a prompt",
+}
+# Needs that every run computes, and are not told in the list, and those with a plainer name.
+COMPUTED = frozenset({"feedback", "old_logp"})
+PLAIN = {"reference_logp": "reference policy", "values": "critic"}
+WHERE_TO_START = "Where to start"
 MARK = "*"  # marks methods that lack a part, or need what only some runs provide
 
 
@@ -142,7 +155,9 @@ def _either(texts: Any) -> str:
 
 
 def listing(find: str = "") -> str:
-    """A table of the methods by stage: name, year, title, needs. Methods that lack a part are marked.
+    """A table of the methods by stage: name, year, title, and what a run needs that others do without.
+
+    Methods that lack a part are marked. Those to begin with come first.
 
     find: list only methods whose name, docstring, parameters or needs contain all of its words, ignoring case.
     InputError if there is none.
@@ -153,6 +168,9 @@ def listing(find: str = "") -> str:
         raise InputError(f"no method mentions {shown(find)}: run `jaxrl algorithms` to list all")
     width = max(len(name) for name in cards)
     text = list[str]()
+    if not words:
+        begin = max(len(name) for name in START)
+        text = [WHERE_TO_START, *(f"  {name:{begin}}  {why}" for name, why in START.items())]
     for stage, methods in by_stage().items():
         lines = [_line(cards[name], width) for name in methods if name in cards]
         text += [f"\n{stage}", *lines] if lines else []
@@ -171,7 +189,8 @@ def by_stage() -> dict[str, list[str]]:
 
 def _line(card: Card, width: int) -> str:
     mark = MARK if missing(card.name) else " "
-    needs = f"  [needs {', '.join(card.needs)}]" if card.needs else ""
+    named = dict.fromkeys(PLAIN.get(x.partition(":")[0], x) for x in card.needs if x not in COMPUTED)
+    needs = f"  [needs {', '.join(named)}]" if named else ""
     return f"  {card.name:{width}} {mark} {card.year}  {card.title}{needs}"
 
 

@@ -36,8 +36,8 @@ def located(source: str) -> Path | list[Path]:
         return matching_files(source)
     if not known:
         raise InputError(
-            f"no data at {shown(source, 200)}: give a .jsonl, .json or .parquet file, a data set folder or "
-            "reasoning-gym:TASK"
+            f"no data at {shown(source, 200)}: give a .jsonl, .json or .parquet file, a data set folder, a data set "
+            "of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT) or reasoning-gym:TASK"
         )
     if path.is_dir():
         saved = any((path / name).exists() for name in _SAVED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -13,11 +14,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxrl_llm.errors import InputError, missing_package, shown, unknown
 
 PREFIX = "reasoning-gym:"
+COLUMNS = ("prompt", "answer", "reasoning_gym_task", "reasoning_gym_entry")
 
 _MOST = 1_000_000  # items of a task
 _TIMEOUT = 20.0  # seconds for each item of a subprocess
@@ -31,6 +34,19 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     str: ((str,), "text"),
 }
+
+
+def check_task(task: str) -> None:
+    """InputError for an unknown task, or if the package is missing; a known one is found without importing it."""
+    found = importlib.util.find_spec("reasoning_gym")
+    if found is None or found.origin is None:
+        raise missing_package("reasoning-gym", "verifiers", f"the source {PREFIX}{task}")
+    sources = Path(found.origin).parent.rglob("*.py")
+    if "reasoning_gym" in sys.modules or not any(f'DATASET_NAME = "{task}"' in x.read_text("utf-8") for x in sources):
+        from reasoning_gym.factory import DATASETS  # takes a second or two
+
+        if task not in DATASETS:
+            raise unknown("reasoning-gym task", task, DATASETS)
 
 
 def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[dict[str, Any]]:

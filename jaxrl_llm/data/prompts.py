@@ -9,13 +9,23 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.data.chat import fault_of, is_conversation, preview
+from jaxrl_llm.data.columns import (
+    answer_column_of,
+    before_the_answer,
+    chosen_line,
+    has,
+    prompt_column_of,
+    value_of,
+)
 from jaxrl_llm.data.digest import canonical
 from jaxrl_llm.data.files import Row, located, read_rows
 from jaxrl_llm.data.generate import PREFIX, generate
+from jaxrl_llm.data.hub import hub_rows, is_hub_data
 from jaxrl_llm.data.numbers import whole_number
 from jaxrl_llm.data.prompt_rows import PromptRows, rows_as_drawn
 from jaxrl_llm.data.random_access import RandomAccess, open_records, row_of
@@ -33,18 +43,24 @@ def load_prompts(
     *,
     limit: int | None = None,
     seed: int = 0,
-    prompt_column: str = "prompt",
+    prompt_column: str | None = None,
     prompt_template: str = _PLAIN,
     task_options: dict[str, Any] | None = None,
+    answer_column: str | None = None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> list[Row]:
     """The rows of a source of prompts. All rows have the same columns; missing values are None.
 
     source: a .jsonl or .json file (an object per line, or one array of objects); a .parquet file; an .array_record file
         of JSON objects; a pattern of such files (data/train-*.parquet), or a folder of them; a folder written by
-        `datasets.Dataset.save_to_disk`; or `reasoning-gym:TASK`, which generates items of that task.
+        `datasets.Dataset.save_to_disk`; a data set of the Hugging Face hub, OWNER/NAME, OWNER/NAME:SPLIT or
+        OWNER/NAME:CONFIG/SPLIT; or `reasoning-gym:TASK`, which generates items of that task.
     limit: most rows, from the start; for a task, the number of items (None: the task's default).
     seed: of a generated task, 0 to 2^32 - 1. Rows of files keep their order.
-    prompt_column: the column to use as "prompt".
+    prompt_column: the column to use as "prompt"; None: the first of `columns.PROMPTS` that there is. Of a conversation
+        in the column "messages" that ends with the assistant, the last message is the answer.
+    answer_column: the column, or entry of one, to use as "answer"; None: the first of `columns.ANSWERS`, if any.
+    say: called with a line about the columns, if they are not named prompt and answer.
     prompt_template: `str.format` text over the row's columns, where {prompt} is the prompt. For string prompts only.
     task_options: options of a generated task, such as {"max_digits": 3}.
 
@@ -56,7 +72,7 @@ def load_prompts(
     argument has the wrong type; and if the package that reads the source is not installed.
     """
     source = _text("source", os.fspath(source) if isinstance(source, os.PathLike) else source)
-    finish = _finisher(prompt_column, prompt_template)
+    finish = _finisher(prompt_column, prompt_template, answer_column)
     limit = None if limit is None else whole_number("limit", limit, 1)
     seed = whole_number("seed", seed, 0, 2**32 - 1)
     generated = source.startswith(PREFIX)
@@ -67,15 +83,17 @@ def load_prompts(
     raw: Iterable[Row] = (
         generate(source.removeprefix(PREFIX), limit, seed, task_options or {}) if generated else _rows_of(source, limit)
     )
-    return _listed(itertools.islice(raw, limit), source, finish)
+    return _listed(itertools.islice(raw, limit), source, finish, say)
 
 
 def open_prompts(
     source: str | Path | RandomAccess,
     *,
     limit: int,
-    prompt_column: str = "prompt",
+    prompt_column: str | None = None,
     prompt_template: str = _PLAIN,
+    answer_column: str | None = None,
+    say: Callable[[str], object] = lambda text: None,
     **of_tasks: Any,
 ) -> list[Row] | PromptRows:
     """The rows of `load_prompts`; if there are more than `LISTED` and the source has random access, as they are drawn.
@@ -86,26 +104,34 @@ def open_prompts(
 
     Of rows that are read as they are drawn, `prompt_rows.SAMPLED` are checked here and the others when they are drawn.
     """
-    limit, finish = whole_number("limit", limit, 1), _finisher(prompt_column, prompt_template)
+    limit, finish = whole_number("limit", limit, 1), _finisher(prompt_column, prompt_template, answer_column)
     records: RandomAccess | None
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         records = None if limit <= LISTED or name.startswith(PREFIX) else open_records(name)
         if records is None or min(len(records), limit) <= LISTED:
             return load_prompts(
-                name, limit=limit, prompt_column=prompt_column, prompt_template=prompt_template, **of_tasks
-            )
+                name, limit=limit, prompt_column=prompt_column, prompt_template=prompt_template,
+                answer_column=answer_column, say=say, **of_tasks,
+            )  # fmt: skip
     elif isinstance(source, RandomAccess):
         records, name = source, type(source).__name__
     else:
         raise InputError(f"prompts is {shown(source)}, but must be a path or have __len__ and __getitem__, as in grain")
     count = min(len(records), limit)
     if count <= LISTED:
-        return _listed((row_of(records[i], f"{name}, row {i + 1}") for i in range(count)), name, finish)
-    return rows_as_drawn(records, name, count, finish)
+        return _listed((row_of(records[i], f"{name}, row {i + 1}") for i in range(count)), name, finish, say)
+    rows = rows_as_drawn(records, name, count, finish.row)
+    if rows.sample:
+        _, first = rows.sample[0]
+        finish.tell(name, {column: first.get(column) for column in rows.columns}, say)
+    return rows
 
 
 def _rows_of(source: str, limit: int | None) -> Iterator[Row]:
+    if is_hub_data(source):
+        yield from hub_rows(source, limit)
+        return
     found = located(source)
     if isinstance(found, Path) or format_of(found[0]) != "array_record":
         yield from read_rows(found, limit)
@@ -117,15 +143,17 @@ def _rows_of(source: str, limit: int | None) -> Iterator[Row]:
         yield from (row_of(x, records.where(i)) for i, x in zip(some, records.read(some), strict=True))
 
 
-def _listed(raw: Iterable[Row], source: str, finish: Callable[[Row, str], Row]) -> list[Row]:
+def _listed(raw: Iterable[Row], source: str, finish: _Finish, say: Callable[[str], object]) -> list[Row]:
     raw = list(raw)
     if not raw:
         raise InputError(f"{source!r} has no rows: there is nothing to train on")
     columns = list(dict.fromkeys(name for row in raw for name in row))
-    return [
-        finish({name: row.get(name) for name in columns}, f"{source}, row {number}")
+    rows = [
+        finish.row({name: row.get(name) for name in columns}, f"{source}, row {number}")
         for number, row in enumerate(raw, start=1)
     ]
+    finish.tell(source, {name: raw[0].get(name) for name in columns}, say)
+    return rows
 
 
 def without(rows: Iterable[Row], held_out: Iterable[Row]) -> list[Row]:
@@ -182,27 +210,50 @@ def _by_content(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
         yield content_of(row["prompt"]), row
 
 
-def _finisher(prompt_column: Any, prompt_template: str) -> Callable[[Row, str], Row]:
-    """(row, where it is) -> the row with its "prompt" column set."""
-    column = _text("prompt_column", prompt_column)
-    template = None if prompt_template == _PLAIN else read_template(prompt_template)
-    return lambda row, where: _finish(row, column, template, where)
+@dataclass(frozen=True)
+class _Finish:
+    """Makes rows of prompts from the rows of a source."""
+
+    prompt_column: str | None
+    answer_column: str | None
+    template: Template | None
+
+    def row(self, row: Row, where: str) -> Row:
+        """The row with its "prompt" and, if there is one, its "answer"."""
+        column = self.prompt_column or prompt_column_of(row, where)
+        if column not in row:
+            raise unknown("column", column, row)
+        prompt = row[column]
+        answer = self.answer_column or answer_column_of(row, column)
+        if self.answer_column is not None and not has(row, self.answer_column):
+            raise unknown("column", self.answer_column, row)
+        found = {} if answer in (None, "answer") else {"answer": value_of(row, str(answer))}
+        if self.prompt_column is None and column == "messages":
+            prompt, written = before_the_answer(prompt, where)
+            found |= {} if written is None or answer is not None else {"answer": written}
+        if not isinstance(prompt, str) and not is_conversation(prompt):
+            kind = f"{column!r} must be a string or a list of messages"
+            raise InputError(f"{where}: {kind}, found {preview(prompt)}")
+        if self.template is not None:
+            if not isinstance(prompt, str):
+                raise InputError(
+                    f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
+                )
+            prompt = fill(self.template, {**row, **found, "prompt": prompt}, where)
+        if fault := fault_of(prompt):
+            raise InputError(f"{where}: {column!r} is not a valid prompt: {fault}")
+        return {**row, **found, "prompt": prompt}
+
+    def tell(self, source: str, row: Row, say: Callable[[str], object]) -> None:
+        """Say which columns were chosen, if they have other names."""
+        if text := chosen_line(source, row, self.prompt_column, self.answer_column):
+            say(text)
 
 
-def _finish(row: Row, prompt_column: str, template: Template | None, where: str) -> Row:
-    prompt = row.get(prompt_column)
-    if prompt_column not in row:
-        raise unknown("column", prompt_column, row)
-    if not isinstance(prompt, str) and not is_conversation(prompt):
-        kind = f"{prompt_column!r} must be a string or a list of messages"
-        raise InputError(f"{where}: {kind}, found {preview(prompt)}")
-    if template is not None:
-        if not isinstance(prompt, str):
-            raise InputError(f"{where}: the prompt is a list of messages, for which there can be no prompt_template")
-        prompt = fill(template, {**row, "prompt": prompt}, where)
-    if fault := fault_of(prompt):
-        raise InputError(f"{where}: {prompt_column!r} is not a valid prompt: {fault}")
-    return {**row, "prompt": prompt}
+def _finisher(prompt_column: Any, prompt_template: str, answer_column: Any = None) -> _Finish:
+    prompts = None if prompt_column is None else _text("prompt_column", prompt_column)
+    answers = None if answer_column is None else _text("answer_column", answer_column)
+    return _Finish(prompts, answers, None if prompt_template == _PLAIN else read_template(prompt_template))
 
 
 def _text(name: str, value: Any) -> str:

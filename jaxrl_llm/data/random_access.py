@@ -24,6 +24,7 @@ from jaxrl_llm.data.files import (
     saved_data_set,
     text_head,
 )
+from jaxrl_llm.data.hub import hub_data, is_hub_data
 from jaxrl_llm.data.shards import format_of
 from jaxrl_llm.errors import InputError, error_line, missing_package
 from jaxrl_llm.json_text import NotJson, check_regular, json_type, parse_json
@@ -112,6 +113,8 @@ def open_records(source: str) -> RecordFiles | None:
 
     Raises InputError for a source that does not exist or is damaged, as `files.read_rows` does.
     """
+    if is_hub_data(source):
+        return RecordFiles([_of_hub(source)])
     found = located(source)
     if isinstance(found, Path):  # a folder of datasets.save_to_disk
         return RecordFiles([_saved(found)])
@@ -243,9 +246,20 @@ def _array_record(path: Path) -> File:
 
 def _saved(path: Path) -> File:
     data = saved_data_set(path)
+    size = sum(file.stat().st_size for file in path.glob("*.arrow"))
+    return _data_set(path, data, size)
+
+
+def _of_hub(source: str) -> File:
+    data = hub_data(source)
+    files = [Path(file["filename"]) for file in data.cache_files]
+    return _data_set(files[0].parent if files else Path("."), data, sum(file.stat().st_size for file in files))
+
+
+def _data_set(path: Path, data: Any, size: int) -> File:
+    """The rows of a `datasets.Dataset` in a folder."""
 
     def read(wanted: Sequence[int]) -> list[Record]:
         return [data[number] for number in wanted]
 
-    size = sum(file.stat().st_size for file in path.glob("*.arrow"))
     return File(path, len(data), read, lambda number: f"row {number + 1}", tuple(data.column_names), size)

@@ -20,9 +20,9 @@ from jaxrl_llm.models.huggingface import from_tensors, open_folder
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.process import use_compile_cache
 
-DEMO_MODEL = "smollm2-135m"
 Shardings = Callable[[ModelConfig, Any], Any]
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
@@ -159,11 +159,8 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    if os.path.exists(name):
-        raise InputError(f"{name} is a file, but not a .gguf file: give a model's folder, a .gguf file or a hub name")
+    check_hub_name(name)
     place = f"{shown(name)} is no folder, .gguf file or {DEMO_MODEL!r}"
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise InputError(f"{place}, nor a hub name of the form owner/model")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except HFValidationError:

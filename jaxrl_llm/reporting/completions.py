@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import prompt_text
 from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.sampling.arguments import check_not_negative, check_tokenizer
@@ -119,11 +120,12 @@ def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) 
     by: what shades the tokens: "logp" (of the behaviour policy), "entropy", "advantages", or any other floating [N, L]
     field or entry of `info`. The full shade is at the 98th percentile of its absolute value. Hovering over a token
     shows its numbers. Tokens that the policy did not choose are pale; a prompt that neighbouring rows share is shown
-    once. tokenizer: None shows token ids. rows: number of rows to show, from the first.
+    once. tokenizer: or the policy, which has one; None shows token ids. rows: number of rows to show, from the first.
     Raises InputError for a field that the batch does not have, and for rows below 1.
     """
     check_batch(batch)
     check_number("rows", rows, least=1, whole=True)
+    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, Policy) else tokenizer
     if tokenizer is not None:
         check_tokenizer(tokenizer)
     if not isinstance(by, str):

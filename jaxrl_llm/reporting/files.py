@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,10 @@ def iterate_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str,
         offset += len(line)
 
 
-def truncate_jsonl(path: str | os.PathLike[str], step: float) -> None:
-    """Drop the lines whose "step" is at least `step`, and a half-written last line; for resuming at `step`.
+def truncate_jsonl(
+    path: str | os.PathLike[str], step: float, drop: Callable[[dict[str, Any]], bool] = lambda row: False
+) -> None:
+    """Drop the lines whose "step" is at least `step`, others that `drop` names, and a half-written last line.
 
     The file is replaced atomically, so a crash leaves the old or the new one. A missing file is left missing; lines
     without a step are kept. Raises InputError, and leaves the file unchanged, for a damaged line or a step that is not
@@ -58,7 +60,7 @@ def truncate_jsonl(path: str | os.PathLike[str], step: float) -> None:
                 at = row.get("step", -math.inf)
                 if not is_number(at) or math.isnan(at):
                     raise InputError(f"{path}, line {number}: its step is {shown(at)}; repair or remove that line")
-                if at < step:
+                if at < step and not drop(row):
                     file.write(line.rstrip(b"\r\n") + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -19,8 +20,10 @@ _SHOWN = (
     ("KL", "kl", ".2g"),
     ("entropy", "entropy", ".3f"),
     ("length", "completion/length", ".1f"),
+    ("uniform", "groups/uniform", ".0%"),
     ("tokens/s", "tokens_per_second", ",.0f"),
 )
+QUIET, LONGEST = 10.0, 60.0  # seconds without a line in a log, after which it says what the run is doing
 
 
 class Progress:
@@ -28,7 +31,9 @@ class Progress:
 
     `total_steps` is the run's number of steps, `start_step` the first step to take (not 0 on resume). `plain=None`
     prints plain lines if `stream` (default: stdout) is not a terminal, e.g. a log file. The live bar needs the package
-    rich. If the stream fails, e.g. because its reader has gone, printing stops and the run continues.
+    rich. `doing` returns what the run is doing right now, "" for nothing to say: the bar shows it, and a log gets it as
+    a line after QUIET seconds without one, then after twice as long and so on, up to LONGEST. It is called from another
+    thread. If the stream fails, e.g. because its reader has gone, printing stops and the run continues.
     Raises InputError for steps that are not whole numbers, or a start beyond the end.
 
         with Progress(total_steps=100) as progress:
@@ -37,7 +42,13 @@ class Progress:
     """
 
     def __init__(
-        self, total_steps: int, start_step: int = 0, *, plain: bool | None = None, stream: TextIO | None = None
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        *,
+        plain: bool | None = None,
+        stream: TextIO | None = None,
+        doing: Callable[[], str] | None = None,
     ) -> None:
         for name, value in (("total_steps", total_steps), ("start_step", start_step)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -52,6 +63,11 @@ class Progress:
         self._first_update: tuple[float, int] | None = None  # when, and how many steps were done then
         self._latest_update = self._began
         self._live: Any = None
+        self._doing, self._ended, self._lines = doing, threading.Event(), threading.Lock()
+        self._printed, self._quiet = (
+            self._began,
+            QUIET,
+        )  # when a line was last printed, and how long after comes another
         if not self._plain:
             try:
                 from rich.console import Console
@@ -66,11 +82,14 @@ class Progress:
 
             self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4)
             self._live.start()
+        elif self._doing is not None:
+            threading.Thread(target=self._tell, name="progress", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -83,16 +102,36 @@ class Progress:
             self._first_update = (self._latest_update, self._done)
         if self._plain:
             times = f"elapsed {_clock(self._elapsed())}  left {_clock(self._left())}"
-            print(f"step {self._done}/{self._total}  {self._numbers()}  {times}", file=self._stream, flush=True)
+            self._print(f"step {self._done}/{self._total}  {self._numbers()}  {times}")
         elif self._live is not None:
             self._live.refresh()
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         if self._plain:
-            print(text, file=self._stream, flush=True)
+            self._print(text)
         else:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _print(self, text: str) -> None:
+        with self._lines:
+            print(text, file=self._stream, flush=True)
+            self._printed, self._quiet = time.monotonic(), QUIET
+
+    def _tell(self) -> None:
+        """Print what the run is doing whenever no line has been printed for long."""
+        while not self._ended.wait(0.5):
+            self._tell_now()
+
+    def _tell_now(self) -> None:
+        assert self._doing is not None
+        now = time.monotonic()
+        if now - self._printed < self._quiet or self._ended.is_set() or not (text := self._doing()):
+            return
+        longer = min(2 * self._quiet, LONGEST)
+        place = f"step {self._done + 1}/{self._total}: " if self._done < self._total else ""
+        self._print(f"{place}{text}  elapsed {_clock(self._elapsed())}")
+        self._quiet = longer
 
     def _numbers(self) -> str:
         return "  ".join(f"{label} {_format(self._metrics.get(key), how)}" for label, key, how in _SHOWN)
@@ -127,7 +166,8 @@ class Progress:
             ProgressBar(total=max(self._total, 1), completed=self._done),
             Text(f"elapsed {_clock(self._elapsed())}  left {_clock(self._left())}"),
         )
-        return Group(bar, Text(self._numbers(), style="dim"))
+        doing = self._doing() if self._doing is not None else ""
+        return Group(bar, Text("  ".join(filter(None, [self._numbers(), doing])), style="dim"))
 
 
 def _format(value: Any, how: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_llm.errors import InputError, InputErrors, unknown
+from jaxrl_llm.peer_options import reward_hint
 from jaxrl_llm.rewards.loading import FACTORIES, FUNCTIONS
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.runner import Reward
@@ -85,6 +86,8 @@ def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
     if name.endswith(".py"):
         raise InputError(f"reward {name!r} names no function: write {name}:FUNCTION")
     if name not in FUNCTIONS:
+        if hint := reward_hint(name):
+            raise InputError(hint)
         raise unknown("reward", name, names())
     return name, weight
 

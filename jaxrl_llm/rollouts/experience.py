@@ -84,6 +84,8 @@ class Experience:
     hosts: Hosts = ALONE
     clock: Clock = lambda name: nullcontext()
     """Returns a context manager that times "sample" or "score"."""
+    watch: Callable[[Stats], object] = lambda stats: None
+    """Called with the counts of each engine, which it goes on to fill in."""
 
 
 class ExperienceState(NamedTuple):
@@ -262,6 +264,7 @@ def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, ste
         )  # fmt: skip
         size = size_for(requests, slots, devices, None if greedy else shape)
         size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
+        setup.watch(stats)
         return Engine(
             policy, weights, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxrl_llm.data.hub import is_hub_data
 from jaxrl_llm.errors import InputError, gather, require, shown, unknown
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
 from jaxrl_llm.settings import coerce_fields, raise_error
@@ -32,6 +33,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
     "spike_window": (4, 2**20), "spike_rollbacks": (1, 2**20),
 }  # fmt: skip
+_NAMES = ("model", "output", "prompts", "algorithm", "rollout")
 GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
 
 
@@ -59,14 +61,19 @@ class TrainConfig:
     """Iterations: sample, score, update."""
 
     prompts: str = "reasoning-gym:chain_sum"
-    """Training prompts: a .jsonl, .parquet or .array_record file (of JSON objects), a folder of such files or a pattern
-    such as 'data/train-*.parquet', a folder of a saved Hugging Face data set, a URL of a file (gs://, s3:// ...), or
+    """Training prompts: a .jsonl, .parquet or .array_record file (of JSON objects), a folder of such files or a
+    pattern such as 'data/train-*.parquet', a folder of a saved Hugging Face data set, a URL of a file (gs://, s3://
+    ...), a data set of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT, such as openai/gsm8k:main/train), or
     reasoning-gym:TASK. More than 65,536 rows are read, checked and tokenised as they are drawn; repeated prompts are
     then not removed."""
     num_prompts: int = 4096
     """At most this many training prompts; for reasoning-gym, how many are generated."""
-    prompt_column: str = "prompt"
-    """Column that holds the prompt (a string, or a list of chat messages)."""
+    prompt_column: str | None = None
+    """Column that holds the prompt (a string, or a list of chat messages). By default the first that there is of
+    prompt, question, problem, instruction, input, query and messages."""
+    answer_column: str | None = None
+    """Column that rewards get as `answer`. By default the first that there is of answer, solution, ground_truth,
+    final_answer, target, label and reward_model.ground_truth (verl's)."""
     prompt_template: str = "{prompt}"
     """Template of the prompt, filled with a row's columns as by str.format."""
     system_prompt: str | None = None
@@ -223,7 +230,7 @@ class TrainConfig:
         self._check_together()
 
     def _check_texts(self) -> None:
-        for name in ("model", "output", "prompts", "eval_prompts", "prompt_column", "algorithm", "rollout", "wandb"):
+        for name in (*_NAMES, "eval_prompts", "prompt_column", "answer_column", "wandb"):
             text = getattr(self, name)
             if text is not None and (not text.strip() or "\0" in text):
                 raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
@@ -290,7 +297,8 @@ def from_dict(raw: dict[str, Any]) -> TrainConfig:
 def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
     """The configuration with relative paths of models, prompts, rewards, rollouts and algorithms resolved.
 
-    folder: that they are relative to. `output` is left alone, and so is a model that is no existing path: it is a name.
+    folder: that they are relative to. `output` is left alone, and so are models and data sets of the hub, which have
+    the form of a name there and are no existing path.
     """
     base = Path(folder)
 
@@ -303,10 +311,10 @@ def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
 
     changes: dict[str, Any] = {"rewards": tuple(map(in_file, config.rewards))}
     changes |= {name: in_file(getattr(config, name)) for name in ("rollout", "algorithm")}
-    if not config.prompts.startswith(GENERATED):
-        changes["prompts"] = path(config.prompts)
-    if config.eval_prompts is not None and not config.eval_prompts.startswith(GENERATED):
-        changes["eval_prompts"] = path(config.eval_prompts)
+    for name in ("prompts", "eval_prompts"):
+        source = getattr(config, name)
+        if source is not None and not source.startswith(GENERATED) and not is_hub_data(source, base):
+            changes[name] = path(source)
     if config.model.endswith(".gguf") or (base / Path(config.model).expanduser()).exists():
         changes["model"] = path(config.model)
     return dataclasses.replace(config, **changes)

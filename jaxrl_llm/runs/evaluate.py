@@ -110,14 +110,15 @@ def evaluate_policy(
     seed: int = 0,
     mesh: jax.sharding.Mesh | None = None,
     hosts: Hosts = ALONE,
+    watch: Callable[[Stats], object] = lambda stats: None,
 ) -> Evaluation:
     """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
     Temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
     ... up to `samples` by the unbiased estimator (arXiv 2107.03374), with bootstrap intervals over prompts. Intervals
     are 95 %. mesh: the devices to sample on. hosts: each unit completes its share of the prompts, its first host scores
-    them, and all have all results. Raises InputError if `judge` is not the name of one of the rewards,
-    KeyboardInterrupt after Ctrl-C.
+    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises
+    InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
@@ -125,6 +126,7 @@ def evaluate_policy(
 
     def complete(chosen: Sequence[int]) -> Scored | None:
         stats = Stats()
+        watch(stats)
         batch = sample(
             policy, params, [prompts.ids[i] for i in chosen], jax.random.key(seed), group_size=samples,
             max_new_tokens=max_new_tokens, temperature=temperature, stop=stop, slots=slots, stats=stats, mesh=mesh,
@@ -186,12 +188,14 @@ def _on_all(
     return concatenate_groups([led[place % hosts.units][place // hosts.units] for place in range(prompts)])
 
 
-def evaluate_run(config: TrainConfig, parts: RunParts, params: Params) -> Evaluation:
+def evaluate_run(
+    config: TrainConfig, parts: RunParts, params: Params, watch: Callable[[Stats], object] = lambda stats: None
+) -> Evaluation:
     """Greedy accuracy on a run's held-out prompts; see `evaluate_policy`."""
     assert parts.held_out is not None
     return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
-        mesh=None if parts.mesh.size == 1 else of_this_host(parts.mesh), hosts=parts.hosts,
+        mesh=None if parts.mesh.size == 1 else of_this_host(parts.mesh), hosts=parts.hosts, watch=watch,
     )  # fmt: skip

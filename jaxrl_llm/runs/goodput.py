@@ -99,6 +99,10 @@ class Clock:
     def mark(self) -> Mark:
         return Mark(self._open[-1], self._switches, compiles()[0])
 
+    def visited(self, phase: str) -> bool:
+        """Whether a phase has ended before."""
+        return phase in self._visits
+
     def typical(self, phase: str) -> float:
         """The median seconds of a phase, over its last visits; 0 before the first has ended."""
         return median(self._visits.get(phase, (0.0,)))

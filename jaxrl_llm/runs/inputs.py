@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,14 +14,23 @@ from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.prompts import conflicting, load_prompts, open_prompts, without
 from jaxrl_llm.data.random_access import RandomAccess
-from jaxrl_llm.errors import InputError, InputErrors, gather, shown, unknown
+from jaxrl_llm.errors import InputError, InputErrors, gather
 from jaxrl_llm.reporting.writers import check_writers
-from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns, reward_digest
+from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.runs.config import GENERATED, TrainConfig
+from jaxrl_llm.runs.first_checks import (
+    Rows,
+    check_model,
+    check_rewards,
+    checked_rewards,
+    closing_on_error,
+    columns_of,
+    make_rewards,
+    prompt_options,
+)
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
 
-Rows = list[dict[str, Any]]
 HELD_OUT_SEED = 2**31 - 1  # generates held-out prompts; differs from the seed of the training prompts
 
 
@@ -32,6 +40,7 @@ class Prompts(NamedTuple):
     training: Rows | PromptRows
     held_out: Rows
     conflicting: int  # dropped duplicates of a prompt whose other columns, such as the answer, differ
+    notes: tuple[str, ...] = ()  # what to say about the sources, such as which columns were chosen
 
 
 class Inputs(NamedTuple):
@@ -63,20 +72,16 @@ def read_inputs(
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
-    checks: list[Any] = [lambda: split_prompts(config, source), lambda: make_rewards(config, seen_from)]
-    checks += [lambda: check_writers(config.tensorboard, config.wandb), lambda: _check_model(config.model)]
+    checks: list[Any] = [lambda: check_writers(config.tensorboard, config.wandb), lambda: check_model(config.model)]
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
         with _with_folder_hint(seen_from):
-            prompts, rewards, *_ = gather(*checks)
+            rewards = checked_rewards(config, source, seen_from, *checks)
+        # What takes longer comes last: until here, all mistakes are found in a second, and together.
+        with closing_on_error(rewards), _with_folder_hint(seen_from):
+            prompts = split_prompts(config, source)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
             yield Inputs(prompts, rewards)
-
-
-def _check_model(model: str) -> None:
-    """InputError if the model is the folder of a run."""
-    if RunFolder(model, reading=True).is_run():
-        raise InputError(f"model is {model!r}, which is a run: write its model with jaxrl export first, and give that")
 
 
 @contextmanager
@@ -110,34 +115,10 @@ def evaluation_inputs(
 def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Iterator[None]:
     """InputError if a reward needs a column that is missing, or `judge` is not a reward. Closes the rewards on exit."""
     try:
-        require_columns(rewards, columns)
-        if judge is not None and judge not in (known := [reward.name for reward in rewards]):
-            raise unknown("reward to judge by", judge, known)
+        check_rewards(rewards, columns, judge)
         yield
     finally:
         close_rewards(rewards)
-
-
-def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
-    """The reward functions of a run; relative files and modules are looked up from `folder`.
-
-    Raises InputError for rewards that cannot be loaded, or share a name.
-    """
-    rewards = [
-        dataclasses.replace(reward, time_limit=config.reward_time_limit, default=config.reward_default)
-        for reward in get_rewards(config.rewards, folder)
-    ]
-    names = [reward.name for reward in rewards]
-    if twice := {name for name in names if names.count(name) > 1}:
-        close_rewards(rewards)
-        raise InputError(f"two rewards are named {min(twice)!r}, so their metrics would clash: rename one of them")
-    return rewards
-
-
-def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
-    """Arguments available to reward functions: columns that all sets have, and those that `score_batch` adds."""
-    rows = [some[0] for some in sets if some]
-    return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
 
 
 def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Prompts:
@@ -148,7 +129,10 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
     apart = config.eval_prompts is not None or (source is None and _has_own_source(config))
     path = config.prompts if source is None else source
     number = config.num_prompts + (0 if apart else config.eval_size)
-    reads: list[Any] = [lambda: open_prompts(path, limit=number, **_options(config, config.prompts))]
+    notes = list[str]()
+    reads: list[Any] = [
+        lambda: open_prompts(path, limit=number, say=notes.append, **prompt_options(config, config.prompts))
+    ]
     if config.eval_size and apart:
         reads.append(lambda: _held_out(config, config.eval_prompts or config.prompts, config.eval_size))
     loaded, *other = gather(*reads)
@@ -163,11 +147,11 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
         order = np.random.default_rng(config.seed).permutation(len(rows))
         held_out, rows = _take(rows, order[: config.eval_size])[:], _take(rows, order[config.eval_size :])
     if isinstance(rows, PromptRows):
-        return Prompts(rows, without(held_out, []), 0)
+        return Prompts(rows, without(held_out, []), 0, tuple(notes))
     rows = without(rows, held_out)
     if not rows:
         raise InputError(f"every prompt of {config.prompts} is a held-out prompt too: lower eval_size")
-    return Prompts(rows, held_out, conflicting(loaded))
+    return Prompts(rows, held_out, conflicting(loaded), tuple(notes))
 
 
 def _take(rows: Rows | PromptRows, numbers: np.ndarray) -> Any:
@@ -183,7 +167,7 @@ def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | 
     """
     if source is not None:
         return _held_out(config, source, size or config.eval_size or TrainConfig.eval_size)
-    trained, rows, _ = split_prompts(config)
+    trained, rows, *_ = split_prompts(config)
     size = size or len(rows)
     if not size:
         raise InputError("the run has no held-out prompts (eval_size 0): give a size, or prompts")
@@ -209,28 +193,8 @@ def _has_own_source(config: TrainConfig) -> bool:
 
 def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> Rows:
     # Generated tasks repeat, so draw more than needed.
-    loaded = load_prompts(source, limit=2 * size, **{**_options(config, source), "seed": HELD_OUT_SEED})
+    loaded = load_prompts(source, limit=2 * size, **{**prompt_options(config, source), "seed": HELD_OUT_SEED})
     return without(loaded, seen)[:size]
-
-
-def _options(config: TrainConfig, source: str) -> dict[str, Any]:
-    """How the prompts of a source are read, as arguments of `load_prompts`."""
-    options = {name: read_value(text, f"task_options.{name}") for name, text in config.task_options.items()}
-    return {
-        "seed": config.seed, "prompt_column": config.prompt_column, "prompt_template": config.prompt_template,
-        # The options belong to the generated task; held-out prompts may come from a file.
-        "task_options": options if source == config.prompts or source.startswith(GENERATED) else None,
-    }  # fmt: skip
-
-
-def read_value(text: Any, name: str = "a value") -> Any:
-    """The value of a text from the command line, parsed as YAML; InputError if it is not valid YAML."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text) if isinstance(text, str) else text
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{name} is {shown(text)}, which YAML cannot read: {' '.join(str(error).split())}") from None
 
 
 def prompt_sets(
@@ -241,7 +205,7 @@ def prompt_sets(
     context: the model's context length in tokens (0: unlimited), which must hold prompt and completion.
     prompts: the configuration's prompts, if they have been read already.
     """
-    training, held_out, conflicting = split_prompts(config) if prompts is None else prompts
+    training, held_out, conflicting, _ = split_prompts(config) if prompts is None else prompts
     encoded = encode_for(config, tokenizer, context, training, held_out)._replace(conflicting=conflicting)
     return encoded, encode_for(config, tokenizer, context, held_out) if held_out else None
 

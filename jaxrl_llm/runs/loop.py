@@ -30,8 +30,9 @@ from jaxrl_llm.process import (
     trim_heap,
     use_compile_cache,
 )
-from jaxrl_llm.reporting import Progress, write_report
+from jaxrl_llm.reporting import Progress, read_jsonl, write_report
 from jaxrl_llm.rollouts.sources import Source
+from jaxrl_llm.runs.activity import Activity
 from jaxrl_llm.runs.checkpoints import Checkpoints
 from jaxrl_llm.runs.config import TrainConfig, to_dict
 from jaxrl_llm.runs.default_mesh import with_mesh
@@ -51,6 +52,7 @@ from jaxrl_llm.runs.metrics import (
     opening_notes,
     scored_rows,
     step_metrics,
+    trend_warnings,
     without_nan,
 )
 from jaxrl_llm.runs.profiling import profiled
@@ -112,15 +114,18 @@ def train(
     use_compile_cache()
     count_compiles()
     clock = Clock()
+    activity = Activity(clock)
     with ExitStack() as stack:
         interrupted, terminated = stack.enter_context(interruptible()), stack.enter_context(preemptible())
         stack.enter_context(watched(config, clock))
         with explained(config, clock, dict), clock("load"):
             given, (config, chosen) = config, with_mesh(config, resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
-            parts = parts._replace(notes=(chosen,) if chosen else ())
-            batches = source_of(config, parts, clock, curriculum) if source is None else timed(source(parts), clock)
-            if source is not None:
+            parts = parts._replace(notes=(*inputs.prompts.notes, *((chosen,) if chosen else ())))
+            if source is None:
+                batches = source_of(config, parts, clock, curriculum, activity.watch)
+            else:
+                batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
             state = RunState(train_state, memory, batches.init())
         if parts.hosts.any(terminated()):  # also the hosts that were not told
@@ -135,8 +140,9 @@ def train(
         try:
             with closing(folder):
                 summary = _run(
-                    config, parts, state, batches, folder, clock, interrupted, terminated, resume, accept_changed_inputs
-                )
+                    config, parts, state, batches, folder, clock, activity, interrupted, terminated, resume,
+                    accept_changed_inputs,
+                )  # fmt: skip
                 try:
                     if parts.hosts.first:
                         write_report(folder.path)
@@ -156,6 +162,7 @@ def _run(
     source: Source,
     folder: RunFolder,
     clock: Clock,
+    activity: Activity,
     interrupted: Callable[[], bool],
     terminated: Callable[[], bool],
     resumed: bool,
@@ -167,8 +174,9 @@ def _run(
     if resumed:
         with explained(config, clock, dict), clock("load"):
             state, loop = restore(state, source, config, parts, checkpoints, folder, clock, accept_changed_inputs)
+    folder.begin(config, loop.step)
     first, summary = loop.step, loop.summary
-    # Completions of the evaluation before training are logged as step -1; it is repeated if its result was lost.
+    # The evaluation before training is after 0 steps; it is repeated if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
 
     def evaluate(name: str, step: int, title: str) -> None:
@@ -176,7 +184,7 @@ def _run(
             return
         if name != "eval_before" or name not in summary:
             with clock("evaluate"):
-                result = evaluate_run(config, parts, combine(parts.frozen, state.train.params))
+                result = evaluate_run(config, parts, combine(parts.frozen, state.train.params), activity.watch)
             summary[name] = result.figures
             folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, groups=8)
             folder.write(folder.summary, summary)
@@ -190,17 +198,22 @@ def _run(
 
     with ExitStack() as stack:
         stack.enter_context(explained(config, clock, lambda: arrays_of(parts, state)))
-        writer = stack.enter_context(closing(metric_writers(config, folder, first, hosts)))
+        try:
+            writer = stack.enter_context(closing(metric_writers(config, folder, first, hosts)))
+        except InputError:  # e.g. wandb without a login: nothing of the run is kept, so that a retry may begin it
+            if not resumed:
+                folder.abandon()
+            raise
         stack.callback(checkpoints.close)
         screen = None if hosts.first else stack.enter_context(open(os.devnull, "w"))
-        progress = stack.enter_context(Progress(config.steps, first, stream=screen))
+        progress = stack.enter_context(Progress(config.steps, first, stream=screen, doing=activity.text))
         stack.enter_context(saved_when_preempted(loop, checkpoints, save_now))
         profile = stack.enter_context(profiled(folder.path, progress.say))
         for text in [*opening_notes(config, parts, first, resumed), *loop.notes]:
             progress.say(text)
         if first and parts.held_out is not None and "eval_before" not in summary:
             progress.say("the evaluation from before training is lost; eval_before is of the resumed parameters")
-        evaluate("eval_before", -1, "before training")
+        evaluate("eval_before", 0, "before training")
         key = jax.random.key(config.seed)
         for step in range(first, config.steps):
             clock.step = step
@@ -224,13 +237,13 @@ def _run(
             for text in [*notes, *undone]:
                 progress.say(text)
             metrics = {**without_nan(found, metrics), **rolled_back, **lap_metrics(clock, loop.undone)}
-            writer.write(step, metrics)
+            writer.write(step + 1, metrics)  # files count the steps that are done, as the console does
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
-                folder.log_completions(step, "train", parts.tokenizer, scored_rows(found, learned), found.rows)
+                folder.log_completions(step + 1, "train", parts.tokenizer, scored_rows(found, learned), found.rows)
             progress.update(step, metrics)
             loop.step = step + 1
             if config.eval_every and loop.step % config.eval_every == 0 and loop.step < config.steps:
-                evaluate("eval_latest", step, f"after step {loop.step}")
+                evaluate("eval_latest", loop.step, f"after step {loop.step}")
             if loop.step == config.steps or (config.checkpoint_every and loop.step % config.checkpoint_every == 0):
                 save_now()
                 stop_if(hosts.any(interrupted()))
@@ -240,6 +253,7 @@ def _run(
         with clock("checkpoint"):
             checkpoints.wait()
         summary |= closing_summary(config, parts.prompts, loop.counts, clock.seconds, loop.undone)
+        summary["warnings"] += trend_warnings(read_jsonl(folder.metrics)) if hosts.first else []
         folder.write(folder.summary, summary)
         for text in summary["warnings"]:
             progress.say(f"warning: {text}")

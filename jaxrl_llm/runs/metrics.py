@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
+TREND = 10  # steps of a run from which a trend is seen
 SINGLE = "does the model expect another chat template?"
 
 
@@ -36,7 +37,7 @@ class Learned(NamedTuple):
 
 
 def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hosts = ALONE) -> MetricWriter:
-    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, from `step` on.
+    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, after `step` steps.
 
     Only the first host writes.
     """
@@ -44,7 +45,7 @@ def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hos
         return all_of()
     out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
     if config.tensorboard:
-        out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step))
+        out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step + 1))
     if config.wandb:
         out.append(WandbWriter(config.wandb, Path(config.output).name, to_dict(config), folder.path))
     return all_of(*out)
@@ -154,7 +155,7 @@ def _why_silent(metrics: dict[str, float]) -> str:
 def closing_summary(
     config: TrainConfig, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float], undone: float
 ) -> dict[str, Any]:
-    """The final entries of summary.json. `learned` is false if no step had a learning signal.
+    """The final entries of summary.json. `had_signal`: whether any step had a learning signal.
 
     undone: see `goodput.goodput`.
     """
@@ -169,7 +170,7 @@ def closing_summary(
         "steps": config.steps,
         "mesh": config.mesh,
         "steps_without_signal": silent,
-        "learned": silent < config.steps,
+        "had_signal": silent < config.steps,
         "warnings": warnings,
         "tokens": {"sampled": counts.get("tokens", 0)},
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
@@ -183,15 +184,46 @@ def closing_summary(
     }
 
 
-def accuracy_line(figures: dict[str, Any]) -> str:
-    """An evaluation as one line of text.
+def trend_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the metrics of a run's steps say is wrong: entropy that fell far, and groups that teach nothing.
+
+    rows: those of metrics.jsonl. The first and the last tenth of the steps are compared; fewer than TREND say nothing.
+
+    >>> trend_warnings([{"entropy": 1.0 - 0.09 * step} for step in range(11)])
+    ['entropy fell from 1 to 0.1 nats a token: samples of a prompt become alike; see --algorithm.entropy-coefficient']
+    """
+    if len(rows) < TREND:
+        return []
+    tenth, out = max(len(rows) // 10, 1), []
+    first, last = _mean_of(rows[:tenth], "entropy"), _mean_of(rows[-tenth:], "entropy")
+    if last < first / 3:
+        out.append(
+            f"entropy fell from {first:.2g} to {last:.2g} nats a token: samples of a prompt become alike; see "
+            "--algorithm.entropy-coefficient"
+        )
+    if (uniform := _mean_of(rows[-tenth:], "groups/uniform")) > 0.5:
+        out.append(
+            f"in the end {uniform:.0%} of the groups had equal rewards and taught nothing: prompts are too easy or too "
+            "hard; --algorithm dapo replaces such groups"
+        )
+    return out
+
+
+def _mean_of(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The mean of a metric over the rows that have it; NaN if none has."""
+    found = [row[name] for row in rows if isinstance(row.get(name), int | float)]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def accuracy_line(figures: dict[str, Any], of: str = "held-out prompts") -> str:
+    """An evaluation as one line of text. of: what the prompts are.
 
     >>> accuracy_line({"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 256, "length": 4.2})
     'accuracy 50.0 % (40.0 to 60.0) on 256 held-out prompts, 4.2 tokens a completion'
     """
     low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
-    of = f"{figures['prompts']} held-out prompts, {figures['length']:.1f} tokens a completion"
-    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {of}"
+    on = f"{figures['prompts']} {of}, {figures['length']:.1f} tokens a completion"
+    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}"
 
 
 def step_metrics(

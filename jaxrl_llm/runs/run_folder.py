@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jaxrl_llm.errors import InputError, InputErrors, shown
 from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
-from jaxrl_llm.runs.changes import check_changes, settings_to_compare
-from jaxrl_llm.runs.config import TrainConfig, from_dict, located
+from jaxrl_llm.runs.changes import MAY_DIFFER, check_changes, settings_to_compare
+from jaxrl_llm.runs.completion_lines import completion_lines
+from jaxrl_llm.runs.config import TrainConfig, from_dict, located, to_dict
+from jaxrl_llm.runs.environment import NAME as ENVIRONMENT
+from jaxrl_llm.runs.environment import record_start
 from jaxrl_llm.runs.mirror import Mirror
 from jaxrl_llm.storage import is_url
 
@@ -77,6 +80,22 @@ class RunFolder:
         chosen = {CHOSEN_MESH: mesh} if mesh and not config.get("mesh") else {}
         own = {COMPOSED: dict(composed)} if composed else {}
         self.write(self.config, {**config, STARTED_IN: os.getcwd(), **chosen, **own})
+
+    def abandon(self) -> None:
+        """Remove what a run that took no step has written, so that another can start here."""
+        for path in (self.config, self.metrics, self.completions, self.summary, self.path / ENVIRONMENT):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        with suppress(OSError):  # there is none, or it is not empty
+            self.checkpoints.rmdir()
+
+    def begin(self, config: TrainConfig, step: int) -> None:
+        """Write down that a run starts or resumes here: on what, and settings that a resumed run was given anew."""
+        raw, now = read_json(self.config), to_dict(config)
+        anew = {name: now[name] for name in MAY_DIFFER - {"output", "mesh"} if raw.get(name) != _json(now[name])}
+        if anew:
+            self.write(self.config, {**raw, **anew})
+        record_start(self.path, step)
 
     def read_config(self) -> TrainConfig:
         """The configuration of the run, with this folder as its output and other relative paths made absolute.
@@ -185,10 +204,13 @@ class RunFolder:
         return summary
 
     def rewind(self, step: int) -> None:
-        """Drop log entries of `step` and later, which a resumed run writes again. InputError for damaged logs."""
+        """Drop what was logged after `step` steps, which a resumed run writes again. InputError for damaged logs.
+
+        The evaluation after training is dropped too: a run that goes on has another.
+        """
         for file in self._logs:
             if file.exists():
-                truncate_jsonl(file, step)
+                truncate_jsonl(file, step + 1, lambda line: line.get("phase") == "eval_after")
 
     @staticmethod
     def write(path: Path, value: dict[str, Any]) -> None:
@@ -224,41 +246,19 @@ class RunFolder:
         self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
     ) -> None:
         """Append the completions of the first `groups` groups to completions.jsonl, token by token, for the report."""
-        from jaxrl_llm.sampling import completion_ids  # here: the rest of the module needs no JAX
-
-        batch = scored.batch
-        chosen = np.flatnonzero(np.asarray(batch.group) < groups)
-        ids, action = completion_ids(batch), np.asarray(batch.action_mask)
-        fields = {"advantage": batch.advantages, "logp": batch.behaviour_logp, "entropy": batch.entropy}
-        values = {name: None if x is None else np.asarray(x) for name, x in fields.items()}
-        rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
-        number: dict[int, int] = {}
         with self.completions.open("a") as file:
-            for i in chosen:
-                group = int(batch.group[i])
-                number[group] = number.get(group, -1) + 1
-                answer = rows[group].get("answer")
-                line = {
-                    "step": step,
-                    "phase": phase,
-                    "prompt_id": int(batch.prompt_id[i]),
-                    "sample": number[group],
-                    "prompt": _prompt_text(rows[group]["prompt"]),
-                    "tokens": [tokenizer.decode([token]) for token in ids[i]],
-                    **{
-                        k: None if v is None else [round(float(x), 4) for x in v[i][action[i]]]
-                        for k, v in values.items()
-                    },
-                    "reward": _number(np.asarray(batch.reward)[i]),
-                    "rewards": {name: _number(x[i]) for name, x in rewards.items()},
-                    "answer": None if answer is None else str(answer),
-                    "truncated": bool(batch.truncated[i]),
-                }
-                file.write(json.dumps(line) + "\n")
+            for line in completion_lines(tokenizer, scored, rows, groups):
+                file.write(json.dumps({"step": step, "phase": phase, **line}) + "\n")
 
 
 class UnwrittenFolder(RunFolder):
     """The run's folder for hosts other than the first, which write nothing into it."""
+
+    def abandon(self) -> None:
+        """Nothing."""
+
+    def begin(self, config: TrainConfig, step: int) -> None:
+        """Nothing."""
 
     def rewind(self, step: int) -> None:
         """Nothing."""
@@ -291,6 +291,11 @@ def has_begun(config: TrainConfig, accept: bool) -> bool:
     return True
 
 
+def _json(value: Any) -> Any:
+    """A setting as JSON reads it back."""
+    return json.loads(json.dumps(value))
+
+
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
@@ -302,11 +307,3 @@ def _crc(path: Path, size: int) -> int:
         while left and (block := file.read(min(left, 2**24))):
             crc, left = zlib.crc32(block, crc), left - len(block)
     return crc
-
-
-def _prompt_text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-
-
-def _number(x: Any) -> float | None:
-    return float(x) if np.isfinite(x) else None

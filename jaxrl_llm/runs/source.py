@@ -11,12 +11,16 @@ from jaxrl_llm.rollouts.sources import Curriculum, Source, Step, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
+from jaxrl_llm.sampling.requests import Stats
 
 MakeCurriculum = Callable[[Sequence[dict[str, Any]]], Curriculum]  # from the training rows
 
 
-def source_of(config: TrainConfig, parts: RunParts, clock: Clock, curriculum: MakeCurriculum | None = None) -> Source:
-    """The `Source` of a run: curriculum (shuffled epochs if None), rollouts, rewards."""
+def source_of(
+    config: TrainConfig, parts: RunParts, clock: Clock, curriculum: MakeCurriculum | None = None,
+    watch: Callable[[Stats], object] = lambda stats: None,
+) -> Source:  # fmt: skip
+    """The `Source` of a run: curriculum (shuffled epochs if None), rollouts, rewards. watch: see `Experience`."""
     rows = parts.prompts.rows
     order = shuffled_epochs(rows, config.seed) if curriculum is None else curriculum(rows)
     return experience(
@@ -26,7 +30,7 @@ def source_of(config: TrainConfig, parts: RunParts, clock: Clock, curriculum: Ma
             dynamic_sampling=parts.algorithm.curriculum, partial=strategy_of(config, parts.algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
             mesh=of_this_host(parts.mesh),
-            hosts=parts.hosts, clock=clock,
+            hosts=parts.hosts, clock=clock, watch=watch,
         )
     )  # fmt: skip
 

@@ -135,7 +135,7 @@ def restore(
                 raise
             loop.notes.append(f"the prompts are drawn from the beginning of an epoch ({error})")
         state = restored_state(restored, at)
-        ended = "learned" in folder.read_summary()  # by itself: nothing was lost, and nobody waited
+        ended = "steps_without_signal" in folder.read_summary()  # by itself: nothing was lost, and nobody waited
         lost = {} if ended or "saved" not in meta else lost_time(meta["saved"], folder.last_write(), clock.began)
         clock.go_on(meta["seconds"], lost)
     wrong = folder.check_logs(loop.step, config.checkpoint_every, logs)

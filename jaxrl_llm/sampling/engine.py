@@ -75,8 +75,10 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Queue a request. Returns its number, which is the index of its completion."""
         number, self._submitted = self._submitted, self._submitted + 1
+        self.stats.asked += 1
         if request.begun.size >= request.until:
             self._done.append(Completion(number, request.begun, False, request.limit))
+            self.stats.finished += 1
             return number
         if not self.size.fits(request):
             self._grow(request)
@@ -217,6 +219,7 @@ class Engine:
             self.kept[row] = Kept(request.prompt, drawn.token, last)
             self._free(row)
             del self.requests[number]
+            self.stats.finished += 1
             yield Completion(number, tokens, ended, request.limit)
 
     def running(self) -> Iterator[tuple[int, np.ndarray]]:

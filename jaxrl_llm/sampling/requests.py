@@ -103,6 +103,8 @@ class Stats:
     moved_bytes: int = 0  # of weights, from the training layout to the sampler's
     moved_seconds: float = 0.0
     interrupted: bool = False
+    asked: int = 0  # requests
+    finished: int = 0  # of them, completed
     began: float = field(default_factory=time.perf_counter)
 
     @property

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.describe import MARK, STAGES, by_stage, choices, listing, origins, page, parameters
+from jaxrl_llm.algorithms.describe import MARK, STAGES, START, by_stage, choices, listing, origins, page, parameters
 from jaxrl_llm.algorithms.proofs import PROOFS, proof
 from jaxrl_llm.algorithms.unfinished import NEEDED, UNFINISHED
 from jaxrl_llm.errors import InputError
@@ -102,7 +102,11 @@ def test_the_table_has_each_method_once_by_stage() -> None:
     stages = by_stage()
     assert sorted(name for methods in stages.values() for name in methods) == algorithms.names()
     assert [*stages] == [*STAGES]
-    lines = listing().splitlines()
+    start, _, table = listing().partition("\n\n")
+    assert [line.split()[0] for line in start.splitlines()[1:]] == [*START]
+    assert {*START} <= {*algorithms.names()}
+    assert len(START) == 7
+    lines = table.splitlines()
     assert [line for line in lines if line and not line.startswith((" ", MARK))] == [*STAGES]
     named = [line.split() for line in lines if line.startswith("  ")]
     assert sorted(words[0] for words in named) == algorithms.names()
@@ -117,3 +121,14 @@ def test_methods_are_found_by_what_they_say() -> None:
     assert MARK not in listing("remax").replace("* ", "")
     with pytest.raises(InputError, match="no method mentions 'quantum foam'"):
         listing("quantum foam")
+
+
+def test_only_what_some_runs_do_without_is_told_as_needed() -> None:
+    lines = listing().partition("\n\n")[2].splitlines()
+    assert not any("feedback" in line for line in lines)
+    (line,) = (line for line in lines if line.startswith("  grpo "))
+    assert line.endswith("[needs reference policy]")
+    (line,) = (line for line in lines if line.startswith("  vapo "))
+    assert line.endswith("[needs critic]")
+    (line,) = (line for line in lines if line.startswith("  dapo "))
+    assert "[needs" not in line

@@ -77,7 +77,7 @@ def test_prompt_column_and_template(tmp_path: Path) -> None:
         ({"limit": "5"}, "limit is '5'"),
         ({"seed": 2**70}, "seed must be at least 0 and at most 4294967295, found 1180591620717411303424"),
         ({"seed": 0.0}, r"seed is 0\.0"),
-        ({"prompt_column": None}, "prompt_column is None, but must be non-empty text"),
+        ({"prompt_column": ""}, "prompt_column is '', but must be non-empty text"),
         ({"prompt_column": 3}, "prompt_column is 3"),
         ({"prompt_template": None}, "prompt_template is None, but must be text"),
         ({"task_options": {"size": 3}}, "task options are for reasoning-gym"),

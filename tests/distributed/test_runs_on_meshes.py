@@ -56,7 +56,7 @@ def test_three_steps_on_four_devices_and_one_on_two_are_four_on_one(tmp_path: Pa
     code = CONTINUE.format(path=sys.path)
     command = [sys.executable, "-c", code, "train", "--resume", str(folder), "--mesh", "fsdp=2"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stderr  # 1: nothing was learned, which is not the question here
+    assert done.returncode == 0, done.stderr
     assert "resuming from step 3" in done.stdout
     assert "mesh was 'fsdp=2,tensor=2', and is now 'fsdp=2'" in done.stdout
     assert tokens_of(folder) == tokens_of(tmp_path / "one")

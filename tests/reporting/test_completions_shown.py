@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 
 import jaxrl_llm
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import ModelConfig, Policy, from_hf
 from jaxrl_llm.reporting import show
 from jaxrl_llm.reporting.completions import MOST_TOKENS, shade_kind, token_texts
 from jaxrl_llm.reporting.shading import KINDS
@@ -240,3 +243,17 @@ def test_bad_arguments_are_refused() -> None:
         show(batch, Bytes(), by="group")
     with pytest.raises(InputError, match="rows is 0"):
         show(batch, Bytes(), rows=0)
+
+
+def test_a_policy_has_a_tokenizer() -> None:
+    policy, batch = Policy(from_vectors(), tokenizer=Bytes()), batch_of([("Q:", "abc")])
+    assert str(show(batch, policy)) == str(show(batch, Bytes()))
+    with pytest.raises(InputError, match="tokenizer"):
+        show(batch, 3)
+    assert str(show(batch, Policy(from_vectors()))) == str(show(batch, None)), "token ids, where it has none"
+
+
+def from_vectors() -> ModelConfig:
+    """The configuration of a tiny model."""
+    folder = Path(__file__).parents[1] / "vectors" / "llama_tied"
+    return from_hf(json.loads((folder / "config.json").read_text()))

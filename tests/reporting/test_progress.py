@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -18,6 +19,7 @@ METRICS = {
     "kl": 0.00123,
     "entropy": 1.25,
     "completion/length": 132.44,
+    "groups/uniform": 0.25,
     "tokens_per_second": 12345.6,
 }
 
@@ -47,14 +49,66 @@ def test_a_log_gets_one_line_a_step_with_exact_numbers_and_times(clock):
         clock.now += 20
         progress.update(2, {"kl": math.nan, "entropy": None})
         progress.update(3, METRICS)
-    numbers = "reward 0.512  KL 0.0012  entropy 1.250  length 132.4  tokens/s 12,346"
+    numbers = "reward 0.512  KL 0.0012  entropy 1.250  length 132.4  uniform 25%  tokens/s 12,346"
     assert stream.getvalue().splitlines() == [
         f"step 1/4  {numbers}  elapsed 0:01:00  left 0:03:00",  # nothing else is known yet than one slow step
         f"step 2/4  {numbers}  elapsed 0:01:10  left 0:00:20",  # the first step's compilation no longer counts
         "saved [a] checkpoint",
-        "step 3/4  reward -  KL -  entropy -  length -  tokens/s -  elapsed 0:01:30  left 0:00:15",
+        "step 3/4  reward -  KL -  entropy -  length -  uniform -  tokens/s -  elapsed 0:01:30  left 0:00:15",
         f"step 4/4  {numbers}  elapsed 0:01:30  left 0:00:00",
     ]
+
+
+def test_a_log_says_what_is_done_when_nothing_else_is_said_for_long(clock):
+    stream, doing = io.StringIO(), iter(["compiling the sampler, once", "sampling 3/8", "", "sampling 5/8", "update"])
+    progress = Progress(4, stream=stream, doing=lambda: next(doing))
+
+    def after(seconds):
+        clock.now += seconds
+        progress._tell_now()
+
+    after(9)
+    after(1)  # 10 s without a line
+    after(10)
+    after(10)  # twice as long after a line of this kind
+    after(39)
+    after(1)  # there was nothing to say
+    after(1)  # so that it is asked again
+    progress.update(0, METRICS)
+    after(10)  # as long as in the beginning
+    assert stream.getvalue().splitlines() == [
+        "step 1/4: compiling the sampler, once  elapsed 0:00:10",
+        "step 1/4: sampling 3/8  elapsed 0:00:30",
+        "step 1/4: sampling 5/8  elapsed 0:01:11",
+        *[line for line in stream.getvalue().splitlines() if line.startswith("step 1/4  reward")],
+        "step 2/4: update  elapsed 0:01:21",
+    ]
+
+
+def test_a_log_is_told_by_a_thread_that_ends_with_the_run(monkeypatch):
+    monkeypatch.setattr(module, "QUIET", 0.0)
+    stream, asked = io.StringIO(), threading.Event()
+
+    def doing():
+        asked.set()
+        return "sampling 1/2"
+
+    with Progress(1, stream=stream, doing=doing):
+        assert asked.wait(60)
+    (thread,) = [one for one in threading.enumerate() if one.name == "progress"] or [None]
+    if thread is not None:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert stream.getvalue().startswith("step 1/1: sampling 1/2  elapsed 0:00:0")
+
+
+def test_a_bar_shows_what_is_done(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = io.StringIO()
+    with Progress(3, plain=False, stream=stream, doing=lambda: "sampling 37/128") as progress:
+        progress.update(1, METRICS)
+    assert "sampling 37/128" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
 
 
 def test_a_resumed_run_counts_only_its_own_steps_for_the_time_left(clock):
@@ -116,7 +170,7 @@ def test_metrics_of_other_kinds_show_nothing():
     stream = io.StringIO()
     with Progress(1, stream=stream) as progress:
         progress.update(0, {"reward/mean": "high", "kl": [1], "entropy": 10**400, "completion/length": math.inf})
-    assert stream.getvalue().startswith("step 1/1  reward -  KL -  entropy -  length -  tokens/s -")
+    assert stream.getvalue().startswith("step 1/1  reward -  KL -  entropy -  length -  uniform -  tokens/s -")
 
 
 RUN = """

@@ -56,14 +56,14 @@ def test_the_summary_adds_up() -> None:
     run = runs.finished_run()
     summary = json.loads((run / "summary.json").read_text())
     metrics = runs.lines_of(run / "metrics.jsonl")
-    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert summary["tokens"]["sampled"] == sum(line["completion/tokens"] for line in metrics)
     phases = {"load", "compile", "evaluate", "sample", "score", "update", "checkpoint", "other"}
     assert set(summary["seconds"]) == phases
     for phase in ("sample", "score", "update"):
         assert summary["seconds"][phase] == pytest.approx(sum(line[f"seconds/{phase}"] for line in metrics), abs=2e-3)
     assert summary["steps"] == 4
-    assert summary["learned"] is True
+    assert summary["had_signal"] is True
     assert summary["prompts"] == {"training": 8, "skipped": 0, "truncated": 0, "conflicting": 0}
     for name in ("eval_before", "eval_after"):
         answers = completions_of(run, phase=name)
@@ -114,7 +114,7 @@ def test_a_run_without_a_report_is_a_run(
 
     monkeypatch.setattr(loop, "write_report", fail)
     summary = loop.train(runs.small_config(tmp_path, steps=1, eval_size=0))
-    assert summary["learned"]
+    assert summary["had_signal"]
     assert "no report was written: writing the report needs the package 'matplotlib'" in caplog.text
 
 
@@ -129,7 +129,7 @@ def test_equal_configurations_give_equal_runs_and_other_seeds_do_not(tmp_path: P
     assert runs.reproducible(run / "metrics.jsonl") == runs.reproducible(expected / "metrics.jsonl")
     other = runs.small_config(tmp_path, seed=1, output=str(tmp_path / "other"), steps=1)
     runs.train(other)
-    ours, theirs = (completions_of(Path(c.output), phase="train", step=0) for c in (again, other))
+    ours, theirs = (completions_of(Path(c.output), phase="train", step=1) for c in (again, other))
     assert [row["tokens"] for row in ours] != [row["tokens"] for row in theirs]
 
 
@@ -142,7 +142,7 @@ def test_at_learning_rate_0_only_the_samples_change(tmp_path: Path) -> None:
     runs.train(config)
     first, second = (
         {(row["prompt"], row["sample"]): row["tokens"] for row in completions_of(Path(config.output), step=step)}
-        for step in (0, 1)
+        for step in (1, 2)
     )
     assert set(first) == set(second)
     assert len(first) == 16
@@ -166,7 +166,7 @@ def test_a_curriculum_chooses_the_prompts_and_goes_on_from_a_checkpoint(no_repor
     config = runs.small_config(tmp_path, steps=3, eval_size=0, checkpoint_every=1, keep_checkpoints=3)
     loop.train(config, curriculum=backwards)
     asked = [
-        list(dict.fromkeys(row["prompt"] for row in completions_of(Path(config.output), step=n))) for n in range(3)
+        list(dict.fromkeys(row["prompt"] for row in completions_of(Path(config.output), step=n))) for n in range(1, 4)
     ]
     assert asked == [[f"number {i:02d}:" for i in range(first, first - 4, -1)] for first in (11, 7, 3)]
     other = tmp_path / "other"
@@ -219,13 +219,13 @@ def test_a_source_has_its_own_curriculum(tmp_path: Path) -> None:
 
 def test_a_constant_reward_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.small_config(tmp_path, reward="constant")
-    assert main(["train", *runs.as_arguments(config)]) == 1
+    assert main(["train", *runs.as_arguments(config), "--fail-without-signal"]) == 1
     out = capsys.readouterr().out
     assert "step 1: no learning signal: all rewards are equal within every group (mean 0.5)" in out
     assert "step 2: no learning signal" not in out, "once is enough, then every tenth time"
     assert "warning: nothing was learned" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["learned"] is False
+    assert summary["had_signal"] is False
     assert summary["steps_without_signal"] == 4
     assert summary["warnings"] == ["nothing was learned: no step had a learning signal (no token had an advantage)"]
     assert [line["groups/uniform"] for line in metrics_of(config)] == [1.0] * 4
@@ -238,7 +238,7 @@ def test_one_sample_a_prompt_is_a_signal_where_the_method_takes_it_for_one(tmp_p
         tmp_path, algorithm="reinforce", group_size=1, prompts_per_step=8, steps=1, eval_size=0, minibatches=1
     )
     summary = runs.train(config)
-    assert summary["learned"]
+    assert summary["had_signal"]
     assert summary["warnings"] == []
     (line,) = metrics_of(config)
     assert line["signal"] == 1.0
@@ -291,7 +291,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(
     errors = capsys.readouterr().err
     assert errors.startswith("error: step 3: the batch's advantages is not finite; the parameters were not changed")
     assert errors.count("\n") == 1
-    assert [line["step"] for line in metrics_of(config)] == [0, 1]
+    assert [line["step"] for line in metrics_of(config)] == [1, 2]
     good = runs.final_params(tmp_path / "run")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(good))
     assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
@@ -309,7 +309,7 @@ def test_rewards_that_fail_do_not_stop_the_run(tmp_path: Path, caplog: pytest.Lo
     )
     with caplog.at_level(logging.WARNING, logger="jaxrl_llm.rewards"):
         summary = runs.train(config)
-    assert summary["learned"]
+    assert summary["had_signal"]
     lost = []
     for line in metrics_of(config):
         rows = completions_of(Path(config.output), step=line["step"])
@@ -334,7 +334,7 @@ def test_rewards_that_fail_do_not_stop_the_run(tmp_path: Path, caplog: pytest.Lo
 def test_a_reward_that_scores_nothing_gives_nothing_to_learn(tmp_path: Path) -> None:
     config = runs.small_config(tmp_path, reward="unscored", steps=2)
     summary = runs.train(config)
-    assert summary["learned"] is False
+    assert summary["had_signal"] is False
     assert summary["eval_after"]["reward"] is None
     for line in metrics_of(config):
         assert line["reward/unscored"] == 1.0

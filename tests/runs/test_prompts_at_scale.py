@@ -121,7 +121,7 @@ def test_a_run_drops_long_prompts_as_it_draws_them_and_takes_any_source_of_grain
 def test_held_out_prompts_of_a_file_of_their_own_are_not_drawn(tokenizer: Any, tmp_path: Path) -> None:
     theirs = runs.write_prompts(tmp_path / "eval.jsonl", count=3, first=8)
     config = runs.small_config(tmp_path, eval_prompts=str(theirs))
-    training, held_out, _ = split_prompts(config)
+    training, held_out, *_ = split_prompts(config)
     assert isinstance(training, PromptRows)
     assert len(training) == 12
     found, _ = prompt_sets(config, tokenizer, 0)

@@ -18,7 +18,8 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward, close_rewards
 from jaxrl_llm.rewards.scoring import score_batch
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.inputs import encode_for, evaluation_inputs, evaluation_rows, make_rewards, prompt_sets, read_value
+from jaxrl_llm.runs.first_checks import make_rewards, read_value
+from jaxrl_llm.runs.inputs import encode_for, evaluation_inputs, evaluation_rows, prompt_sets
 from jaxrl_llm.trajectory import Trajectories
 
 

@@ -142,10 +142,12 @@ def test_rewinding_forgets_the_step_and_what_follows(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.rewind(0)  # there is nothing yet
     for path in (folder.metrics, folder.completions):
-        path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (-1, 0, 1, 1, 2, 3)) + '{"step": 3, "x')
+        path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 1, 2, 3)) + '{"step": 3, "x')
+    with folder.completions.open("w") as file:  # of a run that had ended after two steps, and goes on
+        file.writelines(json.dumps({"step": 2, "phase": phase}) + "\n" for phase in ("train", "eval_after"))
     folder.rewind(2)
-    for path in (folder.metrics, folder.completions):
-        assert [line["step"] for line in lines_of(path)] == [-1, 0, 1, 1]
+    assert [line["step"] for line in lines_of(folder.metrics)] == [0, 1, 1, 2]
+    assert [line["phase"] for line in lines_of(folder.completions)] == ["train"]
     folder.rewind(-1)
     assert folder.metrics.read_text() == ""
 

@@ -1,4 +1,4 @@
-"""What `make demo` runs: DAPO on SmolLM2-135M-Instruct, sums of two numbers, verifiable answers.
+"""What `jaxrl demo` runs: DAPO on SmolLM2-135M-Instruct, sums of two numbers, verifiable answers.
 
 The task is reasoning-gym's basic_arithmetic with two terms of one or two digits, both of as many, and the question as
 reasoning-gym words it. The verifier is `number_match`: the last number of the completion must be the answer. None of
@@ -10,7 +10,6 @@ the sampled answers varied.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import time
@@ -108,20 +107,14 @@ def examples(folder: Path, count: int = 3) -> list[tuple[str, dict[str, Any], di
     return ([some[0] for some in by_kind if some] + [one for some in by_kind for one in some[1:]])[:count]
 
 
-def main() -> None:
-    """Train, then print the two accuracies and three completions before and after."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", default="runs/demo")
-    parser.add_argument("--steps", type=int, default=9)
-    arguments = parser.parse_args()
+def run(model: str, seed: int, output: str, steps: int) -> dict[str, Any]:
+    """Train, then print the two accuracies and three completions before and after. Returns the run's summary."""
     begun = time.monotonic()
-    config = demo_config(arguments.model, arguments.seed, arguments.output, arguments.steps)
+    config = demo_config(model, seed, output, steps)
     draws = int(1.5 * config.steps * config.prompts_per_step)  # about as many as dynamic sampling takes
     curriculum = partial(easy_first, draws=draws, seed=config.seed)
     summary = train(config, algorithm=dapo_with_entropy_bonus, curriculum=curriculum)
-    folder = Path(arguments.output)
+    folder = Path(output)
     for kind, before, after in examples(folder):
         print(f"\n{before['prompt']}  ({kind})")
         for name, line in (("before", before), ("after", after)):
@@ -131,7 +124,4 @@ def main() -> None:
     gain = 100 * (summary["eval_after"]["accuracy"] - summary["eval_before"]["accuracy"])
     print(f"gain    {gain:+.1f} percentage points in {(time.monotonic() - begun) / 60:.1f} minutes")
     print(f"report  {folder / 'report.html'}")
-
-
-if __name__ == "__main__":
-    main()
+    return summary

@@ -1,0 +1,38 @@
+"""What a run is doing right now, in a few words: "sampling 37/128", "update", "compiling the update, once"."""
+
+from __future__ import annotations
+
+from jaxrl_llm.runs.goodput import OTHER, Clock
+from jaxrl_llm.sampling.requests import Stats
+
+WORDS = {
+    "sample": "sampling", "score": "scoring", "update": "update", "evaluate": "evaluating", "checkpoint": "saving",
+    "load": "loading", "wait": "waiting for other hosts", OTHER: "",
+}  # fmt: skip
+COMPILED = {"sample": "the sampler", "evaluate": "the sampler", "update": "the update"}
+
+
+class Activity:
+    """Reads a run's clock, and the counts of the engines that are at work. `text` may be called from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._engines: tuple[int, tuple[Stats, ...]] = (0, ())  # replaced as a whole, for other threads
+
+    def watch(self, stats: Stats) -> None:
+        """Count the completions of an engine, until the clock's phase ends."""
+        visit, engines = self._engines
+        now = self._clock.mark.switches
+        self._engines = (now, (*engines, stats) if visit == now else (stats,))
+
+    def text(self) -> str:
+        """The phase and how far it is; "" between phases.
+
+        A phase's first visit compiles its programs, which takes most of its time until something has been counted.
+        """
+        mark, (visit, engines) = self._clock.mark, self._engines
+        engines = engines if visit == mark.switches else ()
+        finished, asked = (sum(getattr(one, name) for one in engines) for name in ("finished", "asked"))
+        if mark.phase in COMPILED and not finished and not self._clock.visited(mark.phase):
+            return f"compiling {COMPILED[mark.phase]}, once" + (f" (0/{asked} sampled)" if asked else "")
+        return WORDS.get(mark.phase, mark.phase) + (f" {finished}/{asked}" if asked else "")

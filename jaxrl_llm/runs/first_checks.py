@@ -1,0 +1,121 @@
+"""What can be checked of a run before all of its data is read: it takes a second, and tells all mistakes together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from jaxrl_llm.data.generate import COLUMNS, check_task
+from jaxrl_llm.data.prompts import open_prompts
+from jaxrl_llm.data.random_access import RandomAccess
+from jaxrl_llm.errors import InputError, gather, shown, unknown
+from jaxrl_llm.models.source import check_source
+from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns
+from jaxrl_llm.runs.config import GENERATED, TrainConfig
+from jaxrl_llm.runs.run_folder import RunFolder
+
+Rows = list[dict[str, Any]]
+
+
+def checked_rewards(
+    config: TrainConfig, source: RandomAccess | None, folder: str, *checks: Callable[[], Any]
+) -> list[Reward]:
+    """The rewards of a run. Raises InputError with all problems of these, the first prompts and the other checks."""
+    made: list[Reward] = []
+    heads: list[Rows] = []
+
+    def rewards() -> None:
+        made.extend(make_rewards(config, folder))
+
+    def columns() -> None:
+        if made and heads:  # both could be read
+            check_rewards(made, columns_of(*heads), config.eval_reward)
+
+    def head(path: str | RandomAccess) -> None:
+        name = path if isinstance(path, str) else config.prompts
+        if isinstance(path, str) and path.startswith(GENERATED):
+            check_task(path.removeprefix(GENERATED))
+            return heads.append([dict.fromkeys(COLUMNS)])
+        heads.append(list(open_prompts(path, limit=1, **prompt_options(config, name))))
+
+    sources: list[Any] = [config.prompts if source is None else source]
+    sources += [config.eval_prompts] if config.eval_size and config.eval_prompts is not None else []
+    try:
+        gather(*(partial(head, path) for path in sources), rewards, columns, *checks)
+    except BaseException:
+        close_rewards(made)
+        raise
+    return made
+
+
+@contextmanager
+def closing_on_error(rewards: Sequence[Reward]) -> Iterator[None]:
+    """Context manager that closes the rewards if an exception leaves it."""
+    try:
+        yield
+    except BaseException:
+        close_rewards(rewards)
+        raise
+
+
+def check_model(model: str) -> None:
+    """InputError if the model is the folder of a run, or cannot be a model."""
+    if RunFolder(model, reading=True).is_run():
+        raise InputError(f"model is {model!r}, which is a run: write its model with jaxrl export first, and give that")
+    check_source(model)
+
+
+def check_rewards(rewards: Sequence[Reward], columns: set[str], judge: str | None) -> None:
+    """InputError if a reward needs a column that is missing, or `judge` is not a reward."""
+
+    def check_judge() -> None:
+        if judge is not None and judge not in (known := [reward.name for reward in rewards]):
+            raise unknown("reward to judge by", judge, known)
+
+    gather(lambda: require_columns(rewards, columns), check_judge)
+
+
+def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
+    """The reward functions of a run; relative files and modules are looked up from `folder`.
+
+    Raises InputError for rewards that cannot be loaded, or share a name.
+    """
+    rewards = [
+        dataclasses.replace(reward, time_limit=config.reward_time_limit, default=config.reward_default)
+        for reward in get_rewards(config.rewards, folder)
+    ]
+    names = [reward.name for reward in rewards]
+    if twice := {name for name in names if names.count(name) > 1}:
+        close_rewards(rewards)
+        raise InputError(f"two rewards are named {min(twice)!r}, so their metrics would clash: rename one of them")
+    return rewards
+
+
+def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
+    """Arguments available to reward functions: columns that all sets have, and those that `score_batch` adds."""
+    rows = [some[0] for some in sets if some]
+    return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
+
+
+def prompt_options(config: TrainConfig, source: str) -> dict[str, Any]:
+    """How the prompts of a source are read, as arguments of `load_prompts`."""
+    options = {name: read_value(text, f"task_options.{name}") for name, text in config.task_options.items()}
+    return {
+        "seed": config.seed, "prompt_column": config.prompt_column, "prompt_template": config.prompt_template,
+        "answer_column": config.answer_column,
+        # The options belong to the generated task; held-out prompts may come from a file.
+        "task_options": options if source == config.prompts or source.startswith(GENERATED) else None,
+    }  # fmt: skip
+
+
+def read_value(text: Any, name: str = "a value") -> Any:
+    """The value of a text from the command line, parsed as YAML; InputError if it is not valid YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text) if isinstance(text, str) else text
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{name} is {shown(text)}, which YAML cannot read: {' '.join(str(error).split())}") from None

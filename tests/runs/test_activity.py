@@ -1,0 +1,52 @@
+"""What a run says it is doing."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxrl_llm.runs import goodput
+from jaxrl_llm.runs.activity import Activity
+from jaxrl_llm.runs.goodput import Clock
+from jaxrl_llm.sampling.requests import Stats
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(goodput, "compiles", lambda: (0, 0.0))
+    return Clock()
+
+
+def test_phases_have_words_and_the_first_of_each_compiles(clock: Clock) -> None:
+    activity = Activity(clock)
+    assert activity.text() == ""
+    for visit in range(2):
+        with clock("sample"):
+            stats = Stats()
+            activity.watch(stats)
+            stats.asked = 128
+            assert activity.text() == ("sampling 0/128" if visit else "compiling the sampler, once (0/128 sampled)")
+            stats.finished = 37
+            assert activity.text() == "sampling 37/128"
+        assert activity.text() == "", "what an engine counted is forgotten with its phase"
+        with clock("score"):
+            assert activity.text() == "scoring"
+        with clock("update"):
+            assert activity.text() == ("update" if visit else "compiling the update, once")
+
+
+def test_engines_of_one_phase_are_counted_together(clock: Clock) -> None:
+    activity = Activity(clock)
+    with clock("evaluate"):
+        for finished in (3, 4):
+            activity.watch(Stats(asked=8, finished=finished))
+        assert activity.text() == "evaluating 7/16"
+    with clock("evaluate"):
+        activity.watch(Stats(asked=5))
+        assert activity.text() == "evaluating 0/5"
+
+
+def test_phases_without_words_are_named(clock: Clock) -> None:
+    with clock("wait"):
+        assert Activity(clock).text() == "waiting for other hosts"
+    with clock("shuffle"):
+        assert Activity(clock).text() == "shuffle"

@@ -1,0 +1,66 @@
+"""The help of jaxrl train: all settings in groups, and every hyper-parameter described."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import re
+
+import pytest
+
+from jaxrl_llm import algorithms, option_groups
+from jaxrl_llm.cli import main
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.option_groups import GROUPS, SHARED, parameter_doc, setting_docs, undescribed
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.signatures import options
+
+
+def test_the_examples_hold() -> None:
+    assert doctest.testmod(option_groups).failed == 0
+
+
+def test_every_setting_is_in_one_group() -> None:
+    listed = [name for _, names in GROUPS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert undescribed(field.name for field in dataclasses.fields(TrainConfig)) == []
+    assert undescribed(["model"]) != [], "settings that are no field are found"
+
+
+def test_every_setting_is_described_in_sentences() -> None:
+    for kind in (TrainConfig, OptimizerConfig):
+        docs = setting_docs(kind)
+        for field in dataclasses.fields(kind):
+            text = docs[field.name]
+            assert text.endswith("."), field.name
+            assert "\n" not in text
+
+
+@pytest.mark.parametrize("method", algorithms.names())
+def test_every_hyperparameter_is_described(method: str) -> None:
+    for one in options(method):
+        text = parameter_doc(method, one.name)
+        assert len(text) > 10, f"{method}: {one.name} has no description: mention it in the docstring"
+        assert len(text) <= 320
+        assert "Defaults. " not in text
+
+
+def test_descriptions_that_all_methods_share_are_of_names_that_several_have() -> None:
+    names = [one.name for method in algorithms.names() for one in options(method)]
+    assert not [name for name in SHARED if name not in names]
+
+
+def test_the_help_is_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--algorithm", "dapo", "--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(f" {name} options ") for name in GROUPS]
+    assert places == sorted(places)
+    plain = " ".join(re.sub(r"[│|]", " ", text).split())
+    for about, _ in GROUPS.values():
+        assert about in plain
+    for one in options("dapo"):
+        assert f"--algorithm.{one.name.replace('_', '-')}" in plain
+        assert parameter_doc("dapo", one.name)[:30] in plain
+    assert "Hyper-parameters of dapo" in plain
+    assert main(["train", "--help", "--algorithm=GRPO"]) == 0
+    assert "Hyper-parameters of grpo" in capsys.readouterr().out
