@@ -69,6 +69,11 @@ def report(folder):
     return page
 
 
+def token_titles(page):
+    """The numbers of the shaded tokens; legends and squares have titles too."""
+    return [a["title"] for tag, a in page.tags if tag == "i" and "logp" in a.get("title", "")]
+
+
 def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -100,9 +105,9 @@ def test_a_full_run(tmp_path):
     assert "sample 30 s (25%)" in page.visible
     assert "update 90 s (75%)" in page.visible
     assert "Goodput 80%" in page.visible
-    # Nine known metrics (the deviation is the reward's band), one other, two distributions.
+    # Nine known metrics (the deviation is not one of them), one other, two distributions, pass@k of groups of two.
     assert "All other metrics (1)" in page.visible
-    assert page.svgs == 9 + 1 + 2
+    assert page.svgs == 9 + 1 + 2 + 1
     assert "Mismatch of sampler and trainer mismatch/kl last 1 " in page.visible
     assert "Clip fraction clip/high last 1 " in page.visible
     assert "steps 0 to 1" in page.visible
@@ -110,12 +115,12 @@ def test_a_full_run(tmp_path):
     assert "rose on 3, stayed on 2 of 5 prompts" in page.visible
     assert "forty-two" in page.visible
     steps = re.findall(r"Step (\d)", page.visible)
-    assert (steps[0], steps[-1], len(steps)) == ("0", "7", 6)
-    titles = [attributes["title"] for tag, attributes in page.tags if tag == "i" and attributes.get("title")]
+    assert (steps[0], steps[-1], len(steps)) == ("0", "7", 8)
+    titles = token_titles(page)
     assert titles[:2] == ["advantage 0.500, logp -0.250, entropy 0.000", "advantage -0.500, logp -2.000, entropy 1.500"]
-    classes = [attributes["class"] for tag, attributes in page.tags if tag == "i" and attributes.get("title")]
+    classes = [attributes["class"] for tag, attributes in page.tags if "logp" in attributes.get("title", "")]
     assert classes[:2] == ["a6 l-1", "a-6 l-6 e6"]  # 6 levels up to the range: 0.5, 2 and 1.5; 0.25 / 2 * 6 rounds to 1
-    radios = [a["value"] for tag, a in page.tags if tag == "input"]
+    radios = [a["value"] for tag, a in page.tags if a.get("name") == "shade-train"]
     assert radios == ["advantage", "logp", "entropy"]
 
 
@@ -147,28 +152,33 @@ def test_a_gap_in_a_curve_stays_a_gap(tmp_path):
     lines(tmp_path / "metrics.jsonl", rows)
     write_report(tmp_path)
     text = (tmp_path / "report.html").read_text()
-    (curve,) = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--line\); stroke-width: 1.4', text)
+    (curve,) = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--line0\); stroke-width: 1.4', text)
     assert curve.count("M") == 2
 
 
-@pytest.mark.parametrize(
-    "more, ends",
-    [({"reward/min": 1.0, "reward/max": 7.0, "reward/std": 0.5}, (1, 7)), ({"reward/std": 3.0}, (0, 6)), ({}, (3, 3))],
-)
-def test_the_band_is_the_range_else_the_deviation(tmp_path, more, ends, monkeypatch):
-    from matplotlib.axes import Axes
+@pytest.mark.parametrize("steps, shaded", [(300, 0), (301, 1)])
+def test_the_range_is_shaded_only_where_a_point_stands_for_several_steps(tmp_path, steps, shaded):
+    """The extremes of a batch's rewards, 0 and 1 at every step, would hide the curve."""
+    more = {"reward/min": 0.0, "reward/max": 1.0, "reward/std": 0.5}
+    lines(tmp_path / "metrics.jsonl", ({"step": i, "reward/mean": i / 999, **more} for i in range(steps)))
+    page = report(tmp_path)
+    assert page.svgs == 1
+    text = (tmp_path / "report.html").read_text()
+    assert len(re.findall(r"opacity: 0\.16", text)) == shaded
+    (chart,) = charts(page)
+    assert len(chart["lines"][0]["y"]) == 300
+    assert chart["lines"][0]["y"][0] == (0.0 if steps == 300 else 0.0005005)  # the mean of the first two
 
-    bands = []
-    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **style: bands.append((*low, *high)))
-    lines(tmp_path / "metrics.jsonl", [{"step": 0, "reward/mean": 3.0, **more}])
-    write_report(tmp_path)
-    assert bands == [ends]
+
+def charts(page):
+    """What the page's script knows of each chart."""
+    return [json.loads(a["data-chart"]) for _, a in page.tags if "data-chart" in a]
 
 
 def test_prompts_whose_samples_differ_in_reward_come_first(tmp_path):
     rows = [sample(0, "train", prompt, k, reward=k * (prompt == 2)) for prompt in range(4) for k in range(2)]
     lines(tmp_path / "completions.jsonl", rows)
-    assert re.findall(r"Question (\d)\?", report(tmp_path).visible) == ["2", "0"]
+    assert re.findall(r"Question (\d)\?", report(tmp_path).visible) == ["2", "0", "1", "3"]
 
 
 @pytest.mark.parametrize("content", ["", "\n", '{"step": 0, "rew'])
@@ -206,7 +216,7 @@ def test_a_huge_run_stays_small_and_keeps_its_extremes(tmp_path):
     assert "100" in [text.strip() for text in page.text]  # the axis reaches the one outlier that thinning averaged away
     assert "2 more samples" in page.visible
     assert "tokens left out" in page.visible
-    assert sum(tag == "i" and "title" in attributes for tag, attributes in page.tags) <= 25_000
+    assert 20_000 < len(token_titles(page)) <= 25_000
     assert "layer/64" in page.visible  # named, though without a chart
 
 
@@ -297,8 +307,7 @@ def test_notes_and_odd_values_among_the_metrics_are_no_curves(tmp_path):
     "summary",
     [
         {"eval_after": {"accuracy": 10**400}},
-        {"eval_after": {"prompts": math.inf}},
-        {"eval_before": {"low": 1e308, "high": 10**400}},
+        {"eval_before": {"accuracy": 0.5, "low": 1e308, "high": 10**400}},
     ],
 )
 def test_a_summary_that_no_report_can_show_is_one_line(tmp_path, summary):
@@ -336,9 +345,15 @@ def tokens_of(text):
     return re.findall(r'<i class="([^"]*)" title="([^"]*)">(.*?)</i>', text, flags=re.S)
 
 
+def test_small_advantages_have_a_shade():
+    """Seven of eight samples right: each has an advantage of 0.38 beside the -2.65 of the other."""
+    text = shade(["a", "b", "c", "d"], [0.38, -2.65, 0.001, 0.0], "advantage", limit=2.65)
+    assert [classes for classes, _, _ in tokens_of(text)] == ["a2", "a-6", "a1", ""]
+
+
 def test_shade_levels_run_from_one_end_of_the_range_to_the_other():
     text = shade(["a", "b", "c", "d", "e", "f"], [2.0, 1.0, 0.0, -1.0, -8.0, None], "advantage", limit=2.0)
-    assert [classes for classes, _, _ in tokens_of(text)] == ["a6", "a3", "", "a-3", "a-6", ""]
+    assert [classes for classes, _, _ in tokens_of(text)] == ["a6", "a4", "", "a-4", "a-6", ""]
     assert tokens_of(text)[4][1] == "advantage -8.000"
     assert tokens_of(text)[5][1] == ""
     # The deepest red is for the lowest, the deepest blue for the highest.
