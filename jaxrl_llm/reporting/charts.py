@@ -97,7 +97,7 @@ def curve_chart(
                 axes.vlines(x, curve.low, curve.high, color=colour, linewidth=1.1, alpha=0.7)
         axes.set_xlabel(x_label)
         axes.set_ylabel(unit)
-        axes.set_ylim(*_limits(*axes.get_ylim(), [y for _, y, _, _ in shown], unit))
+        axes.set_ylim(_limits(axes.get_ylim(), [y for _, y, _, _ in shown], unit))
         if doubling:
             from matplotlib.ticker import NullLocator
 
@@ -148,8 +148,8 @@ def histogram_chart(title: str, parts: Sequence[Sequence[float]], unit: str) -> 
 def moving_mean(values: npt.ArrayLike, share: float = 1 / 12) -> npt.NDArray[np.float64]:
     """The mean of each value and its neighbours, over a window of this share of the series; gaps stay gaps.
 
-    >>> moving_mean([0.0, 3.0, 6.0, 0.0], share=0.75).tolist()
-    [1.5, 3.0, 3.0, 3.0]
+    >>> moving_mean([0.0, 3.0, 6.0, float("nan")], share=0.5).tolist()
+    [1.5, 3.0, 4.5, nan]
     """
     series = np.asarray(values, dtype=np.float64)
     half = max(1, round(len(series) * share / 2))
@@ -162,8 +162,9 @@ def moving_mean(values: npt.ArrayLike, share: float = 1 / 12) -> npt.NDArray[np.
     return np.where(known, mean, np.nan)
 
 
-def _limits(low: float, high: float, columns: Sequence[npt.NDArray[Any]], unit: str) -> tuple[float, float]:
+def _limits(ends: tuple[float, float], columns: Sequence[npt.NDArray[Any]], unit: str) -> tuple[float, float]:
     """The ends of the vertical axis: apart where all values are alike, and from 0 for shares."""
+    low, high = ends
     values = np.concatenate(columns) if columns else np.zeros(0)
     values = values[np.isfinite(values)]
     if values.size and np.ptp(values) <= 1e-6 * np.abs(values).max():

@@ -51,12 +51,14 @@ class Curves:
 
     def _repr_html_(self) -> str:
         figures = "".join(
-            f'<figure style="margin:0 1em 1em 0;width:24em;max-width:100%"><figcaption><b>{html.escape(chart.title)}</b> '
-            f"<code>{html.escape(chart.key)}</code></figcaption>{chart.svg}</figure>"
+            '<figure style="margin:0 1em 1em 0;width:24em;max-width:100%">'
+            f"<figcaption><b>{html.escape(chart.title)}</b> <code>{html.escape(chart.key)}</code></figcaption>"
+            f"{chart.svg}</figure>"
             for chart in self.charts
         )
         names = "".join(
-            f'<span style="margin-right:1em"><b style="color:var(--line{n % COLOURS})">&#9632;</b> {html.escape(name)}</span>'
+            f'<span style="margin-right:1em"><b style="color:var(--line{n % COLOURS})">&#9632;</b> '
+            f"{html.escape(name)}</span>"
             for n, name in enumerate(self.runs)
         )
         box = "font:13px/1.5 system-ui,sans-serif;display:flex;flex-wrap:wrap"

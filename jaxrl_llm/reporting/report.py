@@ -135,7 +135,7 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
         "matrix": dict(zip(("right", "fixed", "broken", "wrong"), found.counts, strict=True)),
         "squares": squares(found),
         "examples": [
-            (one.kind, one.count, [[row and samples[row.offset] for row in pair] for pair in one.pairs])
+            (one.kind, one.total, [[row and samples[row.offset] for row in pair] for pair in one.pairs])
             for one in examples
         ],
         "changes": reward_changes(run.rows),
@@ -161,7 +161,10 @@ def _against(first: RunData, other: RunData) -> dict[str, Any] | None:
     total = sum(found.counts)
     if not total or any(len({row.prompt_id for row in rows}) != total for rows in ends):
         return None
-    texts = [{line["prompt_id"]: line.get("prompt") for line in run.read(rows).values()} for run, rows in zip((first, other), ends, strict=True)]
+    texts = [
+        {line["prompt_id"]: line.get("prompt") for line in run.read(rows).values()}
+        for run, rows in zip((first, other), ends, strict=True)
+    ]
     if texts[0] != texts[1]:
         return None
     difference, low, high, p = paired_difference(*found.counts)

@@ -49,8 +49,8 @@ def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limi
     """HTML of a completion with each token shaded by its value, for notebooks (`IPython.display.HTML(shade(...))`).
 
     `values`: one per token; None or NaN leaves it unshaded. `kind`: "advantage" (red below zero, blue above, on a
-    square-root scale), "logp" (deeper is less likely) or "entropy" (nats). `limit` > 0: the absolute value at full shade, by default the 98th
-    percentile. Newlines and other invisible characters are made visible.
+    square-root scale), "logp" (deeper is less likely) or "entropy" (nats). `limit` > 0: the absolute value at full
+    shade, by default the 98th percentile. Newlines and other invisible characters are made visible.
     Raises InputError for another kind, a wrong number of values, or a limit that is not positive.
     """
     if kind not in KINDS:

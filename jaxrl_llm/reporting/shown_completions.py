@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """"mixed" if rewards differ; else "right", "wrong", or "unscored"."""
+        """ "mixed" if rewards differ; else "right", "wrong", or "unscored"."""
         rewards = {row.reward for row in self.rows if math.isfinite(row.reward)}
         if not rewards:
             return "unscored"
@@ -65,7 +65,7 @@ class Examples(NamedTuple):
     """Held-out prompts by kind of outcome: their number, and the pairs (before, after) that are shown."""
 
     kind: str
-    count: int
+    total: int
     pairs: list[tuple[Row | None, Row | None]]
 
 
@@ -105,17 +105,20 @@ def held_out_examples(rows: Sequence[Row], found: Outcomes) -> list[Examples]:
         kinds = {"rose": [], "fell": [], "stayed": []}
         for pair in found.wrong:
             kinds[_change(*pair)].append(pair)
-    before, after = ({row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after"))
+    before, after = (
+        {row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after")
+    )
     known = {first.prompt_id for pairs in found for first, _ in pairs}
-    kinds["known once"] = [
-        (before.get(prompt), after.get(prompt)) for prompt in sorted(before.keys() | after.keys()) if prompt not in known
-    ]
+    others = sorted((before.keys() | after.keys()) - known)
+    kinds["known once"] = [(before.get(prompt), after.get(prompt)) for prompt in others]
     return [Examples(kind, len(pairs), pairs[:_EXAMPLES]) for kind, pairs in kinds.items() if pairs]
 
 
 def reward_changes(rows: Sequence[Row]) -> dict[str, int]:
     """On how many held-out prompts the reward rose, fell or stayed, and of how many it is known once."""
-    before, after = ({row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after"))
+    before, after = (
+        {row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after")
+    )
     counts = dict.fromkeys(("rose", "fell", "stayed", "is known once"), 0)
     for prompt in before.keys() | after.keys():
         counts[_change(before.get(prompt), after.get(prompt))] += 1
@@ -128,7 +131,9 @@ def squares(found: Outcomes) -> list[tuple[int, str]]:
     return sorted((first.prompt_id, kind) for kind, pairs in named for first, _ in pairs)[:_SQUARES]
 
 
-def shaded_samples(run: RunData, parts: Mapping[str, Sequence[Row]]) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+def shaded_samples(
+    run: RunData, parts: Mapping[str, Sequence[Row]]
+) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
     """Completions with their HTML, by offset, and for each part the range of each kind of value, best kind first.
 
     parts: rows by the section that shows them. Sections have ranges of their own, and begin with a kind that has
@@ -157,6 +162,11 @@ def sample_rows(groups: Iterable[Group]) -> list[Row]:
 def shown_of(group: Group) -> list[Row]:
     """The samples of a group that are shown."""
     return group.rows[:_SAMPLES]
+
+
+def _by_prompt(rows: Sequence[Row], phase: str) -> dict[int, Row]:
+    """The first completion of each prompt in an evaluation."""
+    return {row.prompt_id: row for row in reversed(rows) if row.phase == phase}
 
 
 def _change(before: Row | None, after: Row | None) -> str:

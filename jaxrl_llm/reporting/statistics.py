@@ -121,8 +121,8 @@ def paired_difference(
     from scipy import stats
 
     product = (right + broken) * (fixed + wrong) * (right + fixed) * (broken + wrong)
-    excess = right * wrong - fixed * broken
-    excess = max(excess - trials / 2, 0) if excess > 0 else excess  # his continuity correction
+    excess = float(right * wrong - fixed * broken)
+    excess = max(excess - trials / 2, 0.0) if excess > 0 else excess  # his continuity correction
     correlation = excess / math.sqrt(product) if product else 0.0
     low, high = _score_interval((right + broken, trials), (right + fixed, trials), correlation, level)
     p = stats.binomtest(fixed, fixed + broken).pvalue if fixed + broken else 1.0

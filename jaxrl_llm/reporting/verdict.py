@@ -73,13 +73,12 @@ def verdict(run: RunData, found: Outcomes) -> Verdict:
         significant = p < 0.05 and low * high > 0
         detail = f"{fixed} of {n} prompts were fixed and {broken} broken (McNemar's exact test: {_p(p)})."
     else:
-        counts = [(round(one["accuracy"] * one["prompts"]), int(one["prompts"])) for one in (before, after)]
-        difference, low, high = difference_interval(*counts)
+        first, last = ((round(one["accuracy"] * one["prompts"]), int(one["prompts"])) for one in (before, after))
+        difference, low, high = difference_interval(first, last)
         significant = low * high > 0
-        detail = f"Measured on {counts[0][1]} and {counts[1][1]} prompts" if counts[0][1] != counts[1][1] else (
-            f"Measured on {counts[0][1]} prompts"
-        )  # fmt: skip
-        detail += ", with the interval for independent samples: the outcome of each prompt is not logged."
+        on = f"{first[1]} prompts" if first[1] == last[1] else f"{first[1]} and {last[1]} prompts"
+        detail = f"Measured on {on}, with the interval for independent samples: the outcomes of single prompts are not "
+        detail += "all logged."
     values = f"from {_percent(before)} to {_percent(after)}"
     change = f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
     if not significant:
@@ -132,9 +131,7 @@ def warnings(run: RunData) -> list[str]:
     return found
 
 
-def _without_evaluation(
-    run: RunData, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
-) -> Verdict:
+def _without_evaluation(run: RunData, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Verdict:
     reward = run.metric("reward/mean")
     if before is not None or after is not None:
         known, missing = ("before", "after") if before is not None else ("after", "before")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxrl_llm.errors import InputError, InputErrors, shown
+from jaxrl_llm.reporting.run_data import CORRECT
 from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
 from jaxrl_llm.runs.changes import check_changes, settings_to_compare
 from jaxrl_llm.runs.config import TrainConfig, from_dict, located
@@ -204,9 +205,13 @@ class RunFolder:
         self.wait()
 
     def log_completions(
-        self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
-    ) -> None:
-        """Append the completions of the first `groups` groups to completions.jsonl, token by token, for the report."""
+        self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4,
+        judge: str | None = None,
+    ) -> None:  # fmt: skip
+        """Append the completions of the first `groups` groups to completions.jsonl, token by token, for the report.
+
+        judge: the reward that is 1 for a correct answer, if any.
+        """
         from jaxrl_llm.sampling import completion_ids  # here: the rest of the module needs no JAX
 
         batch = scored.batch
@@ -236,6 +241,7 @@ class RunFolder:
                     "rewards": {name: _number(x[i]) for name, x in rewards.items()},
                     "answer": None if answer is None else str(answer),
                     "truncated": bool(batch.truncated[i]),
+                    **({"correct": bool(rewards[judge][i] >= CORRECT)} if judge in rewards else {}),
                 }
                 file.write(json.dumps(line) + "\n")
 

@@ -12,7 +12,13 @@ from jaxrl_llm.reporting.statistics import wilson_interval
 
 
 def write_run(
-    folder: Path, seed: int = 0, steps: int = 48, prompts: int = 64, before: float = 0.1, after: float = 0.6, **config: Any
+    folder: Path,
+    seed: int = 0,
+    steps: int = 48,
+    prompts: int = 64,
+    before: float = 0.1,
+    after: float = 0.6,
+    **config: Any,
 ) -> Path:
     """A run of GRPO with groups of 4 whose accuracy goes from `before` to `after` on as many held-out prompts."""
     rng = np.random.default_rng(seed)
