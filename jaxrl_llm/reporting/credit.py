@@ -98,8 +98,8 @@ class Comparison:
         for name in self.names:
             for group in groups:
                 left = residual(values[group[0]], values[name])[1]
-                size = max(float(np.abs(values[x]).max(initial=0.0)) for x in (name, group[0]))
-                if np.abs(left).max(initial=0.0) <= 1e-4 * size and (size == 0.0 or np.any(values[name])):
+                size = float(np.abs(values[name]).max(initial=0.0))
+                if np.abs(left).max(initial=0.0) <= 1e-4 * size and (size > 0 or not np.any(values[group[0]])):
                     group.append(name)
                     break
             else:

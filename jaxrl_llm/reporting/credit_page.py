@@ -46,7 +46,7 @@ def credit_page(found: Comparison, tokens: Any, shade: str, rows: int) -> str:
     texts = texts_of(found, tokens, rows)
     values = found.pushes if shade == "push" else found.advantages
     limits = {name: typical_size(values[name][found.action_mask].tolist()) for name in found.names}
-    lines = [_legend(shade), _sums(found, limits)]
+    lines = [_legend(shade), _sums(found, values, limits)]
     lines += [f'<p class="note">{html.escape(note)}</p>' for note in found.notes()]
     alike = {name: same for same in found.alike(values) for name in same}
     shown = [name for name in found.names if alike[name][0] == name]
@@ -156,13 +156,13 @@ def _legend(shade: str) -> str:
     )
 
 
-def _sums(found: Comparison, limits: dict[str, float]) -> str:
+def _sums(found: Comparison, values: dict[str, npt.NDArray[Any]], limits: dict[str, float]) -> str:
     """A table of what each method does on the whole batch."""
     columns = found.summary()
     head = "".join(f'<th scope="col">{html.escape(label)}</th>' for label in [*columns, "full shade at"])
     rows = "".join(
         f'<tr><th scope="row">{html.escape(name)}</th>'
-        + _cells([*(column[i] for column in columns.values()), f"{limits[name]:.3g}"])
+        + _cells([*(column[i] for column in columns.values()), f"{limits[name]:.3g}" if values[name].any() else "-"])
         + "</tr>"
         for i, name in enumerate(found.names)
     )

@@ -43,8 +43,8 @@ class Curves:
 
     @property
     def svgs(self) -> dict[str, str]:
-        """SVG elements by metric. Their colours are CSS variables --line0 ... and the text's own colour."""
-        return {chart.key: chart.svg for chart in self.charts}
+        """SVG documents by metric, for files and other pages; axes are in the text's own colour."""
+        return {chart.key: _document(chart.svg) for chart in self.charts}
 
     def __repr__(self) -> str:
         return f"{len(self.charts)} curves of {', '.join(self.runs)}: {', '.join(chart.key for chart in self.charts)}"
@@ -61,9 +61,10 @@ class Curves:
             f"{html.escape(name)}</span>"
             for n, name in enumerate(self.runs)
         )
-        box = "font:13px/1.5 system-ui,sans-serif;display:flex;flex-wrap:wrap"
-        style = f"<style>.jaxrl-curves{{{variables(LIGHT)}}}</style>"
-        return f'{style}<div class="jaxrl-curves"><p>{names}</p><div style="{box}">{figures}</div></div>'
+        style = f"<style>.jaxrl-curves{{font:13px/1.5 system-ui,sans-serif;{variables(LIGHT)}}}</style>"
+        legend = f"<p>{names}</p>" if len(self.runs) > 1 else ""
+        row = f'<div style="display:flex;flex-wrap:wrap">{figures}</div>'
+        return f'{style}<div class="jaxrl-curves">{legend}{row}</div>'
 
 
 def plot_runs(runs: str | Path | Sequence[str | Path], metrics: Sequence[str] | None = None) -> Curves:
@@ -148,6 +149,14 @@ def pass_at_k_chart(runs: Sequence[RunData]) -> tuple[Chart, list[tuple[int, str
 def variables(colours: Iterable[str]) -> str:
     """CSS declarations of the curves' colours."""
     return ";".join(f"--line{number}:{colour}" for number, colour in enumerate(colours))
+
+
+def _document(svg: str) -> str:
+    """An SVG element of a page as a document of its own."""
+    for number, colour in enumerate(LIGHT):
+        svg = svg.replace(f"var(--line{number})", colour)
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return svg.replace("<svg ", f"<svg {spaces} ", 1)
 
 
 def _title(key: str) -> str:

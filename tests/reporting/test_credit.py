@@ -13,7 +13,7 @@ import pytest
 from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.algorithms import Algorithm, get
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives import clip, kl, log_probability, policy_gradient, sequence_sum, token_ratio
+from jaxrl_llm.objectives import clip, kl, log_probability, policy_gradient, sequence_mean, sequence_sum, token_ratio
 from jaxrl_llm.reporting.credit import _moved, compare
 from jaxrl_llm.reporting.credit_page import residual
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -121,6 +121,11 @@ def reinforce_reversed() -> Algorithm:
     return Algorithm(forward.transform, -1.0 * forward.objective)
 
 
+def reinforce_by_length() -> Algorithm:
+    """Another weight for sequences of another length."""
+    return Algorithm(reinforce().transform, policy_gradient(token_ratio(), log_probability(), sequence_mean()))
+
+
 def row_levels(page: str, name: str, n: int) -> list[int]:
     """Levels of the shaded tokens in the n-th line of an algorithm."""
     lines: list[Any] = re.findall(f"<tr><th>{re.escape(name)}</th><td>(.*?)</td></tr>", page, re.S)
@@ -164,8 +169,11 @@ def test_methods_that_coincide_are_said_and_share_a_line(batch: Trajectories) ->
     plain = reinforce()
     clipped = Algorithm(plain.transform, policy_gradient(token_ratio(), clip(0.1), sequence_sum()))
     half = Algorithm(plain.transform, 0.5 * clipped.objective)
-    found = compare({"plain": plain, "clipped": clipped, "half": half, "down": reinforce_reversed()}, batch)
-    assert found.alike() == [("plain", "clipped", "half"), ("down",)]
+    small = Algorithm(plain.transform, 1e-6 * reinforce_by_length().objective)
+    nothing = Algorithm(on_actions(lambda b: 0.0 * b.scores), plain.objective)
+    named = {"plain": plain, "clipped": clipped, "half": half, "down": reinforce_reversed(), "small": small}
+    found = compare({**named, "nothing": nothing}, batch)
+    assert found.alike() == [("plain", "clipped", "half"), ("down",), ("small",), ("nothing",)]
     notes = "\n".join(found.notes())
     assert "ratios are 1, where clipping has no effect; after_steps=3 compares later" in notes
     assert "clipped coincides with plain here: its pushes are the same." in notes
