@@ -55,7 +55,7 @@ def write_run(
     draws = rng.random(prompts)
     for phase, step, share in (("eval_before", -1, before), ("eval_after", steps, after)):
         # A few prompts go against the trend, so that there are broken ones too.
-        found = (draws < share) ^ (rng.random(prompts) < 0.03)
+        found = (draws < share) ^ (rng.random(prompts) < 0.06)
         low, high = wilson_interval(int(found.sum()), prompts)
         summary[phase] = {
             "accuracy": float(found.mean()), "low": low, "high": high, "prompts": prompts, "samples": 1,
