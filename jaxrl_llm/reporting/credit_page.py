@@ -61,9 +61,10 @@ def credit_page(found: Comparison, tokens: Any, shade: str, rows: int) -> str:
             lines.append(f"<details><summary>{about}</summary><pre>{body}</pre></details>")
         title = f"sequence {n}, group {found.group[n]}, reward {found.reward[n]:.3g}"
         lines.append(f'<table class="credit"><tr class="row"><th colspan="2">{html.escape(title)}</th></tr>')
-        for name in shown:
+        idle = not any(values[name][n].any() for name in shown)
+        for name in shown[:1] if idle else shown:
             drawn = "".join(_elements(found, name, n, text[given:], values[name][n], limits[name]))
-            label = html.escape(", ".join(alike[name]))
+            label = f"no {shade} by any" if idle else html.escape(", ".join(alike[name]))
             lines.append(f"<tr><th>{label}</th><td>{drawn}</td></tr>")
         lines += _difference_rows(found, shown, n, text[given:], values, limits)
         lines.append("</table>")

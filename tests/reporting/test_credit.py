@@ -181,6 +181,9 @@ def test_methods_that_coincide_are_said_and_share_a_line(batch: Trajectories) ->
     assert "down coincides" not in notes
     assert all(note in str(found) for note in found.notes())
     page = found.to_html(TEXTS)
+    idle = compare({"nothing": nothing, "more of it": nothing}, batch).to_html(TEXTS, rows=2)
+    assert idle.count("<tr><th>no push by any</th>") == 2
+    assert "<tr><th>nothing" not in idle
     assert page.count("<tr><th>plain, clipped, half</th>") == 4
     assert page.count('<tr class="difference"><th>down \u2212 plain</th>') == 4
 
