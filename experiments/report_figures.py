@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageChops
 
-from jaxrl_llm.reporting import Comparison, compare, logged_batch
+from jaxrl_llm.reporting import Comparison, compare, logged_batch, logged_prompts
 from jaxrl_llm.runs.run_report import write_report
 from jaxrl_llm.trajectory import map_rows
 
@@ -42,14 +42,14 @@ def picture(page: Path, target: Path, width: int, height: int) -> None:
     image.crop((0, 0, width, end)).quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
-def credit(run: Path, step: int | None) -> tuple[Comparison, list[list[str]]]:
-    """The comparison on the groups of a step whose rewards differ, and the texts of their tokens."""
-    batch, texts = logged_batch(run, step)
+def credit(run: Path, step: int | None) -> tuple[Comparison, list[list[str]], list[str]]:
+    """The comparison on the groups of a step whose rewards differ, the texts of their tokens, and their prompts."""
+    (batch, texts), prompts = logged_batch(run, step), logged_prompts(run, step)
     group, reward = np.asarray(batch.group), np.asarray(batch.reward)
     mixed = [number for number in np.unique(group) if np.ptp(reward[group == number]) > 0]
     rows = np.flatnonzero(np.isin(group, mixed)) if mixed else np.arange(len(group))
     chosen = map_rows(lambda x: x[rows], batch)
-    return compare(METHODS, chosen, after_steps=2), [texts[row] for row in rows]
+    return compare(METHODS, chosen, after_steps=2), [texts[n] for n in rows], [prompts[n] for n in rows]
 
 
 def main() -> None:
@@ -62,10 +62,10 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         page = write_report(arguments.run, output=Path(folder) / "report.html")
-        picture(page, arguments.output / "report.png", 1240, 1150)
-        found, texts = credit(arguments.run, arguments.step)
+        picture(page, arguments.output / "report.png", 1240, 1330)
+        found, texts, prompts = credit(arguments.run, arguments.step)
         page = Path(folder) / "compare.html"
-        body = found.to_html(texts, rows=3)
+        body = found.to_html(texts, rows=3, prompts=prompts)
         page.write_text(f'<!doctype html><meta charset="utf-8"><body style="margin:16px">{body}', encoding="utf-8")
         picture(page, arguments.output / "compare.png", 860, 1100)
 

@@ -260,10 +260,10 @@ def report_command(arguments: list[str]) -> int:
     gather(*(folder.read_config for folder in folders))
     more = {}
     if others:
-        from jaxrl_llm.reporting import compare, logged_batch
+        from jaxrl_llm.reporting import compare, logged_batch, logged_prompts
 
         batch, texts = logged_batch(folders[0].path)
-        more["Credit by method"] = compare(others, batch).to_html(texts)
+        more["Credit by method"] = compare(others, batch).to_html(texts, prompts=logged_prompts(folders[0].path))
     print(write_report([folder.path for folder in folders], more, output))
     return 0
 

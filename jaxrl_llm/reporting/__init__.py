@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.reporting.completions import Completions, show
     from jaxrl_llm.reporting.credit import Comparison, compare
     from jaxrl_llm.reporting.curves import Curves, plot_runs
-    from jaxrl_llm.reporting.logged import logged_batch
+    from jaxrl_llm.reporting.logged import logged_batch, logged_prompts
     from jaxrl_llm.reporting.progress import Progress
     from jaxrl_llm.reporting.report import write_report
     from jaxrl_llm.reporting.shading import shade
@@ -47,6 +47,7 @@ __all__ = [
     "compare",
     "difference_interval",
     "logged_batch",
+    "logged_prompts",
     "paired_difference",
     "pass_at_k",
     "plot_runs",
@@ -71,6 +72,7 @@ _MODULES = {
     "compare": "credit",
     "difference_interval": "statistics",
     "logged_batch": "logged",
+    "logged_prompts": "logged",
     "paired_difference": "statistics",
     "pass_at_k": "statistics",
     "plot_runs": "curves",

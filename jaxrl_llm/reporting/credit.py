@@ -120,7 +120,13 @@ class Comparison:
             if filled
         ]
 
-    def to_html(self, tokens: Sequence[Sequence[str | None]] | None = None, shade: str = "push", rows: int = 16) -> str:
+    def to_html(
+        self,
+        tokens: Sequence[Sequence[str | None]] | None = None,
+        shade: str = "push",
+        rows: int = 16,
+        prompts: Sequence[str] | None = None,
+    ) -> str:
         """A self-contained HTML fragment: of each sequence, a line of shaded tokens per algorithm.
 
         A prompt is folded away above the sequences that share it. Algorithms that coincide (see `alike`) share a line;
@@ -129,12 +135,12 @@ class Comparison:
         tokens: the text of each position, N lists of at most L; None omits a position. By default the tokenizer's
         texts, or ids. shade: "push" or "advantage": blue above 0, red below, in full at the algorithm's own 98th
         percentile, so that colours compare tokens, not algorithms. Hovering over a token shows its numbers. rows: the
-        number of sequences to draw, from the first. Raises InputError for another shade, for rows below 1, or for texts
-        that do not fit the batch.
+        number of sequences to draw, from the first. prompts: N texts, for sequences whose tokens are the completion
+        only. Raises InputError for another shade, for rows below 1, or for texts that do not fit the batch.
         """
         require_choice("shade", shade, SHADES)
         check_number("rows", rows, least=1, whole=True)
-        return credit_page(self, tokens, shade, rows)
+        return credit_page(self, tokens, shade, rows, prompts)
 
     def _repr_html_(self) -> str:
         return self.to_html()

@@ -41,9 +41,11 @@ _STYLE = """
 Texts = list[list[tuple[int, str]]]  # of each row: (position, text) of its tokens
 
 
-def credit_page(found: Comparison, tokens: Any, shade: str, rows: int) -> str:
+def credit_page(found: Comparison, tokens: Any, shade: str, rows: int, prompts: Sequence[str] | None) -> str:
     """See `Comparison.to_html`."""
     texts = texts_of(found, tokens, rows)
+    if prompts is not None and (isinstance(prompts, str) or len(prompts) != len(found.group)):
+        raise InputError(f"the prompts do not fit the batch: pass {len(found.group)} texts")
     values = found.pushes if shade == "push" else found.advantages
     limits = {name: typical_size(values[name][found.action_mask].tolist()) for name in found.names}
     lines = [_legend(shade), _sums(found, values, limits)]
@@ -53,10 +55,11 @@ def credit_page(found: Comparison, tokens: Any, shade: str, rows: int) -> str:
     known: tuple[str, int] | None = None  # the prompt that was drawn last, and its group
     for n, text in enumerate(texts):
         given = _leading(found, n, text)
-        prompt = "".join(part for _, part in text[:given])
+        prompt = "".join(part for _, part in text[:given]) if prompts is None else prompts[n]
         if prompt and (prompt, int(found.group[n])) != known:
             known = prompt, int(found.group[n])
-            about = f"Prompt of group {known[1]} ({given} token{'s' if given != 1 else ''})"
+            size = f" ({given} token{'s' if given != 1 else ''})" if given else ""
+            about = f"Prompt of group {known[1]}{size}"
             body = f'<i class="given">{visible(prompt)}</i>'
             lines.append(f"<details><summary>{about}</summary><pre>{body}</pre></details>")
         title = f"sequence {n}, group {found.group[n]}, reward {found.reward[n]:.3g}"

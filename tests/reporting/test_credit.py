@@ -230,6 +230,16 @@ def test_many_sequences_and_long_ones_are_cut(batch: Trajectories) -> None:
         found.to_html(rows=0)
 
 
+def test_prompts_may_be_given_apart(batch: Trajectories) -> None:
+    found = compare("grpo", batch)
+    page = found.to_html([[None, "a"]] * 4, prompts=["one", "one", "two", ""])
+    assert re.findall(r'<pre><i class="given">([^<]*)</i>', page) == ["one", "two"]
+    assert "Prompt of group 0</summary>" in page
+    for wrong in (["one"], "four"):
+        with pytest.raises(InputError, match="pass 4 texts"):
+            found.to_html(prompts=wrong)
+
+
 def test_bad_arguments_are_refused(batch: Trajectories) -> None:
     with pytest.raises(InputError, match="did you mean 'kl_coefficient'"):
         compare("grpo", batch, kl_coeficient=0.1)
