@@ -23,6 +23,7 @@ for (const section of document.querySelectorAll("#held-out, #groups")) {
     const words = search.value.toLowerCase().trim().replace(/\s+/g, " ");
     const kinds = card => filter.value === card.dataset.kind || card.dataset.kind.split(" ").includes(filter.value);
     for (const card of cards) card.hidden = !((!filter.value || kinds(card)) && texts.get(card).includes(words));
+    if (words) for (const folded of section.querySelectorAll(".group:not([hidden]) .samples")) folded.open = true;
     const shown = cards.filter(card => !card.hidden).length;
     count.textContent = shown === cards.length ? `${shown} shown` : `${shown} of ${cards.length} shown`;
     for (const cell of document.querySelectorAll(section.id === "held-out" ? ".cell" : ".none"))

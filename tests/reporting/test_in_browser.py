@@ -90,7 +90,7 @@ def test_the_report_of_a_run_works(runs: tuple[Path, Path], tmp_path: Path) -> N
         out.count = page.querySelector("#groups .count").textContent;
         set("#groups .filter", "", "change");
         set("#groups .search", "CALCULATE 3 + 5", "input");
-        out.searched = cards();
+        out.searched = [cards(), shown("#groups .group .sample") > 0];
         set("#groups .search", "", "input");
         const rewards = () => all("#groups .group").map(x => Number(x.dataset.reward));
         set("#groups .sort", "-reward", "change");
@@ -136,7 +136,7 @@ def test_the_report_of_a_run_works(runs: tuple[Path, Path], tmp_path: Path) -> N
     assert (found["fixed"], found["pressed"]) == (6, ["fixed"])
     assert 0 < found["mixed"] < groups
     assert found["count"] == f"{found['mixed']} of {groups} shown"
-    assert found["searched"] == 1
+    assert found["searched"] == [1, True]
     assert found["rising"] == sorted(found["falling"])
     assert found["falling"] == sorted(found["falling"], reverse=True)
     assert found["rising"][0] < found["rising"][-1]
