@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,22 @@ def test_a_plot_in_a_notebook_has_its_curves(runs: tuple[Path, Path], tmp_path: 
     """
     found, said = look(page, probe)
     assert (said, found) == ([], {"blue": 2, "orange": 2})  # the values, and their moving mean
+
+
+def test_the_pictures_of_the_readme_are_drawn(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path(__file__).parents[2] / "experiments" / "report_figures.py"
+    monkeypatch.setattr(sys, "argv", ["report_figures.py", str(runs[0]), "--step", "24", "--output", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    sizes = {}
+    for name in ("report.png", "compare.png"):
+        head = (tmp_path / name).read_bytes()[:24]
+        assert head.startswith(b"\x89PNG")
+        sizes[name] = (int.from_bytes(head[16:20]), int.from_bytes(head[20:24]))
+    assert sizes["report.png"] == (1240, 1330)
+    assert sizes["compare.png"][0] == 860
+    assert 300 < sizes["compare.png"][1] < 1100  # cut below its last line
 
 
 def test_the_console_is_read(tmp_path: Path) -> None:
