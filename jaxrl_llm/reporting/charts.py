@@ -23,7 +23,7 @@ COLOURS = 8  # of curves: the page's variables --line0 to --line7
 # Placeholder colours, replaced by those of the page's light or dark theme.
 _INK, _LINES = "#010203", tuple(f"#0102{4 + n:02x}" for n in range(COLOURS))
 _WIDTH, _HEIGHT = 3.9, 2.15  # inches
-_BOX = (0.165, 0.205, 0.975, 0.945)  # of the axes in the figure: left, bottom, right, top
+_BOX = (0.165, 0.205, 0.975, 0.92)  # of the axes in the figure: left, bottom, right, top
 # Units of the metrics' axes; the first pattern that matches a key.
 _UNITS = (
     (r"reward/unscored|.*/failed|.*truncated|(.*/)?groups/uniform", "share"),
