@@ -12,10 +12,9 @@ import sys
 import typing
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, gather
 from jaxrl_llm.host_options import host_options
 from jaxrl_llm.info_commands import demo_command, env_command
 from jaxrl_llm.lab_command import lab_command
@@ -130,18 +129,39 @@ def algorithms_command(arguments: list[str]) -> int:
 
 
 def report_command(arguments: list[str]) -> int:
-    """Write a run's report.html again; --compare METHOD ... adds the credit other methods give its last completions."""
-    from jaxrl_llm.reporting import compare, logged_batch, write_report
+    """Write a run's report.html again, or one page about several runs: their differences in settings and results.
 
+    The page of several runs is comparison.html in the folder of the first, unless --output FILE names another.
+    --compare METHOD ... (last) adds the credit that other methods give the last completions of the run.
+    """
+    from jaxrl_llm.runs.run_folder import RunFolder
+    from jaxrl_llm.runs.run_report import write_report
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        usage = "jaxrl report RUN [RUN ...] [--output FILE] [--compare METHOD ...]"
+        print(f"usage: {usage}\n\n{inspect.getdoc(report_command)}")
+        return 0
     arguments, others = before(arguments, "--compare")
     others = [method_name(name) for name in others]
-    folder = _one_run(arguments, "jaxrl report RUN [--compare METHOD ...]", report_command.__doc__)
-    if folder is not None:
-        more = {}
-        if others:
-            batch, texts = logged_batch(folder)
-            more["Credit by method"] = compare(others, batch).to_html(texts)
-        print(write_report(folder, more))
+    output, names = take(arguments, "--output")
+    for name in names:
+        if name.startswith("-"):
+            raise InputError(f"jaxrl report has no option {name}: it takes runs, --output and --compare")
+    folders = [RunFolder(name, reading=True) for name in names]
+    if not folders:
+        raise InputError("jaxrl report needs the folder of a run")
+    if len({folder.path.resolve() for folder in folders}) < len(folders):
+        raise InputError("a run is given twice")
+    if others and len(folders) > 1:
+        raise InputError("--compare is for the report of one run: give one, or leave it out")
+    gather(*(folder.read_config for folder in folders))
+    more = {}
+    if others:
+        from jaxrl_llm.reporting import compare, logged_batch, logged_prompts
+
+        batch, texts = logged_batch(folders[0].path)
+        more["Credit by method"] = compare(others, batch).to_html(texts, prompts=logged_prompts(folders[0].path))
+    print(write_report([folder.path for folder in folders], more, output))
     return 0
 
 
@@ -175,17 +195,6 @@ def export_command(arguments: list[str]) -> int:
 def _say(text: str) -> None:
     """Print a result; a failing standard output is ignored."""
     print(text, file=FailsafeStream(sys.stdout), flush=True)
-
-
-def _one_run(arguments: list[str], usage: str, description: str | None) -> Path | None:
-    from jaxrl_llm.runs.run_folder import RunFolder
-
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: {usage}\n\n{description}")
-        return None
-    folder = RunFolder(only(arguments), reading=True)
-    folder.read_config()
-    return folder.path
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

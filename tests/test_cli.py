@@ -549,9 +549,32 @@ def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -
         assert said in capsys.readouterr().err
     assert main(["algorithms", "gropo"]) == 2
     assert "did you mean 'grpo'?" in capsys.readouterr().err
-    for command in ("algorithms", "report"):
-        assert main([command, "grpo", "rloo"]) == 2
-        assert "one name at most: remove rloo" in capsys.readouterr().err
+    assert main(["algorithms", "grpo", "rloo"]) == 2
+    assert "one name at most: remove rloo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([], ""),
+        (["nowhere", "also-nowhere"], "nowhere holds no run"),
+        (["RUN", "RUN"], "a run is given twice"),
+        (["RUN", "--output"], "--output needs a value"),
+        (["RUN", "--runs"], "jaxrl report has no option --runs"),
+        (["--output", "x.html"], "needs the folder of a run"),
+        (["RUN", "nowhere", "--compare", "grpo"], "--compare is for the report of one run"),
+    ],
+)
+def test_what_report_cannot_do_is_one_line(
+    wrong: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path) if word == "RUN" else word for word in wrong]
+    assert main(["report", *arguments]) == (2 if wrong else 0)
+    out = capsys.readouterr()
+    assert said in out.err
+    assert "Traceback" not in out.err
+    if not wrong:
+        assert "usage: jaxrl report RUN [RUN ...]" in out.out
 
 
 @pytest.mark.heavy

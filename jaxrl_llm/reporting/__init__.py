@@ -11,11 +11,18 @@ from jaxrl_llm.lazy import imported_at_first_use
 if TYPE_CHECKING:
     from jaxrl_llm.reporting.completions import Completions, show
     from jaxrl_llm.reporting.credit import Comparison, compare
-    from jaxrl_llm.reporting.logged import logged_batch
+    from jaxrl_llm.reporting.curves import Curves, plot_runs
+    from jaxrl_llm.reporting.logged import logged_batch, logged_prompts
     from jaxrl_llm.reporting.progress import Progress
     from jaxrl_llm.reporting.report import write_report
     from jaxrl_llm.reporting.shading import shade
-    from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
+    from jaxrl_llm.reporting.statistics import (
+        bootstrap_interval,
+        difference_interval,
+        paired_difference,
+        pass_at_k,
+        wilson_interval,
+    )
     from jaxrl_llm.reporting.writers import (
         JsonlWriter,
         MetricWriter,
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Completions",
+    "Curves",
     "JsonlWriter",
     "MetricWriter",
     "Progress",
@@ -37,8 +45,12 @@ __all__ = [
     "all_of",
     "bootstrap_interval",
     "compare",
+    "difference_interval",
     "logged_batch",
+    "logged_prompts",
+    "paired_difference",
     "pass_at_k",
+    "plot_runs",
     "read_jsonl",
     "shade",
     "show",
@@ -49,6 +61,7 @@ __all__ = [
 _MODULES = {
     "Comparison": "credit",
     "Completions": "completions",
+    "Curves": "curves",
     "JsonlWriter": "writers",
     "MetricWriter": "writers",
     "Progress": "progress",
@@ -57,8 +70,12 @@ _MODULES = {
     "all_of": "writers",
     "bootstrap_interval": "statistics",
     "compare": "credit",
+    "difference_interval": "statistics",
     "logged_batch": "logged",
+    "logged_prompts": "logged",
+    "paired_difference": "statistics",
     "pass_at_k": "statistics",
+    "plot_runs": "curves",
     "read_jsonl": "writers",
     "shade": "shading",
     "show": "completions",

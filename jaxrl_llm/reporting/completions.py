@@ -16,7 +16,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import prompt_text
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
+from jaxrl_llm.reporting.shading import LEVELS, level_value, shade_level, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.sampling.arguments import check_not_negative, check_tokenizer
 from jaxrl_llm.trajectory import Trajectories, check_batch
@@ -204,7 +204,7 @@ def _leading(row: ShownRow) -> int:
 def _token(row: ShownRow, i: int, text: str, by: str, kind: str, limit: float) -> str:
     """The HTML element of an action; its title shows the token, its id and its numbers."""
     value = float(row.numbers[by][i])
-    level = round(LEVELS * float(np.clip(value / limit, -1.0, 1.0))) if np.isfinite(value) else 0
+    level = shade_level(value, limit, kind)
     numbers = [f"{name} {x[i]:.3g}" for name, x in row.numbers.items() if np.isfinite(x[i])]
     title = ", ".join([f"{visible(text).rstrip()} (id {row.ids[i]})", *map(html.escape, numbers)])
     shade = f'class="{kind[0]}{level}" ' if level else ""
@@ -215,5 +215,6 @@ def _legend(by: str, kind: str, limit: float) -> str:
     """The scale of shades, between the values of its ends."""
     levels = range({"entropy": 0}.get(kind, -LEVELS), {"logp": 0}.get(kind, LEVELS) + 1)
     swatches = "".join(f'<i class="{kind[0]}{level}">&nbsp;&nbsp;</i>' for level in levels)
-    least, most = (f"{limit * level / LEVELS:.3g}" for level in (levels[0], levels[-1]))
-    return f"{html.escape(by)} {least} {swatches} {most}; found: "
+    least, most = (f"{level_value(level, limit, kind):.3g}" for level in (levels[0], levels[-1]))
+    half = f" (half the shade at {level_value(LEVELS // 2, limit, kind):.3g})" if kind == "advantage" else ""
+    return f"{html.escape(by)} {least} {swatches} {most}{half}; found: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,27 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice, unknown
 from jaxrl_llm.needs import fill_in
 from jaxrl_llm.part_checks import expect
-from jaxrl_llm.reporting.shading import LEVELS, style_rules, visible
-from jaxrl_llm.reporting.statistics import typical_size
+from jaxrl_llm.reporting.credit_page import credit_page, residual
+from jaxrl_llm.sampling.arguments import check_tokenizer
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
 from jaxrl_llm.transform import check_outputs
 
 SHADES = ("push", "advantage")
 Which = str | Algorithm | Sequence[str | Algorithm] | Mapping[str, str | Algorithm]
-
-_STYLE = """
-.jaxrl-credit{font:13px/1.6 system-ui,sans-serif;overflow-x:auto}
-.jaxrl-credit table{border-collapse:collapse}
-.jaxrl-credit th{font-weight:600;text-align:left;vertical-align:top;white-space:nowrap;padding:.1em 1em .1em 0}
-.jaxrl-credit td{font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;padding:.1em 0;text-align:left}
-.jaxrl-credit .row th{padding-top:.8em}
-.jaxrl-credit i{font-style:normal}
-.jaxrl-credit .given{opacity:.5}
-.jaxrl-credit .note{opacity:.7}
-"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +41,8 @@ class Comparison:
     action_mask: np.ndarray  # bool[N, L]
     group: np.ndarray  # int32[N]
     reward: np.ndarray  # f32[N]
+    tokenizer: Any = None  # of the tokens' texts; None shows ids
+    where: str = ""  # the policy at which the gradient was taken, in words
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,14 +74,18 @@ class Comparison:
             for n in range(len(self.group))
             if sequences
         ]
+        rows += [[label, "", "", "", *values] for label, values in self.summary().items()]
+        if not sequences:
+            head, *rows = ([row[0].replace("row", ""), *row[4:]] for row in [head, *rows])
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
+        return "\n".join(lines + self.notes())
+
+    def summary(self) -> dict[str, list[str]]:
+        """What each algorithm does on the whole batch, as text: a column of the values of all algorithms by label."""
         first = self.pushes[self.names[0]].ravel()
-        summary: dict[str, list[str]] = {
-            "loss": [],
-            "tokens up": [],
-            "tokens down": [],
-            "mean |push|": [],
-            "cosine": [],
-        }
+        labels = ("loss", "tokens up", "tokens down", "mean |push|", "cosine")
+        found: dict[str, list[str]] = {label: [] for label in labels}
         actions = max(int(self.action_mask.sum()), 1)
         for name in self.names:
             push = self.pushes[name].ravel()
@@ -102,78 +97,84 @@ class Comparison:
                 f"{np.abs(push).sum() / actions:.4g}",
                 f"{float(first @ push) / sizes:.3f}" if sizes > 0 else "-",
             ]
-            for column, value in zip(summary.values(), values, strict=True):
+            for column, value in zip(found.values(), values, strict=True):
                 column.append(value)
-        rows += [[label, "", "", "", *values] for label, values in summary.items()]
-        if not sequences:
-            head, *rows = ([row[0].replace("row", ""), *row[4:]] for row in [head, *rows])
-        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-        return "\n".join(lines + self._notes())
+        return found
 
-    def to_html(self, tokens: Sequence[Sequence[str | None]] | None = None, shade: str = "push") -> str:
-        """A self-contained HTML fragment with one line of shaded tokens per sequence and algorithm.
+    def alike(self, values: Mapping[str, np.ndarray] | None = None) -> list[tuple[str, ...]]:
+        """The algorithms in groups whose pushes (or other values) are the same but for a factor, in order."""
+        values = self.pushes if values is None else values
+        groups: list[list[str]] = []
+        for name in self.names:
+            for group in groups:
+                left = residual(values[group[0]], values[name])[1]
+                size = float(np.abs(values[name]).max(initial=0.0))
+                if np.abs(left).max(initial=0.0) <= 1e-4 * size and (size > 0 or not np.any(values[group[0]])):
+                    group.append(name)
+                    break
+            else:
+                groups.append([name])
+        return [tuple(group) for group in groups]
 
-        tokens: the text of each position, N lists of at most L; None omits a position. By default ids are shown.
-        shade: "push" or "advantage": blue above 0, red below, in full at the algorithm's own 98th percentile, so that
-        colours compare tokens, not algorithms. Hovering over a token shows its numbers; prompts are pale.
-        Raises InputError for another shade, or for texts that do not fit the batch.
-        """
-        require_choice("shade", shade, SHADES)
-        texts = self._texts(tokens)
-        values = self.pushes if shade == "push" else self.advantages
-        limits = {name: typical_size(values[name][self.action_mask].tolist()) for name in self.names}
-        lines = []
-        for n, text in enumerate(texts):
-            about = f"sequence {n}, group {self.group[n]}, reward {self.reward[n]:.3g}"
-            lines.append(f'<tr class="row"><th colspan="2">{html.escape(about)}</th></tr>')
-            for name in self.names:
-                body = "".join(self._token(name, n, t, x, values[name], limits[name]) for t, x in text)
-                lines.append(f"<tr><th>{html.escape(name)}</th><td>{body}</td></tr>")
-        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self._notes())
-        style = f"<style>{_STYLE}{style_rules('advantage')}</style>"
-        return f'<div class="jaxrl-credit show-advantage">{style}<table>{"".join(lines)}</table>{notes}</div>'
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _texts(self, tokens: Sequence[Sequence[str | None]] | None) -> list[list[tuple[int, str]]]:
-        N, L = self.tokens.shape
-        if tokens is None:
-            tokens = [[f"{t} " if real else None for t, real in zip(*row, strict=True)] for row in self._ids()]
-        lists = isinstance(tokens, Sequence) and all(isinstance(row, list | tuple) for row in tokens)
-        if not lists or len(tokens) != N or any(len(row) > L for row in tokens):
-            raise InputError(f"the texts do not fit the batch: pass {N} lists of at most {L} tokens")
-        return [[(t, text) for t, text in enumerate(row) if text is not None] for row in tokens]
-
-    def _ids(self) -> list[tuple[list[int], list[bool]]]:
-        return list(zip(self.tokens.tolist(), self.token_mask.tolist(), strict=True))
-
-    def _token(self, name: str, n: int, t: int, text: str, values: np.ndarray, limit: float) -> str:
-        """The HTML element of a token; only actions have numbers."""
-        if not self.action_mask[n, t]:
-            return f'<i class="given">{visible(text)}</i>'
-        level = round(LEVELS * float(np.clip(values[n, t] / limit, -1.0, 1.0)))
-        title = f"advantage {self.advantages[name][n, t]:.4g}, d loss / d logp {self.gradients[name][n, t]:.4g}"
-        kind = f'class="a{level}" ' if level else ""
-        return f'<i {kind}title="{title}">{visible(text)}</i>'
-
-    def _notes(self) -> list[str]:
-        """One line per algorithm with stand-ins."""
-        return [
+    def notes(self) -> list[str]:
+        """Lines of text: where the gradient is taken, which algorithms coincide there, and what stood in for what."""
+        lines = [f"The gradient is taken {self.where}."] if self.where else []
+        for first, *others in self.alike():
+            for name in others:
+                factor = residual(self.pushes[first], self.pushes[name])[0]
+                how = "the same" if abs(factor - 1) < 1e-3 else f"{factor:.3g} times as large, and otherwise the same"
+                lines.append(f"{name} coincides with {first} here: its pushes are {how}.")
+        return lines + [
             f"{name}: the batch has no {', no '.join(f'{need} ({by} stands in)' for need, by in filled.items())}"
             for name, filled in self.filled.items()
             if filled
         ]
 
+    def to_html(
+        self,
+        tokens: Sequence[Sequence[str | None]] | None = None,
+        shade: str = "push",
+        rows: int = 16,
+        prompts: Sequence[str] | None = None,
+    ) -> str:
+        """A self-contained HTML fragment: of each sequence, a line of shaded tokens per algorithm.
+
+        A prompt is folded away above the sequences that share it. Algorithms that coincide (see `alike`) share a line;
+        where another differs from the first by more than a factor, a line of its own shows the difference.
+
+        tokens: the text of each position, N lists of at most L; None omits a position. By default the tokenizer's
+        texts, or ids. shade: "push" or "advantage": blue above 0, red below, in full at the algorithm's own 98th
+        percentile, so that colours compare tokens, not algorithms. Hovering over a token shows its numbers. rows: the
+        number of sequences to draw, from the first. prompts: N texts, for sequences whose tokens are the completion
+        only. Raises InputError for another shade, for rows below 1, or for texts that do not fit the batch.
+        """
+        require_choice("shade", shade, SHADES)
+        check_number("rows", rows, least=1, whole=True)
+        return credit_page(self, tokens, shade, rows, prompts)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
 
 def compare(
-    algorithms: Which, batch: Trajectories, outputs: PolicyOutputs | None = None, **hyperparameters: Any
+    algorithms: Which,
+    batch: Trajectories,
+    outputs: PolicyOutputs | None = None,
+    *,
+    tokenizer: Any = None,
+    after_steps: int = 0,
+    nats_per_step: float = 0.1,
+    **hyperparameters: Any,
 ) -> Comparison:
     """The advantages and d loss / d logp that each algorithm gives every token of a scored batch.
 
     algorithms: a name or an `Algorithm`, a sequence of them, or a mapping from labels to them. outputs: of the policy
-    at which the gradient is taken; by default the behaviour policy, as in the first step after sampling.
+    at which the gradient is taken; by default the behaviour policy, as in the first step after sampling, where all
+    importance ratios are 1 and clipping has no effect. after_steps: compare after so many gradient steps of each
+    algorithm from there. The steps are on the log-probabilities themselves, as if each token had parameters of its own:
+    along its push, scaled so that tokens move by nats_per_step in root mean square, and never above 0. tokenizer: draws
+    the tokens as text.
+
     hyperparameters are passed to the named methods that have them; InputError for one that none has. What an algorithm
     needs and the batch lacks is filled in as if the policy were still the behaviour policy, and is listed in
     `Comparison.filled`. Transforms start from their initial state. Nothing is compiled, so use at most a few hundred
@@ -182,6 +183,10 @@ def compare(
     check_batch(batch)
     if outputs is not None:
         check_outputs(outputs, batch)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
+    check_number("after_steps", after_steps, least=0, whole=True)
+    check_number("nats_per_step", nats_per_step, above=0)
     chosen = _chosen(algorithms, hyperparameters)
     advantages, gradients, losses, filled = {}, {}, {}, {}
     for name, algorithm in chosen.items():
@@ -193,13 +198,38 @@ def compare(
         def loss(logp: jax.Array, at: Any = at, full: Any = full, algorithm: Any = algorithm) -> jax.Array:
             return algorithm.objective(at.replace(logp=logp), full)[0]
 
-        value, gradient = jax.value_and_grad(loss)(at.logp)
+        logp = at.logp
+        for _ in range(after_steps):
+            logp = _moved(logp, jnp.where(full.action_mask, jax.grad(loss)(logp), 0.0), nats_per_step)
+        value, gradient = jax.value_and_grad(loss)(logp)
         A = full.advantages if full.advantages is not None else jnp.zeros(full.tokens.shape)
         advantages[name] = np.asarray(jnp.where(full.action_mask, A, 0.0))
         gradients[name] = np.asarray(jnp.where(full.action_mask, gradient, 0.0))
         losses[name] = float(value)
     shown = (batch.tokens, batch.token_mask, batch.action_mask, batch.group, batch.scores)
-    return Comparison(advantages, gradients, losses, filled, *map(np.asarray, shown))
+    tokens, token_mask, action_mask, group, reward = map(np.asarray, shown)
+    where = _where(outputs is not None, after_steps, nats_per_step)
+    return Comparison(
+        advantages, gradients, losses, filled, tokens, token_mask, action_mask, group, reward, tokenizer, where
+    )
+
+
+def _moved(logp: jax.Array, gradient: jax.Array, nats: float) -> jax.Array:
+    """Log-probabilities [N, L] after a step against the gradient; its tokens move by `nats` in root mean square."""
+    count = jnp.maximum((gradient != 0).sum(), 1)
+    size = jnp.sqrt((gradient**2).sum() / count)
+    return jnp.minimum(logp - nats * gradient / jnp.where(size > 0, size, 1.0), jnp.maximum(logp, 0.0))
+
+
+def _where(given: bool, steps: int, nats: float) -> str:
+    """The policy at which the gradient is taken, in words."""
+    start = "at the given outputs" if given else "at the policy that sampled"
+    if steps:
+        many = f"{steps} step{'s' if steps > 1 else ''} of {nats:g} nats"
+        return f"{many} from {start.removeprefix('at ')}, each method's own"
+    if given:
+        return start
+    return f"{start}: ratios are 1, where clipping has no effect; after_steps=3 compares later"
 
 
 def _chosen(algorithms: Which, hyperparameters: Mapping[str, Any]) -> dict[str, Algorithm]:

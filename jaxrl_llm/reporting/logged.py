@@ -21,21 +21,7 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
     The batch has only what is in completions.jsonl: actions, their log-probabilities and entropies (to four decimals),
     and rewards. Token ids are hashes of the texts. Raises InputError if there are no completions, or a line is damaged.
     """
-    path = Path(run_folder) / "completions.jsonl"
-    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
-        raise InputError(f"step is {shown(step)}, but must be the number of a step")
-    lines: list[dict[str, Any]] = [line for _, line in iterate_completions(path)] if path.exists() else []
-    lines = [line for line in lines if line["phase"] == "train"]
-    steps = {line["step"] for line in lines}
-    if not steps or (step is not None and step not in steps):
-        found = f"has those of the steps {sorted(steps)}" if steps else "has none"
-        raise InputError(f"no training completions to compare on: {path} {found}; see log_completions_every")
-    step = max(steps) if step is None else step
-    lines = [line for line in lines if line["step"] == step and line["tokens"]]
-    if not lines:
-        raise InputError(f"no training completions to compare on: those of step {step} in {path} have no tokens")
-    if all(line.get("reward") is None for line in lines):
-        raise InputError(f"no training completions to compare on: those of step {step} in {path} have no rewards")
+    step, lines = _lines(run_folder, step)
     texts = [line["tokens"] for line in lines]
     N, L = len(lines), max(map(len, texts))
     action = np.arange(L) < np.asarray([len(text) for text in texts])[:, None]
@@ -68,3 +54,28 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
         entropy=jnp.asarray(padded("entropy")),
     )
     return batch, texts
+
+
+def logged_prompts(run_folder: str | Path, step: int | None = None) -> list[str]:
+    """The prompts of the rows of `logged_batch`, as text; empty where none is logged. Raises as it does."""
+    return [line.get("prompt") or "" for line in _lines(run_folder, step)[1]]
+
+
+def _lines(run_folder: str | Path, step: int | None) -> tuple[int, list[dict[str, Any]]]:
+    """A step with training completions, the last by default, and its lines of completions.jsonl that have tokens."""
+    path = Path(run_folder) / "completions.jsonl"
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+        raise InputError(f"step is {shown(step)}, but must be the number of a step")
+    lines: list[dict[str, Any]] = [line for _, line in iterate_completions(path)] if path.exists() else []
+    lines = [line for line in lines if line["phase"] == "train"]
+    steps = {line["step"] for line in lines}
+    if not steps or (step is not None and step not in steps):
+        found = f"has those of the steps {sorted(steps)}" if steps else "has none"
+        raise InputError(f"no training completions to compare on: {path} {found}; see log_completions_every")
+    step = max(steps) if step is None else step
+    lines = [line for line in lines if line["step"] == step and line["tokens"]]
+    if not lines:
+        raise InputError(f"no training completions to compare on: those of step {step} in {path} have no tokens")
+    if all(line.get("reward") is None for line in lines):
+        raise InputError(f"no training completions to compare on: those of step {step} in {path} have no rewards")
+    return step, lines

@@ -1,242 +1,210 @@
-"""The report of a run: a self-contained HTML file with curves, evaluations and completions shaded by token."""
+"""The report of a run, or of several: a self-contained HTML file that begins with the verdict."""
 
 from __future__ import annotations
 
-import html
-import io
-import json
 import math
 import os
-import re
-import zlib
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from jaxrl_llm.errors import InputError, missing_package, shown
-from jaxrl_llm.reporting.lines import iterate_completions
-from jaxrl_llm.reporting.shading import KINDS, LEVELS, shaded_tokens, style_rules
-from jaxrl_llm.reporting.statistics import as_number, thin, typical_size
-from jaxrl_llm.reporting.writers import read_json, read_jsonl
+from jaxrl_llm.reporting.charts import COLOURS
+from jaxrl_llm.reporting.curves import (
+    DARK,
+    LIGHT,
+    chart_of,
+    histograms,
+    main_metrics,
+    names_of,
+    pass_at_k_chart,
+    variables,
+)
+from jaxrl_llm.reporting.run_data import RunData
+from jaxrl_llm.reporting.settings_shown import changed_settings, differing_settings
+from jaxrl_llm.reporting.shading import KINDS, LEVELS, level_value, style_rules
+from jaxrl_llm.reporting.shown_completions import (
+    chosen_groups,
+    held_out_examples,
+    reward_changes,
+    sample_rows,
+    shaded_samples,
+    shown_of,
+    squares,
+    training_groups,
+)
+from jaxrl_llm.reporting.statistics import paired_difference
+from jaxrl_llm.reporting.verdict import held_out, outcomes, verdict, warnings
 
-_POINTS = 300  # maximum points of a curve, about the width of a chart in pixels
-_TOKENS = 25_000  # tokens shown in total, about 2.5 MB of HTML
-# Shown at most: training steps, prompts per step, samples per prompt, evaluation prompts per kind of change.
-_STEPS, _PROMPTS, _SAMPLES, _PAIRS = 6, 2, 8, 2
 _OTHER_CHARTS = 60
-_CHARTS = {  # the main charts: title, and a pattern of the metrics' keys
-    "Reward": r"reward/mean",
-    "KL to the reference": r"(?!.*mismatch)(.*/)?kl(/mean)?",
-    "Entropy": r"entropy(/mean)?",
-    "Completion length (tokens)": r"completion/length(/mean)?",
-    "Clip fraction": r".*clip.*frac.*|clip/(low|high)",
-    "Gradient norm": r".*grad(ient)?s?[_/]norm.*",
-    "Goodput": r"goodput",
-    "Learning rate": r"(.*/)?learning_rate|lr",
-    "Mismatch of sampler and trainer": r".*mismatch.*",
-}
-# Placeholder colours, replaced by those of the page's light or dark theme.
-_INK, _LINE, _LATE = "#010203", "#010204", "#010205"
+_TEMPLATES = Path(__file__).parent
+Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-def write_report(run_folder: Path, more: Mapping[str, str] | None = None) -> Path:
-    """Write `report.html` into a run's folder from the files in it, and return its path.
+def write_report(
+    run_folder: str | Path | Sequence[str | Path],
+    more: Mapping[str, str] | None = None,
+    *,
+    defaults: Defaults | None = None,
+    output: str | Path | None = None,
+) -> Path:
+    """Write the report of a run, or of several in one page, from the files in their folders, and return its path.
 
-    Reads config.json, metrics.jsonl, summary.json and completions.jsonl; any of them, but not all, may be missing or
-    empty. The page makes no network requests and stays below 5 MB: curves are thinned (mean, with the range as a band),
-    and completions of a few steps are shown. more: sections to append, {heading: HTML}. Needs jinja2 and matplotlib.
-    Raises InputError if there is no run, or a file is damaged (a half-written last line is not damage).
+    Reads config.json, metrics.jsonl, summary.json, completions.jsonl and eval*.json; any of them, but not all, may be
+    missing or empty. The page makes no network requests and stays below 5 MB: curves are thinned, and completions of
+    some groups and held-out prompts are shown; it says how many of how many.
+
+    more: sections to append, {heading: HTML}. defaults: of a run's settings, given its config.json, to show first what
+    differs from them. output: the file, by default report.html in the run's folder, or comparison.html in that of the
+    first of several runs. Needs jinja2 and matplotlib. Raises InputError if there is no run, or a file is damaged (a
+    half-written last line is not damage).
     """
     try:
         import jinja2
     except ImportError as error:
         raise missing_package("jinja2", "run", "writing the report") from error
-    folder = Path(run_folder)
-    files = [folder / name for name in ("config.json", "summary.json", "metrics.jsonl", "completions.jsonl")]
-    if not any(file.exists() for file in files):
-        raise InputError(f"no run in {folder}: it has neither config.json nor metrics.jsonl")
-    config, summary = map(read_json, files[:2])
-    metrics = read_jsonl(files[2]) if files[2].exists() else []
-    index = _index(files[3]) if files[3].exists() else []
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    folders = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
+    if not 1 <= len(folders) <= COLOURS:
+        raise InputError(f"a report is of 1 to {COLOURS} runs, but found {len(folders)}")
+    runs = [RunData(folder) for folder in folders]
+    name = "report.html" if len(runs) == 1 else "comparison.html"
+    path = Path(output) if output is not None else runs[0].folder / name
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=jinja2.FileSystemLoader(_TEMPLATES)
+    )
     environment.filters["number"] = _show
-    source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    parts: dict[str, Any] = _curves(metrics, files[2]) | _completions(files[3], index)
-    parts["histograms"] = _histograms([row for row in index if row.phase == "train"])
-    parts["palette"] = "".join(map(style_rules, KINDS))
+    context = {**_curves(runs), **(_one_run(runs[0], defaults) if len(runs) == 1 else _several(runs, defaults))}
+    context |= {"title": " and ".join(names_of(runs)), "more": more or {}, "style": _style()}
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     try:
-        text = environment.from_string(source).render(
-            title=folder.resolve().name, config=config, summary=summary, more=more or {}, **parts
-        )
+        text = environment.get_template("report.html.j2").render(script=script, **context)
     except (TypeError, ValueError, ArithmeticError, RecursionError, jinja2.TemplateError) as error:
+        files = " or ".join(f"{run.config_file} or {run.summary_file}" for run in runs)
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{files[0]} or {files[1]} holds a value that no report can show: {reason}") from error
-    path, new = folder / "report.html", folder / "report.html.new"
-    new.write_bytes(text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
-    os.replace(new, path)
+        raise InputError(f"{files} holds a value that no report can show: {reason}") from error
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_bytes(text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
+        os.replace(new, path)
+    except OSError as error:
+        raise InputError(f"the report cannot be written to {path}: {error.strerror or error}") from error
     return path
 
 
-class _Row(NamedTuple):  # the part of a line of completions.jsonl that is kept in memory
-    step: int
-    phase: str
-    prompt_id: int
-    reward: float
-    length: int  # in tokens
-    offset: int  # in bytes, to read the rest later
-
-
-def _index(path: Path) -> list[_Row]:
-    return [
-        _Row(row["step"], row["phase"], row["prompt_id"], as_number(row.get("reward")), len(row["tokens"]), offset)
-        for offset, row in iterate_completions(path)
-    ]
-
-
-def _completions(path: Path, index: list[_Row]) -> dict[str, Any]:
-    """The completions to show, read and shaded: some training steps, and pairs from before and after training.
-
-    Within a step, prompts whose samples differ in reward come first, since the others typically have no advantages.
-    Pairs are examples of each kind of change in reward; `changes` counts all of each kind.
-    """
-    by_step: dict[int, dict[int, list[_Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in index:
-        if row.phase == "train":
-            by_step[row.step][row.prompt_id].append(row)
-    steps = sorted(by_step)
-    steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _STEPS)).astype(int))]
-    groups = {s: sorted(by_step[s].values(), key=lambda rows: len({r.reward for r in rows}) == 1) for s in steps}
-    train = {step: [(rows[:_SAMPLES], len(rows)) for rows in groups[step][:_PROMPTS]] for step in steps}
-    before, after = (
-        {row.prompt_id: row for row in reversed(index) if row.phase == phase} for phase in ("eval_before", "eval_after")
-    )
-    changes: dict[str, list[list[_Row | None]]] = {"rose": [], "fell": [], "stayed": [], "is known once": []}
-    for prompt in sorted(before.keys() | after.keys()):
-        pair = [before.get(prompt), after.get(prompt)]
-        first, last = (math.nan if row is None else row.reward for row in pair)
-        change = "rose" if last > first else "fell" if last < first else "stayed" if last == first else "is known once"
-        changes[change].append(pair)
-    pairs = [pair for examples in changes.values() for pair in examples[:_PAIRS]]
-    shown = [row for items in train.values() for rows, _ in items for row in rows]
-    shown += [row for pair in pairs for row in pair if row]
-    samples: dict[int, dict[str, Any]] = {}
-    if shown:
-        with open(path, "rb") as file:
-            for row in shown:
-                file.seek(row.offset)
-                samples[row.offset] = json.loads(file.readline())
-    kinds = [kind for kind in KINDS if any(sample.get(kind) for sample in samples.values())]
-    limits = {kind: typical_size(chain.from_iterable(s.get(kind) or () for s in samples.values())) for kind in kinds}
-    for sample in samples.values():
-        values = {kind: sample[kind] for kind in kinds if sample.get(kind)}
-        sample["html"] = shaded_tokens(sample["tokens"], values, limits, most=max(60, _TOKENS // len(samples)))
+def _overview(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
+    """What a report says of each run: the verdict, warnings, facts, evaluations and settings."""
+    found = held_out(run)
     return {
-        "train": {s: [([samples[r.offset] for r in rows], n) for rows, n in items] for s, items in train.items()},
-        "pairs": [[row and samples[row.offset] for row in pair] for pair in pairs],
-        "changes": {change: len(examples) for change, examples in changes.items() if examples},
-        "limits": limits,
-        "levels": LEVELS,
+        "name": run.name,
+        "verdict": verdict(run, found),
+        "warnings": warnings(run),
+        "config": run.config,
+        "summary": run.summary,
+        "steps": len(run.steps),
+        "changed": [] if defaults is None else changed_settings(run.config, defaults(run.config)),
+        "facts": _facts(run),
     }
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """Charts (title, key, SVG, last value) of the main metrics and of the others, and the keys without a chart.
-
-    A curve has at most `_POINTS` points, each the mean of a run of steps. The band is the range of those steps, or that
-    of the metrics' min and max, or of one standard deviation, if they are logged.
-    """
-    for row in metrics:
-        at = row.get("step", 0)
-        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 2**53:
-            raise InputError(f"{path}: a step is {shown(at)}, but must be a whole number; repair or remove that line")
-    rows = sorted({row["step"]: row for row in metrics if "step" in row}.items())
-    steps = np.array([step for step, _ in rows], dtype=np.float64)
-    keys = sorted(set().union(*(row for _, row in rows)) - {"step"})
-    columns = {key: np.array([as_number(row.get(key)) for _, row in rows]) for key in keys}
-    drawn = {key: values for key, values in columns.items() if np.isfinite(values).any()}
-    charts: list[tuple[str, str, str, float]] = []
-    used: set[str] = set()
-
-    def add(title: str, key: str) -> None:
-        base, values = key.removesuffix("/mean"), drawn[key]
-        low, high = (drawn.get(f"{base}/{end}", values) for end in ("min", "max"))
-        if (spread := drawn.get(f"{base}/std")) is not None and low is high:
-            low, high = values - spread, values + spread
-
-        def draw(axes: Any) -> None:
-            x, y = thin(steps, _POINTS), thin(values, _POINTS)
-            band = thin(low, _POINTS, np.min), thin(high, _POINTS, np.max)
-            axes.fill_between(x, *band, color=_LINE, alpha=0.18, linewidth=0)
-            axes.plot(x, y, color=_LINE, linewidth=1.4, marker="." if np.isfinite(y).sum() < 30 else "")
-
-        charts.append((title, key, _svg(key, draw), float(values[np.isfinite(values)][-1])))
-        used.update([key, *(f"{base}/{name}" for name in ("min", "max", "std"))])
-
-    for title, pattern in _CHARTS.items():
-        for key in drawn:
-            if key not in used and re.fullmatch(pattern, key):
-                add(title, key)
-    main = len(charts)
-    rest = [key for key in drawn if key not in used]
-    for key in rest[:_OTHER_CHARTS]:
-        add("", key)
-    missing = rest[_OTHER_CHARTS:] + sorted(columns.keys() - drawn.keys())
-    return {"steps": len(rows), "charts": charts[:main], "others": charts[main:], "missing": missing}
+def _facts(run: RunData) -> list[tuple[str, str]]:
+    """Numbers of a run that are worth a glance: start and end of reward, entropy and the share of uniform groups."""
+    found = []
+    for label, key in (
+        ("reward", "reward/mean"),
+        ("groups without signal", "groups/uniform"),
+        ("entropy, nats", "entropy"),
+        ("tokens a completion", "completion/length"),
+    ):
+        values = run.metric(key)
+        if values.size:
+            part = max(1, len(values) // 10)
+            ends = values[:part].mean(), values[-part:].mean()
+            found.append((label, " \u2192 ".join(f"{x:.0%}" if key == "groups/uniform" else f"{x:.3g}" for x in ends)))
+    return found
 
 
-def _histograms(train: Sequence[_Row]) -> list[tuple[str, str, list[str]]]:
-    """Histograms of rewards and lengths in the first and the last quarter of the steps: (title, SVG, labels)."""
-    steps = sorted({row.step for row in train})
-    quarter = max(1, len(steps) // 4)
-    spans = [(part[0], part[-1]) for part in (steps[:quarter], steps[quarter:][-quarter:]) if part]
-    charts = []
-    for title, field in (("Rewards", "reward"), ("Completion lengths (tokens)", "length")):
-        parts = [[getattr(row, field) for row in train if first <= row.step <= last] for first, last in spans]
-        parts = [[value for value in part if math.isfinite(value)] for part in parts]
-        if not any(parts):
-            continue
-        values = np.array(list(chain.from_iterable(parts)))
-        low, high = float(values.min()), float(values.max())
-        if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # too narrow for twenty bins
-            low, high = low - max(abs(low), 1.0) / 2, high + max(abs(high), 1.0) / 2
-        edges = np.linspace(low, high, 21)
-
-        def draw(axes: Any, parts: list[list[float]] = parts, edges: np.ndarray = edges) -> None:
-            for part, colour in zip(parts, (_LINE, _LATE), strict=False):
-                shares = np.histogram(part, edges)[0] / max(1, len(part))
-                axes.stairs(shares, edges, color=colour, alpha=0.3, fill=True)
-                axes.stairs(shares, edges, color=colour, linewidth=1.4)
-            axes.set_ylabel("share of samples")
-
-        charts.append((title, _svg(title, draw), [f"steps {first} to {last}" for first, last in spans]))
-    return charts
+def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
+    """The parts of a report that only one run has: outcomes, groups of completions and distributions."""
+    found, groups = held_out(run), training_groups(run.rows)
+    chosen, examples = chosen_groups(groups), held_out_examples(run.rows, found)
+    pairs = [row for one in examples for pair in one.pairs for row in pair if row is not None]
+    samples, limits = shaded_samples(run, {"held": pairs, "train": sample_rows(chosen)})
+    return {
+        "runs": [_overview(run, defaults)],
+        "histograms": histograms([row for row in run.rows if row.phase == "train"]),
+        "matrix": dict(zip(("right", "fixed", "broken", "wrong"), found.counts, strict=True)),
+        "squares": squares(found),
+        "examples": [
+            (one.kind, one.total, [[row and samples[row.offset] for row in pair] for pair in one.pairs])
+            for one in examples
+        ],
+        "changes": reward_changes(run.rows),
+        "groups": [(group, [samples[row.offset] for row in shown_of(group)]) for group in chosen],
+        "logged_groups": len(groups),
+        "scales": {part: [_scale(kind, limit) for kind, limit in own.items()] for part, own in limits.items()},
+    }
 
 
-def _svg(name: str, draw: Callable[[Any], None]) -> str:
-    """The drawing as an SVG element with the page's colours, and with ids made unique by `name`."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("matplotlib", "run", "drawing the report's curves") from error
-    inks = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
-    style: Any = dict.fromkeys(inks, _INK) | dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
-    style |= {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 8, "axes.grid": True, "grid.alpha": 0.15}
-    with matplotlib.rc_context(style | {"axes.formatter.useoffset": False, "axes.formatter.limits": (-3, 4)}):
-        figure = Figure(figsize=(3.8, 2.1), layout="constrained")
-        draw(figure.add_subplot())
-        buffer = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>s{zlib.crc32(name.encode())}-", buffer.getvalue())
-    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{html.escape(name)}">', text)
-    for stand_in, colour in ((_INK, "currentColor"), (_LINE, "var(--line)"), (_LATE, "var(--late)")):
-        text = text.replace(stand_in, colour)
-    return text[text.index("<svg") :]
+def _several(runs: Sequence[RunData], defaults: Defaults | None) -> dict[str, Any]:
+    """The parts of a report that only several runs have: their settings and their results side by side."""
+    return {
+        "runs": [_overview(run, defaults) for run in runs],
+        "differing": differing_settings([run.config for run in runs]),
+        "against": [against for run in runs[1:] if (against := _against(runs[0], run)) is not None],
+    }
+
+
+def _against(first: RunData, other: RunData) -> dict[str, Any] | None:
+    """The held-out accuracy of two runs after training on the same prompts; None if they are not the same."""
+    ends = [[row for row in run.rows if row.phase == "eval_after"] for run in (first, other)]
+    found = outcomes(*ends)
+    total = sum(found.counts)
+    if not total or any(len({row.prompt_id for row in rows}) != total for rows in ends):
+        return None
+    texts = [
+        {line["prompt_id"]: line.get("prompt") for line in run.read(rows).values()}
+        for run, rows in zip((first, other), ends, strict=True)
+    ]
+    if texts[0] != texts[1]:
+        return None
+    difference, low, high, p = paired_difference(*found.counts)
+    names = names_of([first, other])
+    return {
+        "names": names, "total": total, "only_first": found.counts[2], "only_other": found.counts[1],
+        "change": f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})",
+        "p": "p < 0.001" if p < 0.001 else f"p = {p:.2g}", "significant": p < 0.05 and low * high > 0,
+    }  # fmt: skip
+
+
+def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Charts of the main metrics and of the others, and the keys without a chart."""
+    main = main_metrics(runs)
+    used = {key for _, key in main}
+    for key in sorted(used):  # the extremes and the deviation of a metric are not charts of their own
+        used |= {f"{key.removesuffix('/mean')}/{part}" for part in ("min", "max", "std")}
+    rest = [key for key in sorted({key for run in runs for key in run.metrics}) if key not in used]
+    missing = rest[_OTHER_CHARTS:] + sorted({key for run in runs for key in run.undrawn})
+    return {
+        "charts": [chart_of(runs, key, title) for title, key in main],
+        "others": [chart_of(runs, key) for key in rest[:_OTHER_CHARTS]],
+        "missing": missing,
+        "pass_at_k": pass_at_k_chart(runs),
+    }
+
+
+def _scale(kind: str, limit: float) -> dict[str, Any]:
+    """The legend of a kind of shade: the class and value of each level, from the lowest."""
+    levels = range(-LEVELS, LEVELS + 1) if kind == "advantage" else range(LEVELS + 1)
+    sign = -1 if kind == "logp" else 1
+    swatches = [(f"{kind[0]}{sign * n}", sign * level_value(n, limit, kind) + 0.0) for n in levels]
+    return {"kind": kind, "swatches": swatches, "half": level_value(LEVELS // 2, limit, kind)}
+
+
+def _style() -> str:
+    text = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    dark = f"@media (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}"
+    fills = "".join(f".c{n}{{background:var(--line{n})}}" for n in range(COLOURS))
+    return f":root{{{variables(LIGHT)}}}{dark}{text}{fills}{''.join(map(style_rules, KINDS))}"
 
 
 def _show(value: Any) -> str:

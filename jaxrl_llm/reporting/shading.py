@@ -23,12 +23,34 @@ KINDS = {  # kinds of values, with the colours (red, green, blue) below and abov
 LEVELS = 6  # of shade on each side of zero
 
 
+def shade_level(value: float, limit: float, kind: str) -> int:
+    """The level of shade of a value, from -LEVELS to LEVELS, which is at `limit` and beyond; 0 for NaN.
+
+    Advantages have a square-root scale on which all but 0 have a shade, since those of the many completions of a group
+    that are alike are small beside the one that differs. Other kinds have a linear one.
+
+    >>> [shade_level(x, 2.0, "advantage") for x in (2.0, 0.5, -0.01, 0.0)], shade_level(-0.5, 2.0, "logp")
+    ([6, 3, -1, 0], -2)
+    """
+    if not math.isfinite(value) or value == 0:
+        return 0
+    share = min(1.0, abs(value) / limit)
+    level = max(1, round(LEVELS * math.sqrt(share))) if kind == "advantage" else round(LEVELS * share)
+    return level if value > 0 else -level
+
+
+def level_value(level: int, limit: float, kind: str) -> float:
+    """The value whose shade has this level: the inverse of `shade_level`."""
+    share = level / LEVELS
+    return limit * (share * abs(share) if kind == "advantage" else share)
+
+
 def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limit: float | None = None) -> str:
     """HTML of a completion with each token shaded by its value, for notebooks (`IPython.display.HTML(shade(...))`).
 
-    `values`: one per token; None or NaN leaves it unshaded. `kind`: "advantage" (red below zero, blue above), "logp"
-    (deeper is less likely) or "entropy" (nats). `limit` > 0: the absolute value at full shade, by default the 98th
-    percentile. Newlines and other invisible characters are made visible.
+    `values`: one per token; None or NaN leaves it unshaded. `kind`: "advantage" (red below zero, blue above, on a
+    square-root scale), "logp" (deeper is less likely) or "entropy" (nats). `limit` > 0: the absolute value at full
+    shade, by default the 98th percentile. Newlines and other invisible characters are made visible.
     Raises InputError for another kind, a wrong number of values, or a limit that is not positive.
     """
     if kind not in KINDS:
@@ -73,7 +95,7 @@ def shaded_tokens(
         if i == head + left_out and left_out:
             parts.append(f"<em>[{left_out:,} tokens left out]</em>")
         here = {kind: value for kind in values if math.isfinite(value := as_number(values[kind][i]))}
-        levels = {kind: round(LEVELS * min(1.0, max(-1.0, value / limits[kind]))) for kind, value in here.items()}
+        levels = {kind: shade_level(value, limits[kind], kind) for kind, value in here.items()}
         classes = " ".join(f"{kind[0]}{level}" for kind, level in levels.items() if level)
         title = ", ".join(f"{kind} {value:.3f}" for kind, value in here.items())
         parts.append(f'<i class="{classes}" title="{title}">{visible(tokens[i])}</i>')

@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl_llm.reporting.run_data import CORRECT
+
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.scoring import Scored
 
 
 def completion_lines(
-    tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int
+    tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int, judge: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The completions of the first `groups` groups of a batch. rows: of the data set, one for each group."""
+    """The completions of the first `groups` groups of a batch.
+
+    rows: of the data set, one for each group. judge: the reward that is 1 for a correct answer, if any.
+    """
     from jaxrl_llm.sampling import completion_ids  # here: the module of run folders needs no JAX
 
     batch = scored.batch
@@ -38,6 +43,7 @@ def completion_lines(
             "rewards": {name: _number(x[i]) for name, x in rewards.items()},
             "answer": None if answer is None else str(answer),
             "truncated": bool(batch.truncated[i]),
+            **({"correct": bool(rewards[judge][i] >= CORRECT)} if judge in rewards else {}),
         }
 
 

@@ -17,6 +17,7 @@ from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.process import stop_if
+from jaxrl_llm.reporting.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
@@ -26,8 +27,6 @@ from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.sampling.weights import take_weights
-
-CORRECT = 1.0 - 1e-6  # a reward of 1, up to rounding, marks a correct answer
 
 
 class Evaluation(NamedTuple):

@@ -30,7 +30,7 @@ from jaxrl_llm.process import (
     trim_heap,
     use_compile_cache,
 )
-from jaxrl_llm.reporting import Progress, read_jsonl, write_report
+from jaxrl_llm.reporting import Progress, read_jsonl
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.activity import Activity
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -58,6 +58,7 @@ from jaxrl_llm.runs.metrics import (
 from jaxrl_llm.runs.profiling import profiled
 from jaxrl_llm.runs.rollback import Judged, undo_spike
 from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
+from jaxrl_llm.runs.run_report import write_report
 from jaxrl_llm.runs.setup import RunParts, set_up
 from jaxrl_llm.runs.source import MakeCurriculum, source_of, timed
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
@@ -67,6 +68,7 @@ from jaxrl_llm.trajectory import Trajectories
 logger = logging.getLogger("jaxrl_llm.runs")
 
 WARM_UP = value_loss()
+EVALUATED_SHOWN = 1024  # held-out prompts whose completions before and after training are logged
 
 
 def train(
@@ -178,6 +180,7 @@ def _run(
     first, summary = loop.step, loop.summary
     # The evaluation before training is after 0 steps; it is repeated if its result was lost.
     folder.rewind(first if first or "eval_before" in summary else -1)
+    judge = config.eval_reward or next((reward.name for reward in parts.rewards), None)
 
     def evaluate(name: str, step: int, title: str) -> None:
         if parts.held_out is None:
@@ -186,7 +189,8 @@ def _run(
             with clock("evaluate"):
                 result = evaluate_run(config, parts, combine(parts.frozen, state.train.params), activity.watch)
             summary[name] = result.figures
-            folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, groups=8)
+            some = 8 if name == "eval_latest" else EVALUATED_SHOWN
+            folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, some, judge)
             folder.write(folder.summary, summary)
             stop_if(hosts.any(interrupted()))
         progress.say(f"{title}: {accuracy_line(summary[name])}")
@@ -239,7 +243,8 @@ def _run(
             metrics = {**without_nan(found, metrics), **rolled_back, **lap_metrics(clock, loop.undone)}
             writer.write(step + 1, metrics)  # files count the steps that are done, as the console does
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
-                folder.log_completions(step + 1, "train", parts.tokenizer, scored_rows(found, learned), found.rows)
+                rows = scored_rows(found, learned)
+                folder.log_completions(step + 1, "train", parts.tokenizer, rows, found.rows, judge=judge)
             progress.update(step, metrics)
             loop.step = step + 1
             if config.eval_every and loop.step % config.eval_every == 0 and loop.step < config.steps:

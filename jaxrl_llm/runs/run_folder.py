@@ -243,11 +243,15 @@ class RunFolder:
         self.wait()
 
     def log_completions(
-        self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4
-    ) -> None:
-        """Append the completions of the first `groups` groups to completions.jsonl, token by token, for the report."""
+        self, step: int, phase: str, tokenizer: Any, scored: Scored, rows: Sequence[dict[str, Any]], groups: int = 4,
+        judge: str | None = None,
+    ) -> None:  # fmt: skip
+        """Append the completions of the first `groups` groups to completions.jsonl, token by token, for the report.
+
+        judge: the reward that is 1 for a correct answer, if any.
+        """
         with self.completions.open("a") as file:
-            for line in completion_lines(tokenizer, scored, rows, groups):
+            for line in completion_lines(tokenizer, scored, rows, groups, judge):
                 file.write(json.dumps({"step": step, "phase": phase, **line}) + "\n")
 
 

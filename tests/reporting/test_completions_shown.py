@@ -80,7 +80,7 @@ def test_shades_of_advantages_have_their_sign() -> None:
     entropy = jnp.full((1, 6), 0.25)
     page = show(batch.replace(advantages=advantages, entropy=entropy), Bytes(), by="advantages")._repr_html_()
     found = [m.groupdict() for m in ACTION.finditer(page)]
-    assert [x["shade"] for x in found] == ["a6", "a-3", None, None]
+    assert [x["shade"] for x in found] == ["a6", "a-4", None, None]
     assert found[0]["title"] == f"a (id {ord('a')}), logp 0, entropy 0.25, advantages 2, policy_step 3"
     assert "advantages" not in found[3]["title"]
     assert "advantages -1 to 2, mean 0.333" in page

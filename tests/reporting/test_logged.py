@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm import compare
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting import logged_batch
+from jaxrl_llm.reporting import logged_batch, logged_prompts
 
 
 def write(folder: Path, lines: list[dict]) -> Path:
@@ -51,6 +51,14 @@ def test_the_last_step_of_training_comes_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch.rewards["right"], [1, 0, np.nan])
     assert batch.tokens[0, 0] == batch.tokens[2, 0] != batch.tokens[0, 1]
     assert logged_batch(tmp_path, step=1)[1] == [["a"]]
+
+
+def test_its_prompts_come_with_it(tmp_path: Path) -> None:
+    named = [{**one, "prompt": f"{one['step']}-{one['prompt_id']}"} for one in LINES]
+    del named[3]["prompt"]
+    write(tmp_path, named)
+    assert logged_prompts(tmp_path) == ["3-7", "3-7", ""]
+    assert logged_prompts(tmp_path, step=1) == ["1-7"]
 
 
 def test_methods_are_compared_on_it(tmp_path: Path) -> None:

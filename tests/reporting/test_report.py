@@ -6,10 +6,14 @@ import math
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from sample_runs import write_run
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting import shading
+from jaxrl_llm.reporting.curves import DARK, LIGHT
 from jaxrl_llm.reporting.logged import logged_batch
 from jaxrl_llm.reporting.report import write_report
 from jaxrl_llm.reporting.shading import shade
@@ -69,6 +73,11 @@ def report(folder):
     return page
 
 
+def token_titles(page):
+    """The numbers of the shaded tokens; legends and squares have titles too."""
+    return [a["title"] for tag, a in page.tags if tag == "i" and "logp" in a.get("title", "")]
+
+
 def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -100,9 +109,9 @@ def test_a_full_run(tmp_path):
     assert "sample 30 s (25%)" in page.visible
     assert "update 90 s (75%)" in page.visible
     assert "Goodput 80%" in page.visible
-    # Nine known metrics (the deviation is the reward's band), one other, two distributions.
+    # Nine known metrics (the deviation is not one of them), one other, two distributions, pass@k of groups of two.
     assert "All other metrics (1)" in page.visible
-    assert page.svgs == 9 + 1 + 2
+    assert page.svgs == 9 + 1 + 2 + 1
     assert "Mismatch of sampler and trainer mismatch/kl last 1 " in page.visible
     assert "Clip fraction clip/high last 1 " in page.visible
     assert "steps 0 to 1" in page.visible
@@ -110,13 +119,126 @@ def test_a_full_run(tmp_path):
     assert "rose on 3, stayed on 2 of 5 prompts" in page.visible
     assert "forty-two" in page.visible
     steps = re.findall(r"Step (\d)", page.visible)
-    assert (steps[0], steps[-1], len(steps)) == ("0", "7", 6)
-    titles = [attributes["title"] for tag, attributes in page.tags if tag == "i" and attributes.get("title")]
+    assert (steps[0], steps[-1], len(steps)) == ("0", "7", 8)
+    titles = token_titles(page)
     assert titles[:2] == ["advantage 0.500, logp -0.250, entropy 0.000", "advantage -0.500, logp -2.000, entropy 1.500"]
-    classes = [attributes["class"] for tag, attributes in page.tags if tag == "i" and attributes.get("title")]
+    classes = [attributes["class"] for tag, attributes in page.tags if "logp" in attributes.get("title", "")]
     assert classes[:2] == ["a6 l-1", "a-6 l-6 e6"]  # 6 levels up to the range: 0.5, 2 and 1.5; 0.25 / 2 * 6 rounds to 1
-    radios = [a["value"] for tag, a in page.tags if tag == "input"]
+    radios = [a["value"] for tag, a in page.tags if a.get("name") == "shade-train"]
     assert radios == ["advantage", "logp", "entropy"]
+
+
+def test_the_verdict_and_the_warnings_come_first(tmp_path):
+    write_run(tmp_path / "run")
+    page = report(tmp_path / "run")
+    assert page.visible.index("Held-out accuracy rose from") < page.visible.index("Entropy fell from")
+    assert page.visible.index("Entropy fell from") < page.visible.index("smollm2-135m")
+    assert "groups without signal" in page.visible
+    kinds = [a["class"] for tag, a in page.tags if tag == "section" and "verdict" in a.get("class", "")]
+    assert kinds == ["verdict better"]
+    titles = [chart["unit"] for chart in charts(page)][:3]
+    assert titles == ["reward", "share", "nats per token"]
+
+
+def test_the_matrix_counts_all_prompts_and_has_examples_of_each(tmp_path):
+    write_run(tmp_path / "run", prompts=200, before=0.4, after=0.6)
+    page = report(tmp_path / "run")
+    counts = re.findall(r"(\d+) (right both times|broken|fixed|still wrong) \d+%", page.visible)
+    assert len(counts) == 4
+    squares = [a["class"] for tag, a in page.tags if tag == "i" and a.get("title", "").startswith("prompt ")]
+    assert len(squares) == 200
+    for (count, words), kind in zip(counts, ("right", "broken", "fixed", "wrong"), strict=True):
+        assert squares.count(f"o-{kind}") == int(count) > 0
+        assert f"{min(6, int(count))} of {count} {words}" in page.visible
+        cards = [a for tag, a in page.tags if tag == "article" and a["data-kind"] == kind and "data-step" not in a]
+        assert len(cards) == min(6, int(count))
+
+
+def test_rewards_that_mark_nothing_as_correct_are_compared_by_their_change(tmp_path):
+    rows = [sample(0, "eval_before", i, reward=0.25 * (i % 2)) for i in range(4)]
+    rows += [sample(1, "eval_after", i, reward=0.5 * (i < 2)) for i in range(4)]
+    lines(tmp_path / "completions.jsonl", rows)
+    page = report(tmp_path)
+    assert [a["data-kind"] for tag, a in page.tags if tag == "article"] == ["rose", "rose", "fell", "stayed"]
+    assert "rose on 2, fell on 1, stayed on 1 of 4 prompts" in page.visible
+
+
+def test_settings_that_differ_from_the_defaults_come_before_the_others(tmp_path):
+    config = {"steps": 9, "optimizer": {"learning_rate": 1e-4, "beta1": 0.9}, "rewards": ["a"], "output": "x", "own": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    known = {"steps": 100, "optimizer": {"learning_rate": 1e-4, "beta1": 0.8}, "rewards": ("a",), "output": "runs"}
+    write_report(tmp_path, defaults=lambda config: known)
+    page = Page((tmp_path / "report.html").read_text())
+    table = page.visible[page.visible.index("Settings that differ") : page.visible.index("All settings")]
+    assert "steps 9 100" in table
+    assert "optimizer.beta1 0.9 0.8" in table
+    for same in ("learning_rate", "rewards", "output", "own"):
+        assert same not in table
+
+
+def test_shading_begins_with_what_there_is_to_shade(tmp_path):
+    """Advantages that are all 0 shade nothing; held-out completions have none."""
+    values = {"advantage": [0.0, 0.0], "logp": [-0.25, -2.0], "entropy": [0.0, 1.5]}
+    rows = [sample(0, number=n, **values) for n in range(2)] + [sample(0, "eval_after", logp=[-1.0, -2.0])]
+    lines(tmp_path / "completions.jsonl", rows)
+    page = report(tmp_path)
+    shown = {a["id"]: a["class"] for tag, a in page.tags if tag == "section" and "id" in a}
+    assert shown == {"held-out": "show-logp", "groups": "show-logp"}
+    rows[1] |= {"advantage": [0.0, -0.5]}
+    lines(tmp_path / "completions.jsonl", rows)
+    shown = {a["id"]: a["class"] for tag, a in report(tmp_path).tags if tag == "section" and "id" in a}
+    assert shown == {"held-out": "show-logp", "groups": "show-advantage"}
+
+
+def test_several_runs_in_one_report(tmp_path):
+    runs = [
+        write_run(tmp_path / "a", after=0.8),
+        write_run(tmp_path / "b", seed=1, after=0.2, algorithm="dapo", extra=3),
+    ]
+    path = write_report(runs)
+    assert path == tmp_path / "a" / "comparison.html"
+    page = Page(path.read_text())
+    assert page.visible.count("Held-out accuracy") + page.visible.count("No significant change") == 2
+    settings = page.visible[page.visible.index("Settings that differ") : page.visible.index("Curves")]
+    for text in ("seed 0 1", "algorithm grpo dapo", "extra - 3"):
+        assert text in settings
+    assert "learning_rate" not in settings
+    assert all([line["name"] for line in chart["lines"]] == ["a", "b"] for chart in charts(page))
+    assert re.search(r"b against a: -\d+\.\d points \(95 % interval", page.visible)
+    assert "on the same 64 prompts" in page.visible
+    # Other prompts under the same numbers are not the same prompts.
+    file = runs[1] / "completions.jsonl"
+    file.write_text(file.read_text().replace("Calculate", "Compute"))
+    assert "on the same" not in Page(write_report(runs, output=tmp_path / "out.html").read_text()).visible
+    with pytest.raises(InputError, match="1 to 8 runs, but found 9"):
+        write_report([runs[0]] * 9)
+    with pytest.raises(InputError, match=r"cannot be written to .*nowhere"):
+        write_report(runs[0], output=tmp_path / "nowhere" / "out.html")
+
+
+def test_text_can_be_read_in_light_and_dark():
+    """WCAG's contrast of text on its grounds is at least 4.5, and that of curves on cards at least 3."""
+    css = (Path(shading.__file__).parent / "report.css").read_text()
+    palettes = [dict(re.findall(r"--(\w[\w-]*):(#\w+)", rule)) for rule in re.findall(r":root\{([^}]*)\}", css)]
+    assert len(palettes) == 2
+    for palette, curves in zip(palettes, (LIGHT, DARK), strict=True):
+        for ink in ("text", "muted", "warning", "good"):
+            for ground in ("page", "card", "good-page", "bad-page", "plain-page"):
+                assert contrast(palette[ink], palette[ground]) >= 4.5, (ink, ground, palette["page"])
+        for line in curves:
+            assert contrast(line, palette["card"]) >= 3, (line, palette["card"])
+
+
+def contrast(first, second):
+    def luminance(colour):
+        code = colour.lstrip("#")
+        code = code if len(code) == 6 else "".join(2 * digit for digit in code)
+        parts = [int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, bright = sorted((luminance(first), luminance(second)))
+    return (bright + 0.05) / (dark + 0.05)
 
 
 def test_everything_from_the_run_is_escaped(tmp_path):
@@ -147,28 +269,33 @@ def test_a_gap_in_a_curve_stays_a_gap(tmp_path):
     lines(tmp_path / "metrics.jsonl", rows)
     write_report(tmp_path)
     text = (tmp_path / "report.html").read_text()
-    (curve,) = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--line\); stroke-width: 1.4', text)
+    (curve,) = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--line0\); stroke-width: 1.4', text)
     assert curve.count("M") == 2
 
 
-@pytest.mark.parametrize(
-    "more, ends",
-    [({"reward/min": 1.0, "reward/max": 7.0, "reward/std": 0.5}, (1, 7)), ({"reward/std": 3.0}, (0, 6)), ({}, (3, 3))],
-)
-def test_the_band_is_the_range_else_the_deviation(tmp_path, more, ends, monkeypatch):
-    from matplotlib.axes import Axes
+@pytest.mark.parametrize("steps, shaded", [(300, 0), (301, 1)])
+def test_the_range_is_shaded_only_where_a_point_stands_for_several_steps(tmp_path, steps, shaded):
+    """The extremes of a batch's rewards, 0 and 1 at every step, would hide the curve."""
+    more = {"reward/min": 0.0, "reward/max": 1.0, "reward/std": 0.5}
+    lines(tmp_path / "metrics.jsonl", ({"step": i, "reward/mean": i / 999, **more} for i in range(steps)))
+    page = report(tmp_path)
+    assert page.svgs == 1
+    text = (tmp_path / "report.html").read_text()
+    assert len(re.findall(r"opacity: 0\.16", text)) == shaded
+    (chart,) = charts(page)
+    assert len(chart["lines"][0]["y"]) == 300
+    assert chart["lines"][0]["y"][0] == (0.0 if steps == 300 else 0.0005005)  # the mean of the first two
 
-    bands = []
-    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **style: bands.append((*low, *high)))
-    lines(tmp_path / "metrics.jsonl", [{"step": 0, "reward/mean": 3.0, **more}])
-    write_report(tmp_path)
-    assert bands == [ends]
+
+def charts(page):
+    """What the page's script knows of each chart."""
+    return [json.loads(a["data-chart"]) for _, a in page.tags if "data-chart" in a]
 
 
 def test_prompts_whose_samples_differ_in_reward_come_first(tmp_path):
     rows = [sample(0, "train", prompt, k, reward=k * (prompt == 2)) for prompt in range(4) for k in range(2)]
     lines(tmp_path / "completions.jsonl", rows)
-    assert re.findall(r"Question (\d)\?", report(tmp_path).visible) == ["2", "0"]
+    assert re.findall(r"Question (\d)\?", report(tmp_path).visible) == ["2", "0", "1", "3"]
 
 
 @pytest.mark.parametrize("content", ["", "\n", '{"step": 0, "rew'])
@@ -206,7 +333,7 @@ def test_a_huge_run_stays_small_and_keeps_its_extremes(tmp_path):
     assert "100" in [text.strip() for text in page.text]  # the axis reaches the one outlier that thinning averaged away
     assert "2 more samples" in page.visible
     assert "tokens left out" in page.visible
-    assert sum(tag == "i" and "title" in attributes for tag, attributes in page.tags) <= 25_000
+    assert 20_000 < len(token_titles(page)) <= 25_000
     assert "layer/64" in page.visible  # named, though without a chart
 
 
@@ -297,8 +424,7 @@ def test_notes_and_odd_values_among_the_metrics_are_no_curves(tmp_path):
     "summary",
     [
         {"eval_after": {"accuracy": 10**400}},
-        {"eval_after": {"prompts": math.inf}},
-        {"eval_before": {"low": 1e308, "high": 10**400}},
+        {"eval_before": {"accuracy": 0.5, "low": 1e308, "high": 10**400}},
     ],
 )
 def test_a_summary_that_no_report_can_show_is_one_line(tmp_path, summary):
@@ -336,9 +462,15 @@ def tokens_of(text):
     return re.findall(r'<i class="([^"]*)" title="([^"]*)">(.*?)</i>', text, flags=re.S)
 
 
+def test_small_advantages_have_a_shade():
+    """Seven of eight samples right: each has an advantage of 0.38 beside the -2.65 of the other."""
+    text = shade(["a", "b", "c", "d"], [0.38, -2.65, 0.001, 0.0], "advantage", limit=2.65)
+    assert [classes for classes, _, _ in tokens_of(text)] == ["a2", "a-6", "a1", ""]
+
+
 def test_shade_levels_run_from_one_end_of_the_range_to_the_other():
     text = shade(["a", "b", "c", "d", "e", "f"], [2.0, 1.0, 0.0, -1.0, -8.0, None], "advantage", limit=2.0)
-    assert [classes for classes, _, _ in tokens_of(text)] == ["a6", "a3", "", "a-3", "a-6", ""]
+    assert [classes for classes, _, _ in tokens_of(text)] == ["a6", "a4", "", "a-4", "a-6", ""]
     assert tokens_of(text)[4][1] == "advantage -8.000"
     assert tokens_of(text)[5][1] == ""
     # The deepest red is for the lowest, the deepest blue for the highest.

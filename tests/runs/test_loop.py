@@ -69,6 +69,7 @@ def test_the_summary_adds_up() -> None:
         answers = completions_of(run, phase=name)
         assert len(answers) == summary[name]["prompts"] == 4
         assert summary[name]["accuracy"] == np.mean([line["reward"] == 1.0 for line in answers])
+        assert summary[name]["accuracy"] == np.mean([line["correct"] for line in answers])
         assert summary[name]["low"] <= summary[name]["accuracy"] <= summary[name]["high"]
     held_out = {line["prompt"] for line in completions_of(run, phase="eval_after")}
     trained = {line["prompt"] for line in completions_of(run, phase="train")}
@@ -101,6 +102,10 @@ def test_the_report_shows_curves_and_completions() -> None:
     assert text.count("<svg") >= 8
     for title in ("Reward", "KL to the reference", "Entropy", "Completion length", "Gradient norm", "number 0"):
         assert title in text
+    assert "Outcomes of 4 prompts" in text
+    assert "Settings that differ from the defaults" in text
+    assert "<code>prompts_per_step</code>" in text
+    assert "<code>epochs</code>" not in text
     assert len(text) < 5_000_000
 
 

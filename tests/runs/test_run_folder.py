@@ -189,6 +189,10 @@ def test_completions_are_written_token_by_token(tmp_path: Path) -> None:
     assert lines[2]["answer"] is None
     folder.log_completions(4, "train", tokenizer, Scored(batch, [], {}), rows, groups=1)
     assert [line["step"] for line in lines_of(folder.completions)] == [3, 3, 3, 3, 4, 4]
+    folder.log_completions(5, "train", tokenizer, Scored(batch, [], {}), rows, judge="right")
+    assert [line["correct"] for line in lines_of(folder.completions)[-4:]] == [False, True, True, True]
+    folder.log_completions(6, "train", tokenizer, Scored(batch, [], {}), rows, judge="unknown")
+    assert "correct" not in lines_of(folder.completions)[-1]
 
 
 def test_loading_a_run_and_loading_its_model(tmp_path: Path) -> None:
