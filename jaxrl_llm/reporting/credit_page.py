@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,7 @@ from jaxrl_llm.reporting.completions import MOST_TOKENS, token_texts
 from jaxrl_llm.reporting.shading import LEVELS, level_value, shade_level, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 
-if TYPE_CHECKING:
-    from jaxrl_llm.reporting.credit import Comparison
-
+Comparison = Any  # that of `reporting.credit`, which imports this module
 _DIFFERS = 0.05  # of a method's full shade: smaller differences in a sequence are not drawn
 _STYLE = """
 .jaxrl-credit{font:13px/1.6 system-ui,sans-serif;overflow-x:auto}

@@ -55,7 +55,7 @@ CASES = {
     "a value that is no choice": (["--dtype", "float16"], "invalid choice 'float16'"),
     "a value out of range": (["--steps", "0"], "steps is 0, but must be at least 1"),
     "temperature 0": (["--temperature", "0"], "temperature is 0.0, but must be at least 1e-09"),
-    "a hyper-parameter out of range": (["--algorithm.scale", "sdt"], "--algorithm.scale: invalid choice 'sdt': did you mean 'std'?"),
+    "a hyper-parameter out of range": (["--algorithm.scale", "sdt"], "invalid choice 'sdt': did you mean 'std'?"),
     "minibatches of broken groups": (["--minibatches", "3"], "prompts_per_step is 4, but must be a multiple of"),
     "an unknown column": (["--prompt-template", "{qestion}"], "unknown column 'qestion'"),
     "a template that is none": (["--prompt-template", "{prompt"], "prompt_template '{prompt' is not valid"),
