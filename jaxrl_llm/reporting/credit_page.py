@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,6 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.completions import MOST_TOKENS, token_texts
 from jaxrl_llm.reporting.shading import LEVELS, level_value, shade_level, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
-
-if TYPE_CHECKING:
-    from jaxrl_llm.reporting.credit import Comparison
 
 _DIFFERS = 0.05  # of a method's full shade: smaller differences in a sequence are not drawn
 _STYLE = """
@@ -38,6 +35,7 @@ _STYLE = """
 @media (max-width:42em){.jaxrl-credit .credit tr,.jaxrl-credit .credit th,.jaxrl-credit .credit td{display:block}}
 """
 
+Comparison = Any  # `credit.Comparison`, whose module draws with this one
 Texts = list[list[tuple[int, str]]]  # of each row: (position, text) of its tokens
 
 
