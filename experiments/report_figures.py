@@ -67,7 +67,7 @@ def main() -> None:
         page = Path(folder) / "compare.html"
         body = found.to_html(texts, rows=3, prompts=prompts)
         page.write_text(f'<!doctype html><meta charset="utf-8"><body style="margin:16px">{body}', encoding="utf-8")
-        picture(page, arguments.output / "compare.png", 860, 1100)
+        picture(page, arguments.output / "compare.png", 860, 1400)
 
 
 if __name__ == "__main__":

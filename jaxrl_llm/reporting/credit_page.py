@@ -14,7 +14,6 @@ from jaxrl_llm.reporting.completions import MOST_TOKENS, token_texts
 from jaxrl_llm.reporting.shading import LEVELS, level_value, shade_level, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 
-Comparison = Any  # that of `reporting.credit`, which imports this module
 _DIFFERS = 0.05  # of a method's full shade: smaller differences in a sequence are not drawn
 _STYLE = """
 .jaxrl-credit{font:13px/1.6 system-ui,sans-serif;overflow-x:auto}
@@ -36,6 +35,7 @@ _STYLE = """
 @media (max-width:42em){.jaxrl-credit .credit tr,.jaxrl-credit .credit th,.jaxrl-credit .credit td{display:block}}
 """
 
+Comparison = Any  # `credit.Comparison`, whose module draws with this one
 Texts = list[list[tuple[int, str]]]  # of each row: (position, text) of its tokens
 
 
