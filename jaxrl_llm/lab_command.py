@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxrl_llm.errors import InputError, gather, require, unknown
 from jaxrl_llm.options import parse
-from jaxrl_llm.signatures import hyperparameters
+from jaxrl_llm.runs.hyperparameters import options_of
 
 # The names of `in_jax.tasks.TASKS`, whose import takes seconds.
 TASK_NAMES = (
@@ -65,7 +65,7 @@ def lab_command(arguments: list[str]) -> int:
         lambda: require("--seeds", args.seeds, least=1, most=2**16),
         lambda: require("--iterations", args.iterations, least=1, most=2**20),
         lambda: _check_folder(args.output),
-        *(partial(hyperparameters, name) for name in args.algorithms if args.algorithms != ("all",)),
+        *(partial(options_of, name) for name in args.algorithms if args.algorithms != ("all",)),
         *(partial(_check_task, name) for name in args.tasks if args.tasks != ("all",)),
     )
     _spread_over_cores(args.seeds)
