@@ -45,6 +45,7 @@ class Shape(NamedTuple):
     prompts: int  # prompt slots
     slots_per_prompt: int  # prefix slots of each prompt slot
     fixed: bool  # row b is always in prefix slot b
+    repeats: bool = False  # equal groups may run at once, each in a prompt slot of its own
 
 
 class Assignment(NamedTuple):
@@ -70,7 +71,8 @@ def plan(prompts: Sequence[Hashable], slots: int, multiple: int = 1) -> Shape:
         return Shape(count * group, count, group, True)
     if group == 1:
         return Shape(_up(rows, multiple), _up(rows, multiple), 1, True)
-    return lasting(rows, min(len(sizes), rows, -(-SPARE * rows // min(group, rows))), group, multiple)
+    count = min(len(sizes), rows, -(-SPARE * rows // min(group, rows)))
+    return lasting(rows, count, group, multiple)._replace(repeats=False)  # a prompt's requests are all one group
 
 
 def lasting(rows: int, prompts: int, group: int, multiple: int = 1) -> Shape:
@@ -78,7 +80,7 @@ def lasting(rows: int, prompts: int, group: int, multiple: int = 1) -> Shape:
 
     rows, prompts: slots for completions and for prompts, rounded up to a multiple of `multiple`.
     """
-    return Shape(_up(rows, multiple), _up(prompts, multiple), min(group, rows), False)
+    return Shape(_up(rows, multiple), _up(prompts, multiple), min(group, rows), False, True)
 
 
 def _up(number: int, multiple: int) -> int:
@@ -88,7 +90,7 @@ def _up(number: int, multiple: int) -> int:
 class Schedule:
     """A queue of requests, group by group. A free row takes the first request whose prompt has or gets a slot.
 
-    A prompt gets a second slot if more requests of it run at once than a slot is for, as those of two equal groups.
+    Where groups may be equal (`Shape.repeats`), a prompt gets a second slot once its first is full.
     """
 
     def __init__(self, prompts: Sequence[Hashable], shape: Shape) -> None:
@@ -124,7 +126,7 @@ class Schedule:
                 own = self.slots_of.setdefault(prompt, [])
                 slot = next((slot for slot in own if self.free_prefix_slots[slot]), None)
                 if slot is None:
-                    if not self.free_slots:
+                    if not self.free_slots or (own and not self.shape.repeats):
                         break
                     slot = self._slot_for(prompt)
                     own.append(slot)
