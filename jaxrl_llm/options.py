@@ -88,7 +88,8 @@ def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
     fields = dataclasses.fields(OptimizerConfig)
     add("optimizer", conf.arg(help="AdamW and its schedule."),
         [(one.name, kinds[one.name], texts[one.name], fresh(one)) for one in fields])  # fmt: skip
-    about = f"Hyper-parameters of {method}; jaxrl algorithms {method} has the equations."
+    about = f"Hyper-parameters of {method}"
+    about += "." if is_in_file(method) else f"; jaxrl algorithms {method} has the equations."
     rows = [
         (one.name, one.kind, parameter_doc(method, one.name), dataclasses.field(default=one.default))
         for one in parameters

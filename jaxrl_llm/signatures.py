@@ -155,11 +155,27 @@ def known_methods() -> frozenset[str]:
 
 
 def method_source(method: str) -> str:
-    """The docstring of a method; "" if it has none. InputError for an unknown method, as `hyperparameters`."""
+    """The docstring of a method, of a function in a file too, which is only read; "" if there is none.
+
+    Raises InputError for an unknown method of the catalogue, as `hyperparameters`.
+    """
+    if is_in_file(method):
+        return _docstring_in(method)
     if method in _methods():
         return ast.get_docstring(_methods()[method]) or ""
     hyperparameters(method)  # raises for an unknown one
     return inspect.getdoc(sys.modules["jaxrl_llm.algorithms"].CATALOGUE[method]) or ""
+
+
+def _docstring_in(method: str) -> str:
+    """The docstring of a function that path/to/file.py:NAME names."""
+    path, _, name = method.rpartition(":")
+    try:
+        body = ast.parse(Path(path).expanduser().read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # a module, or what loading says is wrong
+        return ""
+    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return ast.get_docstring(found[-1]) or "" if found else ""
 
 
 def _presets(method: ast.FunctionDef) -> dict[str, dict[str, Any]]:

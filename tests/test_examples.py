@@ -47,7 +47,7 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
 @pytest.mark.heavy
 def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
     """With another model and a smaller run than the README's."""
-    first, _, second, third = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, second, third = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     imports = [line for line in first.splitlines() if re.match(r"(from|import) ", line)]
     small = f"TrainConfig(model={TINY!r}, steps=2, prompts_per_step=2, group_size=4, eval_size=2, num_prompts=20, "
     small += "max_new_tokens=6, tensorboard=False, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import re
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_every_hyperparameter_is_described(method: str) -> None:
         assert len(text) > 10, f"{method}: {one.name} has no description: mention it in the docstring"
         assert len(text) <= 320
         assert "Defaults. " not in text
+
+
+def test_a_method_in_a_file_is_described_by_its_docstring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        'raise RuntimeError("run")\n\ndef mine(strength: float = 0.5, other: int = 2):\n'
+        '    """A method.\n\n    `strength` weighs the bonus, which is new. The rest is old.\n    """\n'
+    )
+    assert parameter_doc(f"{file}:mine", "strength") == "`strength` weighs the bonus, which is new."
+    assert parameter_doc(f"{file}:mine", "other") == ""
+    assert parameter_doc("package.module:mine", "strength") == ""
+    assert main(["train", "--algorithm", f"{file}:mine", "--help"]) == 0
+    text = " ".join(re.sub(r"[│|]", " ", capsys.readouterr().out).split())
+    assert "--algorithm.strength" in text
+    assert "weighs the bonus" in text
 
 
 def test_descriptions_that_all_methods_share_are_of_names_that_several_have() -> None:

@@ -64,7 +64,7 @@ def test_a_wheel_works_outside_of_the_clone(tmp_path: Path) -> None:
 
     def run(*command: str) -> str:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
-        assert done.returncode in (0, 1), done.stderr  # 1: a step of noise may teach nothing
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     assert all(line.startswith(str(site)) for line in run(sys.executable, "-c", WHERE).splitlines())

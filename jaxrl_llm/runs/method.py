@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
+from tokenize import TokenError
 from typing import Any
 
 import jax
@@ -100,7 +101,7 @@ def record_of(config: TrainConfig, algorithm: Algorithm, given: Given | None = N
     if " at 0x" not in (code := repr(algorithm)):
         record["code"] = code
     if inspect.isfunction(given):
-        with contextlib.suppress(OSError):  # it was typed where no source is kept
+        with contextlib.suppress(OSError, SyntaxError, TokenError):  # no source is kept, or another one by now
             source = inspect.getsource(given)
             if name_of(given) in source.partition("\n")[0] or source.startswith("@") or "lambda" in source:
                 record["source"] = source  # and not what the file says there by now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from jaxrl_llm import InputError, algorithms
 from jaxrl_llm.algorithms.describe import listing, method_card, page, parameters
 from jaxrl_llm.algorithms.ranges import checked
 
+sys.path.append(str(Path(__file__).parents[1] / "algorithms"))  # for the test on that page
 
-def test_a_method_is_one_file_one_line_and_one_test(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files(DOCS / "contributing.md", folder)
+
+def test_a_method_is_one_file_one_line_and_one_test(importable_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(DOCS / "contributing.md", importable_folder)
     family, test = importlib.import_module("median"), importlib.import_module("test_median")
     (name,) = family.__all__
     # What the line in `algorithms` does, for a module of `FAMILIES`.
@@ -31,10 +34,10 @@ def test_a_method_is_one_file_one_line_and_one_test(folder: Path, monkeypatch: p
     getattr(test, tests[0])()
 
 
-def test_the_test_of_that_method_can_fail(folder: Path) -> None:
-    write_files(DOCS / "contributing.md", folder)
-    source = (folder / "median.py").read_text()
-    (folder / "median.py").write_text(source.replace('baseline="median"', 'baseline="best"'))
+def test_the_test_of_that_method_can_fail(importable_folder: Path) -> None:
+    write_files(DOCS / "contributing.md", importable_folder)
+    source = (importable_folder / "median.py").read_text()
+    (importable_folder / "median.py").write_text(source.replace('baseline="median"', 'baseline="best"'))
     test = importlib.import_module("test_median")
     with pytest.raises(AssertionError):
         test.test_median_grpo_is_the_loop()

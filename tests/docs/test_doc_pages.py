@@ -1,4 +1,7 @@
-"""Every block of code of the documentation and the README runs, and every command and option in them exists."""
+"""Every block of code of the documentation and the README runs, and every command and option in them exists.
+
+A block of "text" is what a program prints; the test of its page compares it.
+"""
 
 from __future__ import annotations
 
@@ -36,42 +39,42 @@ SMALL = {
 
 
 @pytest.mark.parametrize("page", [p for p in ALONE if programs(p, heavy=False)], ids=lambda page: page.stem)
-def test_its_programs_run(page: Path, folder: Path) -> None:
-    write_files(page, folder)
-    run_programs(page, tiny_chat_model(folder), heavy=False)
+def test_its_programs_run(page: Path, importable_folder: Path) -> None:
+    write_files(page, importable_folder)
+    run_programs(page, tiny_chat_model(importable_folder), heavy=False)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "page", [p for p in ALONE if programs(p, heavy=True) != programs(p, heavy=False)], ids=lambda page: page.stem
 )
-def test_all_its_programs_run(page: Path, folder: Path) -> None:
-    write_files(page, folder)
-    run_programs(page, tiny_chat_model(folder), heavy=True)
+def test_all_its_programs_run(page: Path, importable_folder: Path) -> None:
+    write_files(page, importable_folder)
+    run_programs(page, tiny_chat_model(importable_folder), heavy=True)
 
 
 @pytest.mark.heavy
-def test_the_commands_of_the_quickstart_run(folder: Path) -> None:
+def test_the_commands_of_the_quickstart_run(importable_folder: Path) -> None:
     """In their order, with a tiny model and few steps in place of those on the page."""
     page = DOCS / "quickstart.md"
-    write_files(page, folder)
-    model = str(tiny_chat_model(folder))
+    write_files(page, importable_folder)
+    model = str(tiny_chat_model(importable_folder))
     ran = []
     for block in blocks(page):
         for words in commands(block.text) if block.language == "bash" else []:
             smaller = [SMALL.get(before, word) for before, word in zip(["", *words], words, strict=False)]
             smaller = [model if word == "smollm2-135m" else word for word in smaller]
-            assert main(smaller) in (0, 1), f"jaxrl {shlex.join(smaller)}"  # 1: two steps of noise may teach nothing
+            assert main(smaller) == 0, f"jaxrl {shlex.join(smaller)}"
             ran.append(words[0])
     assert ran == ["train", "report", "eval", "sample", "export"]
-    assert (folder / "runs/problems/report.html").exists()
-    assert (folder / "model/config.json").exists()
+    assert (importable_folder / "runs/problems/report.html").exists()
+    assert (importable_folder / "model/config.json").exists()
 
 
 @each
 def test_its_blocks_are_marked_well(page: Path) -> None:
     for block in blocks(page):
-        assert block.language in ("python", "bash", "json", ""), f"{page.name}, line {block.line}"
+        assert block.language in ("python", "bash", "json", "text", ""), f"{page.name}, line {block.line}"
         assert re.fullmatch(r"|heavy|file: \S+( repeat: \d+)?", block.mark), f"{page.name}, line {block.line}"
         if block.language == "python":
             ast.parse(block.text)
@@ -108,7 +111,7 @@ def test_every_option_that_it_names_exists(page: Path) -> None:
 @each
 def test_methods_and_files_that_it_names_exist(page: Path) -> None:
     text = page.read_text()
-    for name in re.findall(r"--algorithm ([a-z_]+)", text):
+    for name in re.findall(r"--algorithm ([a-z_]+)(?![\w.])", text):
         assert name in algorithms.names(), f"{page.name}: {name}"
     for path in re.findall(r"`((?:experiments|tests|jaxrl_llm|kernels|docs)/[\w/.-]+)`", text):
         assert (ROOT / path).exists(), f"{page.name}: {path}"

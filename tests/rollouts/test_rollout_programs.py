@@ -1,4 +1,4 @@
-"""The programs of the library, and that of the README, over an engine that decodes nothing."""
+"""The programs of the library, and that of the documentation, over an engine that decodes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxrl_llm.rollouts.programs import (
     with_greedy_baseline,
 )
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/rollouts.md"
 # A prompt none of whose samples ends before it forks, or before 12 tokens.
 LEAST = [6, 3, 5, 3, 7, 7]
 LONG = next(p for p in range(9000) if all(length_of(p, s) >= least for s, least in enumerate(LEAST)))
@@ -129,10 +129,10 @@ def test_a_conversation_has_turns_until_it_is_done() -> None:
     assert any(not episode.truncated for episode in one.episodes)
 
 
-def test_the_program_of_the_readme() -> None:
-    (source,) = re.findall(r"```python\n(from asyncio.*?)```", README.read_text(), flags=re.DOTALL)
+def test_the_program_of_the_page() -> None:
+    (source,) = re.findall(r"```python\n(from asyncio.*?)```", PAGE.read_text(), flags=re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(source, "README.md", "exec"), names)
+    exec(compile(source, str(PAGE), "exec"), names)
     (one,) = Ran(begin([5], 3), Rule(), Rollout(names["pairs"], "pairs"), limit=300).found.groups
     assert not one.failed
     assert {int(episode.turns.max()) for episode in one.episodes} == {1}

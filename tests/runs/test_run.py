@@ -24,7 +24,7 @@ def test_it_has_what_the_files_say(run: Run) -> None:
     lines = runs.lines_of(run.path / "metrics.jsonl")
     metrics = run.metrics
     assert set(metrics) == {name for line in lines for name in line}
-    assert metrics["step"].tolist() == [0, 1, 2, 3]
+    assert metrics["step"].tolist() == [1, 2, 3, 4]
     assert metrics["reward/mean"].tolist() == [line["reward/mean"] for line in lines]
     assert all(values.shape == (4,) for values in metrics.values())
     logged = runs.lines_of(run.path / "completions.jsonl")
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_is_read_as_it_is(tmp_path: Path) -> None:
     first, second = whole.splitlines(keepends=True)[:2]
     without = {name: value for name, value in json.loads(second).items() if name != "entropy"}
     file.write_text(first + json.dumps(without) + "\n" + second[:20])  # and the line that is being written
-    assert run.metrics["step"].tolist() == [0, 1]
+    assert run.metrics["step"].tolist() == [1, 2]
     assert np.isnan(run.metrics["entropy"]).tolist() == [False, True]
     assert "2 of 4 steps" in repr(run)
 

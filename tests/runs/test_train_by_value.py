@@ -64,7 +64,7 @@ def by_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("file")
     (folder / "own.py").write_text(FILE)
     config = config_of(folder, algorithm=f"{folder}/own.py:mine")
-    assert in_commands("train", *runs.as_arguments(config), "--algorithm.clip-high", "0.2") in (0, 1)
+    assert in_commands("train", *runs.as_arguments(config), "--algorithm.clip-high", "0.2") == 0
     return Path(config.output)
 
 

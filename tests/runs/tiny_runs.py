@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,12 +189,12 @@ def finished_run() -> Path:
 def as_arguments(config: TrainConfig) -> list[str]:
     """The options that give this configuration."""
 
-    def options(values: dict[str, Any], prefix: str) -> list[str]:
+    def options(values: Iterable[tuple[str, Any]], prefix: str) -> list[str]:
         out = []
-        for name, value in values.items():
+        for name, value in values:
             flag = prefix + name.replace("_", "-")
             if isinstance(value, dict):
-                out += options(value, flag + ".")
+                out += options(value.items(), flag + ".")
             elif isinstance(value, bool):
                 out.append(flag if value else f"{prefix}no-{name.replace('_', '-')}")
             elif isinstance(value, tuple):
@@ -205,7 +205,8 @@ def as_arguments(config: TrainConfig) -> list[str]:
 
     default, values = to_dict(TrainConfig()), to_dict(config)
     changed = {name: value for name, value in values.items() if value != default[name]}
-    return options({"algorithm" if name == "hyperparameters" else name: value for name, value in changed.items()}, "--")
+    named = [("algorithm" if name == "hyperparameters" else name, value) for name, value in changed.items()]
+    return options(named, "--")
 
 
 def environment(**changes: str) -> dict[str, str]:
