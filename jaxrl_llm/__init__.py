@@ -11,6 +11,7 @@ Names are imported on first use, so that commands and reward processes that do n
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.lazy import imported_at_first_use
+from jaxrl_llm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxrl_llm import algorithms
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
     from jaxrl_llm.transform import Objective, Transform, chain
 
-__version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "InputError",

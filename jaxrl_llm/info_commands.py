@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from jaxrl_llm.errors import InputError, gather, missing_package, require
 from jaxrl_llm.options import parse
+from jaxrl_llm.version import __version__
 
 FIRST_STEPS = """First steps:
   jaxrl demo                                          trains a 135M-parameter model on sums, in some minutes on a CPU
@@ -27,8 +28,6 @@ def help_text(commands: Mapping[str, Callable[[list[str]], int]]) -> str:
 
 def version_line() -> str:
     """The version, as jaxrl --version prints it."""
-    from jaxrl_llm import __version__
-
     return f"jaxrl_llm {__version__} (Python {sys.version.split()[0]})"
 
 

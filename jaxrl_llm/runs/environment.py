@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jaxrl_llm
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.files import read_json
+from jaxrl_llm.version import __version__
 
 NAME = "environment.json"
+LIBRARY = Path(__file__).parents[1]
 PACKAGES = (
     "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "chex", "grain", "numpy", "safetensors",
     "tokenizers", "transformers", "huggingface-hub", "datasets", "reasoning-gym", "math-verify", "gguf", "wandb",
@@ -30,7 +31,7 @@ def environment() -> dict[str, Any]:
     devices = jax.devices()
     kinds = {kind: sum(device.device_kind == kind for device in devices) for kind in {x.device_kind for x in devices}}
     return {
-        "jaxrl_llm": jaxrl_llm.__version__,
+        "jaxrl_llm": __version__,
         "commit": commit(),
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -43,12 +44,11 @@ def environment() -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the clone that this library is run from, with "+" if files were changed; None outside of one."""
-    folder = Path(jaxrl_llm.__file__).parent
     # Asked about this file: the folder may lie in another project's clone, such as in its virtual environment.
-    if not (folder.parent / "pyproject.toml").is_file() or _git(folder, "ls-files", "__init__.py") != "__init__.py":
+    if not (LIBRARY.parent / "pyproject.toml").is_file() or _git(LIBRARY, "ls-files", "__init__.py") != "__init__.py":
         return None
-    found = _git(folder, "rev-parse", "HEAD")
-    return found and found + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no", ".") else "")
+    found = _git(LIBRARY, "rev-parse", "HEAD")
+    return found and found + ("+" if _git(LIBRARY, "status", "--porcelain", "--untracked-files=no", ".") else "")
 
 
 def record_start(folder: Path, step: int) -> None:

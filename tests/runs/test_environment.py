@@ -38,7 +38,7 @@ def test_the_commit_is_that_of_this_clone_only(tmp_path: Path, monkeypatch: pyte
     package.mkdir()
     (package / "__init__.py").write_text("")
     (tmp_path / "pyproject.toml").write_text("")
-    monkeypatch.setattr(module.jaxrl_llm, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(module, "LIBRARY", package)
     assert commit() is None
     git("init", "-q")
     assert commit() is None, "another project's clone"
