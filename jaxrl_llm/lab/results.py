@@ -73,7 +73,7 @@ def as_markdown(
     parts = [
         "# Laboratory",
         f"{config.seeds} seeds, {s.iterations} iterations of {s.prompts} prompts x {s.group_size} completions, Adam "
-        f"with learning rate {s.learning_rate:g}, {s.epochs * s.minibatches} gradient step(s) for each batch.",
+        f"with learning rate {s.learning_rate:g}, {_steps(s.epochs * s.minibatches)} for each batch.",
         "![Reward over the iterations](curves.svg)",
         "![Final rewards](finals.svg)",
     ]
@@ -83,10 +83,26 @@ def as_markdown(
         own = [o for o in outcomes if o.task == name]
         own.sort(key=lambda o: -mean([o.measures["final"]]) if not o.error else 1.0)
         parts += [f"## {name}", start_line(name, starts[name]), task_table(own, baseline, starts[name]["threshold"])]
+        if same := coinciding(own):
+            parts.append("The same in all runs: " + "; ".join(" = ".join(labels) for labels in same) + ".")
     about = ABOUT.format(
         iterations=s.iterations, layers=s.layers, hidden=s.hidden, seeds=config.seeds, window=config.window
     )
     return "\n\n".join([*parts, "## How to read this", about]) + "\n"
+
+
+def coinciding(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """The labels of outcomes of one task that earned the same rewards all along, where there are several."""
+    found: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if not outcome.error:
+            rewards = outcome.measures["final"].tolist(), outcome.curves["reward"]  # entropies differ by rounding
+            found.setdefault(json.dumps(rewards), []).append(outcome.label)
+    return [labels for labels in found.values() if len(labels) > 1]
+
+
+def _steps(number: int) -> str:
+    return f"{number} gradient step{'' if number == 1 else 's'}"
 
 
 def start_line(task: str, start: Start) -> str:

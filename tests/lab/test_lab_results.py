@@ -25,7 +25,7 @@ from jaxrl_llm.lab.config import WARM_STEPS, LabConfig
 from jaxrl_llm.lab.figures import MOST_CURVES, chosen
 from jaxrl_llm.lab.laboratory import check_config, run_lab
 from jaxrl_llm.lab.outcome import Measuring, Outcome, curves_of, from_json, measure, to_json
-from jaxrl_llm.lab.results import read_results, write_results
+from jaxrl_llm.lab.results import coinciding, read_results, write_results
 from jaxrl_llm.lab.tables import overall, overall_table, task_table
 
 TINY = LabSettings(iterations=3, prompts=2, group_size=2, hidden=8, layers=1, heads=1)
@@ -71,6 +71,18 @@ def test_a_table_of_one_task() -> None:
     assert len({line.count("|") for line in (header, grpo, rloo, bad)}) == 1
 
 
+def test_methods_that_coincide() -> None:
+    found = [
+        outcome("addition", "grpo", [0.5, 0.5]),
+        outcome("addition", "rloo", [0.4, 0.5]),
+        outcome("addition", "dapo", [0.5, 0.5]),
+        outcome("addition", "late", [0.5, 0.5], curves={"reward": {"iteration": [1.0], "mean": [0.1]}}),
+        outcome("addition", "bad", [0.5, 0.5], error="bad needs y"),
+    ]
+    assert coinciding(found) == [["grpo", "dapo"]]
+    assert coinciding(found[:2]) == []
+
+
 def two_tasks(methods: int) -> list[Outcome]:
     """Outcomes of methods m0, m1 ..., each better than the one before, on two tasks."""
     return [
@@ -110,6 +122,7 @@ def test_files_hold_what_was_found(tmp_path: Path) -> None:
         assert ElementTree.fromstring(text).tag.endswith("svg")
         assert text.count("FillBetweenPolyCollection") == lines
     page = first["RESULTS.md"].decode()
+    assert "1 gradient step for each batch" in page
     assert page.index("## All tasks") < page.index("## addition") < page.index("## maze") < page.index("cannot tell")
     assert "after 5 supervised steps reward 0.250, exact 0.125" in page
     again, outcomes = read_results(tmp_path, config)
