@@ -12,21 +12,12 @@ from typing import Any
 from extensions.docstrings import escaped, restructured
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.describe import by_stage, method_card, origins, parameters
+from jaxrl_llm.algorithms.describe import START, by_stage, method_card, origins, parameters
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
 from jaxrl_llm.algorithms.unfinished import BESIDES, missing
 from jaxrl_llm.needs import need_of
 
-WHERE_TO_START = {
-    "grpo": "the usual baseline, against which most papers compare; a KL penalty keeps the policy near its start",
-    "dr_grpo": "GRPO without dividing by the standard deviation and the length, which favour long wrong answers",
-    "dapo": "no reference policy; skips groups without a signal; the usual choice for long reasoning",
-    "rloo": "REINFORCE with the mean of the other samples as baseline; few assumptions, no clip",
-    "reinforce_plus_plus": "works with one sample per prompt; the baseline is the batch's mean",
-    "gspo": "ratio and clip by sequence: for mixtures of experts and long completions",
-    "ppo": "a learnt critic, for rewards that come by token or by turn",
-}  # fmt: skip
 API = {
     "jaxrl_llm": "The front door",
     "jaxrl_llm.trajectory": "Batches",
@@ -88,7 +79,7 @@ def method_section(name: str) -> list[str]:
     if origins(text):
         text = text.rpartition("\n\n")[0]
     text = with_code(text, inspect.signature(build).parameters)
-    title = f"{name} (where to start)" if name in WHERE_TO_START else name
+    title = f"{name} (where to start)" if name in START else name
     out = [f".. _method-{name}:", "", *heading(title, "-"), *restructured(text)]
     for label, lacks in (("Incomplete in some runs", missing(name)), ("Not implemented", BESIDES.get(name))):
         for part, (what, by) in (lacks or {}).items():
@@ -130,7 +121,7 @@ def index_page() -> str:
     """The first page of the catalogue: where to start, then a table of all methods by stage."""
     out = heading("All methods", "=")
     out += [f"The catalogue has {len(algorithms.names())} methods. Seven are good places to start:", ""]
-    out += [f"* :ref:`{name} <method-{name}>`: {escaped(why)}." for name, why in WHERE_TO_START.items()]
+    out += [f"* :ref:`{name} <method-{name}>`: {escaped(why)}." for name, why in START.items()]
     out += ["", ".. toctree::", "   :maxdepth: 1", "", *(f"   {slug(stage)}" for stage in by_stage()), ""]
     for stage, methods in by_stage().items():
         out += [*heading(stage, "-"), ".. list-table::", "   :widths: 30 10 60", ""]

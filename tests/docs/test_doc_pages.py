@@ -20,6 +20,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm import commands as command_line
 from jaxrl_llm.cli import main
 from jaxrl_llm.host_options import host_options
+from jaxrl_llm.in_jax.tasks import TASKS, get_task
 from jaxrl_llm.options import parse_config
 from jaxrl_llm.rewards.registry import names as reward_names
 from jaxrl_llm.runs.config import OptimizerConfig, TrainConfig
@@ -31,6 +32,7 @@ OTHERS = {
     "--config", "--resume", "--accept-changed-inputs", "--coordinator", "--processes", "--process", "--distributed",
     "--topology", "--shardings", "--slices", "--json", "--picture", "--find", "--compare", "--overwrite", "--samples",
     "--jsonl", "--stats", "--size", "--traceback", "--no-deps", "--kills", "--algorithm.without", "--algorithm.preset",
+    "--algorithms", "--tasks",
 }  # fmt: skip
 SMALL = {
     "--steps": "1", "--prompts-per-step": "2", "--group-size": "4", "--max-new-tokens": "4", "--eval-size": "2",
@@ -117,6 +119,12 @@ def test_methods_and_files_that_it_names_exist(page: Path) -> None:
         assert (ROOT / path).exists(), f"{page.name}: {path}"
     for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / path).exists() or path.startswith("generated/"), f"{page.name}: {path}"
+
+
+def test_the_page_of_the_laboratory_lists_its_tasks() -> None:
+    text = (DOCS / "laboratory.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) == list(TASKS)
+    assert {get_task(name).best for name in TASKS} == {1.0}
 
 
 def test_the_page_of_rewards_lists_them_all() -> None:

@@ -21,7 +21,7 @@ from extensions.docstrings import is_equation, restructured
 from extensions.tex import GREEK, display, tex
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.describe import by_stage, parameters
+from jaxrl_llm.algorithms.describe import START, by_stage, parameters
 
 PACKAGES = ("sphinx", "myst_parser", "furo")
 
@@ -89,7 +89,7 @@ WANTED = [
 
 
 def test_pages_of_the_catalogue_have_every_method() -> None:
-    from extensions.catalogue import WHERE_TO_START, pages, slug, with_code
+    from extensions.catalogue import pages, slug, with_code
 
     found = pages()
     for stage, methods in by_stage().items():
@@ -100,7 +100,7 @@ def test_pages_of_the_catalogue_have_every_method() -> None:
             assert f"algorithm = {name}()" in section
             assert all(f"``{one.name}``" in section for one in parameters(name))
     table = re.findall(r"^\| `(\w+)` \|", (DOCS / "algorithms.md").read_text(), flags=re.MULTILINE)
-    assert table == list(WHERE_TO_START)
+    assert table == list(START)
     assert len(table) == 7
     assert with_code("clip_low of it\n\n    clip_low", ["clip_low", "k"]) == "`clip_low` of it\n\n    clip_low"
     assert "jaxrl_llm.objectives.clip" in found["api/jaxrl_llm.objectives.rst"]
