@@ -25,7 +25,8 @@ from jaxrl_llm.plan_command import plan_command
 from jaxrl_llm.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
 from jaxrl_llm.run_commands import eval_command, sample_command
 from jaxrl_llm.runs.changes import ACCEPT, MAY_DIFFER
-from jaxrl_llm.runs.config import TrainConfig, located
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import located
 
 STRICT = "--fail-without-signal"
 

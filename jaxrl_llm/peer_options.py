@@ -17,12 +17,9 @@ from jaxrl_llm.peer_names import (
     TRL_OTHER,
     TRL_PLACE,
     TRL_SAME,
-    TUNIX_OTHER,
-    TUNIX_SAME,
-    VERL_OTHER,
-    VERL_SAME,
     Same,
 )
+from jaxrl_llm.peer_overrides import TUNIX_OTHER, TUNIX_SAME, VERL_OTHER, VERL_SAME
 from jaxrl_llm.signatures import known_methods, options
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z][\w.]*)=(.*)", re.DOTALL)

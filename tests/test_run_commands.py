@@ -13,7 +13,8 @@ import pytest
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.run_commands import filled_prompts, prompts_of
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.metrics import accuracy_line
 from jaxrl_llm.sampling import live, sampler
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, shown
 
+
 def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a success rate, for one yes-or-no answer per prompt.
 

@@ -114,10 +114,10 @@ def evaluate_policy(
     """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
     Temperature 0 with one sample is greedy accuracy. More samples give pass@k for k = 1, 2, 4 ... up to `samples` by
-    the unbiased estimator (arXiv 2107.03374). Intervals are 95 %, Wilson's, over prompts (see
-    `reporting.clustered_interval`). mesh: the devices to sample on. hosts: each unit completes its share of the prompts, its first host scores
-    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises
-    InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    the unbiased estimator (arXiv 2107.03374). Intervals are 95 %, Wilson's, over prompts (`clustered_interval`). mesh:
+    the devices to sample on. hosts: each unit completes its share of the prompts, its first host scores them, and all
+    have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises InputError if
+    `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
