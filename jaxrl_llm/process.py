@@ -59,12 +59,15 @@ def default_cache_folder() -> Path:
 def use_compile_cache() -> None:
     """Enable the compilation cache, so that later processes need not compile the same programs.
 
-    A cache folder that is already configured (`jax_compilation_cache_dir`) is kept.
+    A cache folder that is already configured (`jax_compilation_cache_dir`) is kept, as it is. In our own small programs
+    are kept too, which by default are not: a run has some hundred, that take seconds together.
     """
     import jax
 
     if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009 (JAX defines it dynamically)
         jax.config.update("jax_compilation_cache_dir", str(default_cache_folder()))
+        if jax.config.jax_persistent_cache_min_compile_time_secs == 1:  # JAX's default
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def count_compiles() -> None:
