@@ -66,7 +66,7 @@ def use_compile_cache() -> None:
 
     if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009 (JAX defines it dynamically)
         jax.config.update("jax_compilation_cache_dir", str(default_cache_folder()))
-        if jax.config.jax_persistent_cache_min_compile_time_secs == 1:  # JAX's default
+        if getattr(jax.config, "jax_persistent_cache_min_compile_time_secs") == 1:  # noqa: B009 (JAX's default)
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
