@@ -39,6 +39,10 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     values = read_config(Path(file)) if file is not None else {}
     if isinstance(values.get("algorithm"), str):
         values["algorithm"] = method_name(values["algorithm"])
+    if isinstance(values.get("algorithm"), dict):
+        raise InputError(
+            f"{file}: algorithm holds settings, but must be a name; its settings are algorithm.NAME: VALUE"
+        )
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
     in_file = values.get("hyperparameters")
     preset = _last(arguments, "--algorithm.preset") or (in_file.get("preset") if isinstance(in_file, dict) else None)

@@ -42,7 +42,9 @@ TRL_SAME: dict[str, Same] = {
     "entropy_coef": Same("--algorithm.entropy-coefficient"),
     "eval_dataset": Same("--eval-prompts"),
     "gamma": Same("--algorithm.gamma"),
+    "kl": Same(KL),
     "kl_coef": Same(KL),
+    "kl_coefficient": Same(KL),
     "lam": Same("--algorithm.lam"),
     "max_tokens": Same("--max-new-tokens"),
     "model_id": Same("--model"),
@@ -147,6 +149,7 @@ TRL_OTHER: dict[str, str] = {
     "mask_truncated_completions": (
         "is part of the method here: --algorithm dapo --algorithm.overlong-filter; or --overlong-tokens, a soft penalty"
     ),
+    "max_length": "is --max-new-tokens, of a completion, and --max-prompt-tokens here",
     "num_processes": MESH,
     "num_train_epochs": LENGTH,
     "optim": "is AdamW here; --optimizer.moments factored gives Adafactor's memory",

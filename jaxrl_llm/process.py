@@ -18,6 +18,7 @@ from typing import Any, TextIO
 _ARENAS = -8  # M_ARENA_MAX of mallopt
 _listeners: list[Callable[[float], None]] = []  # called with the seconds of each compilation
 _seconds: list[float] = []  # of each compilation that was counted
+_compiling: set[int] = set()  # threads that compile, or fetch from the cache, right now
 _outer: list[Callable[[], bool]] = []  # of the active `interruptible`, if any; signal handlers are per process
 _preemption: list[_Preemption] = []  # of the active `preemptible`, if any
 PREEMPTED = 75  # exit status of a run that SIGTERM ended, once its state is saved: EX_TEMPFAIL of sysexits.h
@@ -85,13 +86,28 @@ def _listen(listener: Callable[[float], None]) -> None:
     import jax
 
     if not _listeners:
+        jax.monitoring.register_event_listener(_began)
         jax.monitoring.register_event_duration_secs_listener(_heard)
     if listener not in _listeners:
         _listeners.append(listener)
 
 
+def compiling() -> bool:
+    """Whether a program is being compiled, or fetched from the cache, since `count_compiles`, in any thread.
+
+    Only with the compilation cache, which asks for a program first. Tracing it, before that, does not count.
+    """
+    return bool(_compiling)
+
+
+def _began(event: str, **_: str | int) -> None:
+    if event == "/jax/compilation_cache/compile_requests_use_cache":
+        _compiling.add(threading.get_ident())
+
+
 def _heard(event: str, duration_secs: float, **_: str | int) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
+        _compiling.discard(threading.get_ident())
         for listener in _listeners:
             listener(duration_secs)
 

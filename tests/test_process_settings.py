@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import process
-from jaxrl_llm.process import compiles, count_compiles, default_cache_folder, use_compile_cache
+from jaxrl_llm.process import compiles, compiling, count_compiles, default_cache_folder, use_compile_cache
 
 PROGRAM = """
 import ctypes, sys, threading
@@ -128,6 +128,22 @@ def test_small_programs_are_kept_too_unless_configured(before: float, after: flo
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     use_compile_cache()
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0, "a folder that is configured is left as it is"
+
+
+def test_it_is_known_when_a_program_is_compiled() -> None:
+    seen, hear = list[bool](), jax.monitoring.register_event_listener
+
+    def heard(event: str, **_: str | int) -> None:
+        if event in ("/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"):
+            seen.append(compiling())
+
+    count_compiles()
+    hear(heard)
+    assert not compiling()
+    jax.jit(lambda x: x * 17 + 3)(jax.numpy.arange(5.0))
+    assert seen
+    assert all(seen)
+    assert not compiling()
 
 
 def test_each_new_program_counts_once() -> None:
