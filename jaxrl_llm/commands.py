@@ -25,7 +25,9 @@ from jaxrl_llm.plan_command import plan_command
 from jaxrl_llm.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
 from jaxrl_llm.run_commands import eval_command, sample_command
 from jaxrl_llm.runs.changes import ACCEPT, MAY_DIFFER
-from jaxrl_llm.runs.config import TrainConfig, located
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import located
+from jaxrl_llm.signatures import hyperparameters
 
 STRICT = "--fail-without-signal"
 
@@ -116,15 +118,18 @@ def algorithms_command(arguments: list[str]) -> int:
     jaxrl algorithms NAME prints one: equations, hyper-parameters with their ranges and origin (paper, code, ours), what
     it needs, its composition as a program to paste into a file, and the test that proves it.
     """
-    from jaxrl_llm.algorithms.describe import listing, page
-
     if arguments and arguments[0] in ("-h", "--help"):
         print(inspect.getdoc(algorithms_command))
         return 0
     words, arguments = take(arguments, "--find")
     if words is not None and arguments:
         raise InputError(f"--find searches all methods: remove {' '.join(arguments)}")
-    print(page(method_name(only(arguments))) if arguments else listing(words or ""))
+    name = method_name(only(arguments)) if arguments else None
+    if name is not None:
+        hyperparameters(name)  # an unknown name is told before JAX is imported, which takes a second
+    from jaxrl_llm.algorithms.describe import listing, page
+
+    print(listing(words or "") if name is None else page(name))
     return 0
 
 
@@ -173,7 +178,7 @@ def export_command(arguments: list[str]) -> int:
         model: Annotated[str, positional()]
         """A run's folder, or a model as for jaxrl train."""
         folder: Annotated[str, positional()]
-        """Where to write: a new or empty folder."""
+        """The folder to write, new or empty."""
         overwrite: bool = False
         """Replace the model that the folder holds. Runs and other files are never replaced."""
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.errors import InputError, missing_package, shown, unknown
+from jaxrl_llm.errors import InputError, missing_package, nearest, shown, unknown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.runs.config import TrainConfig
 
@@ -93,6 +93,13 @@ def check_names(values: dict[str, Any], algorithm: str, parameters: Collection[s
                 raise InputError(f"{name!r} is a setting of the section optimizer: write optimizer.{name}")
             if name in parameters:
                 raise InputError(f"{name} is a hyper-parameter of {algorithm}: write algorithm.{name}")
+            inside = {f"optimizer.{one}": one for one in names(OptimizerConfig)}
+            inside |= {f"algorithm.{one}": one for one in parameters}
+            near = None if nearest(name, names(TrainConfig)) else nearest(name, inside.values())
+            if near is not None:
+                raise InputError(
+                    f"unknown setting {name!r}: did you mean {next(x for x in inside if inside[x] == near)}?"
+                )
             raise unknown("setting", name, names(TrainConfig))
     sections = {
         "optimizer": ("optimizer setting", names(OptimizerConfig)),

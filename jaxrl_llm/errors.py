@@ -87,11 +87,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most similar to this one, ignoring case; None if none is similar.
 
-    >>> nearest("GRPO", ["dapo", "grpo"])
-    'grpo'
+    Of names with letters exchanged, one with the same letters is the nearest.
+
+    >>> nearest("GRPO", ["dapo", "grpo"]), nearest("gpro", ["gspo", "grpo"])
+    ('grpo', 'grpo')
     """
-    plain = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name[:200].lower(), plain, n=1, cutoff=0.6)
+    plain, name = {one.lower(): one for one in known}, name[:200].lower()
+    near = difflib.get_close_matches(name, plain, n=3, cutoff=0.6)
+    near.sort(key=lambda one: sorted(one) != sorted(name))
     return plain[near[0]] if near else None
 
 

@@ -17,6 +17,7 @@ from jaxrl_llm.errors import InputError, gather, missing_package, nearest, requi
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.option_groups import GROUPS, parameter_doc, setting_docs
 from jaxrl_llm.parameter_ranges import RANGES
+from jaxrl_llm.peer_names import TRL_SAME
 from jaxrl_llm.peer_options import method_name, translated, translated_settings
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.hyperparameters import options_of
@@ -38,6 +39,10 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     values = read_config(Path(file)) if file is not None else {}
     if isinstance(values.get("algorithm"), str):
         values["algorithm"] = method_name(values["algorithm"])
+    if isinstance(values.get("algorithm"), dict):
+        raise InputError(
+            f"{file}: algorithm holds settings, but must be a name; its settings are algorithm.NAME: VALUE"
+        )
     chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
     in_file = values.get("hyperparameters")
     preset = _last(arguments, "--algorithm.preset") or (in_file.get("preset") if isinstance(in_file, dict) else None)
@@ -205,15 +210,32 @@ def _in_one_line(box: str, program: str, options: list[str]) -> str:
         elif row:
             parts[-1].append(row)
     said = " ".join(next((part for part in parts if part), ["these arguments cannot be read"]))
-    said = re.sub(r"^Error parsing (\w+: )?", "", said)
-    if wrong := re.search(r"Unrecognized options: (--[^\s,=]+)", said):
-        near = _nearest_option(wrong[1].replace("_", "-"), options)
-        said += f"; did you mean {near}?" if near else ""
+    said = re.sub(r"^Error parsing (\w+: )?", "", said).replace(". Expected 1 values", "")
+    if said.startswith("Unrecognized options: "):
+        said = _unknown_options(said.removeprefix("Unrecognized options: ").split(", "), options)
+    if said.startswith("Missing from ") and (lacking := re.findall(r"(?::|\)) [A-Z]+ (.*?)\.? \(required\)", said)):
+        said = f"{program} needs {' and '.join(text[0].lower() + text[1:] for text in lacking)}"
     if wrong := re.search(r"invalid choice '([^']*)' for argument '(--[^']*)'\. Expected one of \(([^)]*)\)", said):
         choice, option, choices = wrong.groups()
         if near := nearest(choice, re.findall(r"'([^']*)'", choices)):
             said = f"{option}: invalid choice {choice!r}: did you mean {near!r}? It must be one of {choices}"
     return f"{said.rstrip('.')} ({program} --help lists the options)"
+
+
+def _unknown_options(words: list[str], options: list[str]) -> str:
+    """What to say of the words that tyro does not know: options with the nearest one, and their values."""
+    found, peers = list[str](), [name for name, same in TRL_SAME.items() if same.option in options]
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if not word.startswith("--"):
+            found += [] if found else [f"unexpected argument {word!r}"]  # or else the value of an option
+        elif near := _nearest_option(name, options):
+            found.append(f"unknown option {name}: did you mean {near}?")
+        elif near := nearest(name.removeprefix("--").replace("-", "_"), peers):
+            found.append(f"unknown option {name}: did you mean {TRL_SAME[near].option}, which is TRL's {near}?")
+        else:
+            found.append(f"unknown option {name}")
+    return "; ".join(found)
 
 
 def _nearest_option(wrong: str, options: list[str]) -> str | None:

@@ -17,12 +17,9 @@ from jaxrl_llm.peer_names import (
     TRL_OTHER,
     TRL_PLACE,
     TRL_SAME,
-    TUNIX_OTHER,
-    TUNIX_SAME,
-    VERL_OTHER,
-    VERL_SAME,
     Same,
 )
+from jaxrl_llm.peer_overrides import TUNIX_OTHER, TUNIX_SAME, VERL_OTHER, VERL_SAME
 from jaxrl_llm.signatures import known_methods, options
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z][\w.]*)=(.*)", re.DOTALL)
@@ -192,6 +189,7 @@ def translated_settings(values: Mapping[str, Any], parameters: set[str]) -> dict
     parameters: of the chosen method. Raises InputErrors as `translated` does.
     """
     found, problems = dict[str, Any](), list[str]()
+    said = dict[str, str]()  # by the name here
     for name, value in values.items():
         new = name
         if name in TRL_SAME:
@@ -209,8 +207,9 @@ def translated_settings(values: Mapping[str, Any], parameters: set[str]) -> dict
         elif name in TRL_OTHER:
             problems.append(f"TRL's {name} {TRL_OTHER[name]}")
         if new in found:
-            problems.append(f"{name} is {new} here, which is set too: remove one")
-        found[new] = value
+            peers = said[new] if name == new else name
+            problems.append(f"{peers} is {new} here, which is set too: remove one")
+        found[new], said[new] = value, name
     if problems:
         raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0])
     return found

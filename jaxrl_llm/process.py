@@ -18,6 +18,7 @@ from typing import Any, TextIO
 _ARENAS = -8  # M_ARENA_MAX of mallopt
 _listeners: list[Callable[[float], None]] = []  # called with the seconds of each compilation
 _seconds: list[float] = []  # of each compilation that was counted
+_compiling: set[int] = set()  # threads that compile, or fetch from the cache, right now
 _outer: list[Callable[[], bool]] = []  # of the active `interruptible`, if any; signal handlers are per process
 _preemption: list[_Preemption] = []  # of the active `preemptible`, if any
 PREEMPTED = 75  # exit status of a run that SIGTERM ended, once its state is saved: EX_TEMPFAIL of sysexits.h
@@ -59,12 +60,15 @@ def default_cache_folder() -> Path:
 def use_compile_cache() -> None:
     """Enable the compilation cache, so that later processes need not compile the same programs.
 
-    A cache folder that is already configured (`jax_compilation_cache_dir`) is kept.
+    A cache folder that is already configured (`jax_compilation_cache_dir`) is kept, as it is. In our own small programs
+    are kept too, which by default are not: a run has some hundred, that take seconds together.
     """
     import jax
 
     if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009 (JAX defines it dynamically)
         jax.config.update("jax_compilation_cache_dir", str(default_cache_folder()))
+        if getattr(jax.config, "jax_persistent_cache_min_compile_time_secs") == 1:  # noqa: B009 (JAX's default)
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def count_compiles() -> None:
@@ -82,13 +86,28 @@ def _listen(listener: Callable[[float], None]) -> None:
     import jax
 
     if not _listeners:
+        jax.monitoring.register_event_listener(_began)
         jax.monitoring.register_event_duration_secs_listener(_heard)
     if listener not in _listeners:
         _listeners.append(listener)
 
 
+def compiling() -> bool:
+    """Whether a program is being compiled, or fetched from the cache, since `count_compiles`, in any thread.
+
+    Only with the compilation cache, which asks for a program first. Tracing it, before that, does not count.
+    """
+    return bool(_compiling)
+
+
+def _began(event: str, **_: str | int) -> None:
+    if event == "/jax/compilation_cache/compile_requests_use_cache":
+        _compiling.add(threading.get_ident())
+
+
 def _heard(event: str, duration_secs: float, **_: str | int) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
+        _compiling.discard(threading.get_ident())
         for listener in _listeners:
             listener(duration_secs)
 

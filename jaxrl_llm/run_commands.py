@@ -130,6 +130,7 @@ def sample_command(arguments: list[str]) -> int:
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
     gather(
+        partial(_some_prompts, args.prompts),
         lambda: require("--samples", args.samples, least=1, most=2**20),
         lambda: require(
             "--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1, most=2**24
@@ -172,6 +173,11 @@ def sample_command(arguments: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _some_prompts(prompts: tuple[str, ...]) -> None:
+    if not prompts:
+        raise InputError("jaxrl sample needs a prompt after the model, such as: jaxrl sample RUN 'What is 7 + 8?'")
 
 
 def filled_prompts(prompts: tuple[str, ...], template: str) -> list[str]:

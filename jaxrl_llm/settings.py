@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-import numpy as np
 
 from jaxrl_llm.errors import InputError, gather, shown, unknown
 
@@ -50,7 +49,8 @@ def raise_error(error: InputError) -> None:
 def _coerce(value: Any, kind: Any, name: str) -> Any:
     """The value converted to `kind`; InputError if it is of another type."""
     origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(value, np.generic):
+    numpy = sys.modules.get("numpy")  # without it there is no value of it, and a command's mistake is told sooner
+    if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
     if kind is Any or kind is object:
         return value

@@ -30,7 +30,8 @@ from jaxrl_llm.cli import COMMANDS, main
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.options import parse_config
 from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import from_dict, to_dict
 from jaxrl_llm.sampling import completion_texts, live
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Stats
 from jaxrl_llm.sampling.sampler import requests_of

@@ -12,8 +12,9 @@ from experiments.first_commands import COMMANDS, FILES, First, write_files
 from jaxrl_llm import commands
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.peer_names import OTHER_TABLES, SAME_TABLES, TRL_FLAGS
+from jaxrl_llm.peer_names import TRL_FLAGS, TRL_OTHER, TRL_SAME
 from jaxrl_llm.peer_options import method_name, translated, unknown_command
+from jaxrl_llm.peer_overrides import TUNIX_OTHER, TUNIX_SAME, VERL_OTHER, VERL_SAME
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.signatures import known_methods
 
@@ -84,12 +85,12 @@ def test_every_name_leads_to_an_option_that_exists() -> None:
 
     own = {option for option in _options_of(_command("grpo", options("grpo")))} | {"--resume"}
     own |= {f"--algorithm.{one.name.replace('_', '-')}" for name in known_methods() for one in options(name)}
-    for table in SAME_TABLES:
+    for table in (TRL_SAME, VERL_SAME, TUNIX_SAME):
         for name, same in table.items():
             assert same.option in own, name
     for yes, no in TRL_FLAGS.values():
         assert {yes[0], no[0].replace("--no-", "--")} <= own
-    for others in OTHER_TABLES:
+    for others in (TRL_OTHER, VERL_OTHER, TUNIX_OTHER):
         for name, text in others.items():
             for option in re.findall(r"(?<![\w-])--[a-z][\w.-]+[a-z]", text):
                 option = option.replace("--no-", "--")
@@ -98,8 +99,7 @@ def test_every_name_leads_to_an_option_that_exists() -> None:
 
 def test_no_name_is_read_as_another_setting_of_its_name() -> None:
     """What has a name here is never translated; `beta` is the KL penalty's, and no moment of Adam's."""
-    names = {name for table in SAME_TABLES[:1] for name in table}
-    assert not names & set(TrainConfig.__dataclass_fields__)
+    assert not set(TRL_SAME) & set(TrainConfig.__dataclass_fields__)
     assert translated(["--beta", "0.1"]) == (
         ["--algorithm.kl-coefficient", "0.1"], ["--beta is --algorithm.kl-coefficient"]
     )  # fmt: skip

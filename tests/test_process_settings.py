@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import process
-from jaxrl_llm.process import compiles, count_compiles, default_cache_folder, use_compile_cache
+from jaxrl_llm.process import compiles, compiling, count_compiles, default_cache_folder, use_compile_cache
 
 PROGRAM = """
 import ctypes, sys, threading
@@ -92,9 +92,11 @@ def test_freed_pages_go_back() -> None:
 @pytest.fixture
 def cache_setting() -> Iterator[None]:
     """Puts the process's setting back."""
-    before = jax.config.jax_compilation_cache_dir
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
     yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def test_the_folder_follows_the_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,6 +115,35 @@ def test_the_cache_is_on_unless_configured(monkeypatch: pytest.MonkeyPatch, tmp_
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
     use_compile_cache()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
+
+
+@pytest.mark.usefixtures("cache_setting")
+@pytest.mark.parametrize("before, after", [(1.0, 0.0), (0.5, 0.5)])
+def test_small_programs_are_kept_too_unless_configured(before: float, after: float, tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+    use_compile_cache()
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == after
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    use_compile_cache()
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0, "a folder that is configured is left as it is"
+
+
+def test_it_is_known_when_a_program_is_compiled() -> None:
+    seen, hear = list[bool](), jax.monitoring.register_event_listener
+
+    def heard(event: str, **_: str | int) -> None:
+        if event in ("/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"):
+            seen.append(compiling())
+
+    count_compiles()
+    hear(heard)
+    assert not compiling()
+    jax.jit(lambda x: x * 17 + 3)(jax.numpy.arange(5.0))
+    assert seen
+    assert all(seen)
+    assert not compiling()
 
 
 def test_each_new_program_counts_once() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,35 @@ import pytest
 from jaxrl_llm.cli import main
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.run_commands import filled_prompts, prompts_of
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.metrics import accuracy_line
 from jaxrl_llm.sampling import live, sampler
 
 FIGURES = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 8, "length": 4.0}
+
+
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        ("sample", "jaxrl sample needs a run's folder, or a model as for jaxrl train ("),
+        ("sample runs/none", "jaxrl sample needs a prompt after the model, such as: jaxrl sample RUN"),
+        ("export runs/none", "jaxrl export needs the folder to write, new or empty ("),
+        ("eval runs/none --size", "Missing value for argument '--size' (jaxrl eval --help"),
+        ("eval runs/none --sampels 2", "unknown option --sampels: did you mean --samples? ("),
+        ("demo --lr 1", "unknown option --lr ("),
+        ("algorithms GPRO", "unknown algorithm 'GPRO': did you mean 'grpo'?"),
+    ],
+)
+def test_a_slip_is_told_in_a_plain_line(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_commands_are_there_before_what_takes_long_to_import() -> None:
+    program = "import sys, jaxrl_llm.commands; print(sorted({'jax', 'numpy', 'transformers', 'yaml'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_prompts_are_held_out_only_where_a_run_kept_them_from_training() -> None:

@@ -35,7 +35,7 @@ class Tools:
         from jaxrl_llm.reporting import shading, statistics
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
         from jaxrl_llm.rollouts.rules import Partial
-        from jaxrl_llm.runs import config
+        from jaxrl_llm.runs import config, config_json
 
         return {
             **{name: getattr(jaxrl_llm, name) for name in jaxrl_llm.__all__},
@@ -53,7 +53,7 @@ class Tools:
             "TrainConfig": config.TrainConfig,
             "algorithms": algorithms,
             "completion_texts": sampling.completion_texts,
-            "from_dict": config.from_dict,
+            "from_dict": config_json.from_dict,
             "inf": math.inf,
             "jax": jax,
             "jnp": jnp,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.reporting.report import write_report
     from jaxrl_llm.reporting.shading import shade
     from jaxrl_llm.reporting.statistics import (
-        bootstrap_interval,
+        clustered_interval,
         difference_interval,
         paired_difference,
         pass_at_k,
@@ -43,7 +43,7 @@ __all__ = [
     "TensorBoardWriter",
     "WandbWriter",
     "all_of",
-    "bootstrap_interval",
+    "clustered_interval",
     "compare",
     "difference_interval",
     "logged_batch",
@@ -68,7 +68,7 @@ _MODULES = {
     "TensorBoardWriter": "writers",
     "WandbWriter": "writers",
     "all_of": "writers",
-    "bootstrap_interval": "statistics",
+    "clustered_interval": "statistics",
     "compare": "credit",
     "difference_interval": "statistics",
     "logged_batch": "logged",

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.reporting.charts import COLOURS, Chart, Curve, curve_chart, histogram_chart, unit_of
 from jaxrl_llm.reporting.run_data import Row, RunData
-from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k
+from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 
 _MAIN = {  # the main charts: title, and a pattern of the metrics' keys
     "Reward": r"reward/mean",
@@ -181,7 +181,7 @@ def _training_pass_at_k(rows: Sequence[Row], colour: int) -> list[Curve]:
         counts = [count for (step, _), count in whole.items() if part[0] <= step <= part[-1]]
         k = np.array([2**n for n in range(size.bit_length()) if 2**n <= size])
         values = [pass_at_k(counts, size, int(each)) for each in k]
-        ends = [bootstrap_interval(value) for value in values]
+        ends = [clustered_interval(value, size / each) for value, each in zip(values, k.tolist(), strict=True)]
         columns: list[Any] = [[value.mean() for value in values], [low for low, _ in ends], [high for _, high in ends]]
         label = f"training, steps {part[0]} to {part[-1]}" if part[0] < part[-1] else f"training, step {part[0]}"
         found.append(_in_percent(label, k.astype(np.float64), [np.array(x) for x in columns], colour + number))

@@ -108,4 +108,4 @@ def _function(module: ModuleType, source: str, name: str) -> Callable[..., Any]:
     if callable(function):
         return function
     own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    raise unknown(f"function in {source!r}", name, own)
+    raise unknown(f"function of {source!r},", name, own)

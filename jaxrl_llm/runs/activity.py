@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxrl_llm.process import compiling
 from jaxrl_llm.runs.goodput import OTHER, Clock
 from jaxrl_llm.sampling.requests import Stats
 
@@ -26,13 +27,11 @@ class Activity:
         self._engines = (now, (*engines, stats) if visit == now else (stats,))
 
     def text(self) -> str:
-        """The phase and how far it is; "" between phases.
-
-        A phase's first visit compiles its programs, which takes most of its time until something has been counted.
-        """
+        """The phase and how far it is; "" between phases. While one of its programs is compiled, it says that."""
         mark, (visit, engines) = self._clock.mark, self._engines
         engines = engines if visit == mark.switches else ()
         finished, asked = (sum(getattr(one, name) for one in engines) for name in ("finished", "asked"))
-        if mark.phase in COMPILED and not finished and not self._clock.visited(mark.phase):
-            return f"compiling {COMPILED[mark.phase]}, once" + (f" (0/{asked} sampled)" if asked else "")
+        if mark.phase in COMPILED and not finished and compiling():
+            once = "" if self._clock.visited(mark.phase) else ", once"  # later it is a program of another shape
+            return f"compiling {COMPILED[mark.phase]}{once}" + (f" (0/{asked} sampled)" if asked else "")
         return WORDS.get(mark.phase, mark.phase) + (f" {finished}/{asked}" if asked else "")

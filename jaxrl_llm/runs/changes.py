@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.runs.config import TrainConfig, located, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import located, to_dict
 
 # Settings that may differ on resume: they do not affect parameters, or only those of later steps.
 MAY_DIFFER = {

@@ -18,7 +18,7 @@ from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.process import stop_if
 from jaxrl_llm.reporting.run_data import CORRECT
-from jaxrl_llm.reporting.statistics import bootstrap_interval, pass_at_k, wilson_interval
+from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
@@ -113,11 +113,11 @@ def evaluate_policy(
 ) -> Evaluation:
     """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
-    Temperature 0 with one sample is greedy accuracy, with Wilson's interval. More samples give pass@k for k = 1, 2, 4
-    ... up to `samples` by the unbiased estimator (arXiv 2107.03374), with bootstrap intervals over prompts. Intervals
-    are 95 %. mesh: the devices to sample on. hosts: each unit completes its share of the prompts, its first host scores
-    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises
-    InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    Temperature 0 with one sample is greedy accuracy. More samples give pass@k for k = 1, 2, 4 ... up to `samples` by
+    the unbiased estimator (arXiv 2107.03374). Intervals are 95 %, Wilson's, over prompts (`clustered_interval`). mesh:
+    the devices to sample on. hosts: each unit completes its share of the prompts, its first host scores them, and all
+    have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises InputError if
+    `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
@@ -151,15 +151,13 @@ def evaluate_policy(
         "length": float(lengths.mean()),
         "truncated": float(np.asarray(batch.truncated).mean()),
     }
-    if samples == 1:
-        low, high = wilson_interval(int(correct.sum()), len(correct))
-    else:
-        low, high = bootstrap_interval(count / samples)
+    low, high = clustered_interval(count / samples, samples)
+    if samples > 1:
         figures["pass_at"] = {}
         k = 1
         while k <= samples:
             per_prompt = pass_at_k(count, samples, k)
-            low_k, high_k = bootstrap_interval(per_prompt)
+            low_k, high_k = clustered_interval(per_prompt, samples / k)
             figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
             k *= 2
     return Evaluation({**figures, "low": low, "high": high}, scored)

@@ -140,8 +140,9 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
     if config.eval_size and not apart:
         rows = rows if isinstance(rows, PromptRows) else without(rows, [])
         if len(rows) <= config.eval_size:
+            prompts = "1 different prompt" if len(rows) == 1 else f"{len(rows)} different prompts"
             raise InputError(
-                f"{config.prompts} has {len(rows)} different prompts, too few to hold {config.eval_size} out for "
+                f"{config.prompts} has {prompts}, too few to hold {config.eval_size} out for "
                 "evaluation: lower eval_size or give eval_prompts"
             )
         order = np.random.default_rng(config.seed).permutation(len(rows))

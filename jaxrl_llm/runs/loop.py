@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
 
 import jax
-import numpy as np
 
-from jaxrl_llm import needs
 from jaxrl_llm.algorithms import Given
-from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite, refusal
-from jaxrl_llm.learner.learn import Learner, fill_up, learn_batch
-from jaxrl_llm.learner.steps import filled
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.process import (
     Preempted,
     count_compiles,
@@ -34,17 +27,18 @@ from jaxrl_llm.reporting import Progress, read_jsonl
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.activity import Activity
 from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.default_mesh import with_mesh
 from jaxrl_llm.runs.evaluate import evaluate_run
 from jaxrl_llm.runs.goodput import Clock, lap_metrics
 from jaxrl_llm.runs.hyperparameters import check_named
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
+from jaxrl_llm.runs.learning import learn
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.memory_error import arrays_of, explained
-from jaxrl_llm.runs.method import check_provided, named, needs_values
+from jaxrl_llm.runs.method import check_provided, named
 from jaxrl_llm.runs.metrics import (
-    Learned,
     accuracy_line,
     closing_summary,
     count_step,
@@ -63,11 +57,9 @@ from jaxrl_llm.runs.setup import RunParts, set_up
 from jaxrl_llm.runs.source import MakeCurriculum, source_of, timed
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
 from jaxrl_llm.runs.watchdog import watched
-from jaxrl_llm.trajectory import Trajectories
 
 logger = logging.getLogger("jaxrl_llm.runs")
 
-WARM_UP = value_loss()
 EVALUATED_SHOWN = 1024  # held-out prompts whose completions before and after training are logged
 
 
@@ -269,45 +261,3 @@ def resume(path: str, accept_changed_inputs: bool = False, algorithm: Given | No
     """Resume the run in a folder as if it had never stopped; see `train`."""
     config = RunFolder(path).read_config()
     return train(config, resume=True, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm)
-
-
-def learn(
-    parts: RunParts,
-    config: TrainConfig,
-    state: RunState,
-    batch: Trajectories,
-    step: int,
-    feedback: Mapping[str, float],
-) -> tuple[RunState, Learned]:
-    """The learning half of a step: fill up the batch and learn from it. The state's parameters and moments are donated.
-
-    batch: scored, on the host. feedback: metrics of the last update. Raises InputError if the batch lacks what its
-    source should provide, and NotFiniteError if the update was rejected because a loss, gradient or parameter was not
-    finite.
-    """
-    learner = Learner(
-        parts.policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
-        config.micro_batches, parts.reference, parts.frozen,
-    )  # fmt: skip
-    needs.check_provided(batch, learner.algorithm.needs)
-    batch = fill_up(batch, config.prompts_per_step * config.group_size, config.group_size)
-    batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
-    warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
-    objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
-    train, memory, batch, steps, found = learn_batch(
-        learner, state.train, state.memory, batch, (config.seed, step), objective, only
-    )
-    batch, steps = to_numpy((batch, steps), parts.mesh)
-    metrics = {name: float(value) for name, value in found.items()}
-    if (finite := metrics.pop("finite")) < 1:
-        what = not_finite(
-            parts.policy, objective, combine(parts.frozen, train.params), batch, steps, state=train,
-            optimizer=parts.optimizer, frozen=parts.frozen, only=only,
-        )  # fmt: skip
-        raise NotFiniteError(refusal(step + 1, what, finite, steps))
-    return state._replace(train=train, memory=memory), Learned(batch, metrics, filled(steps))
-
-
-def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
-    """The batch with the metrics of the last update; `feedback` is None before the first."""
-    return batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.goodput import Clock
 from jaxrl_llm.runs.hyperparameters import options_of
 from jaxrl_llm.runs.setup import RunParts

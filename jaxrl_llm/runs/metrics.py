@@ -17,7 +17,8 @@ from jaxrl_llm.process import compiles
 from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Step
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.goodput import goodput
 from jaxrl_llm.runs.rollout import strategy_of
 from jaxrl_llm.runs.run_folder import RunFolder

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.errors import InputError, InputErrors, shown
-from jaxrl_llm.reporting.writers import read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.reporting.writers import read_json, truncate_jsonl
 from jaxrl_llm.runs.changes import MAY_DIFFER, check_changes, settings_to_compare
 from jaxrl_llm.runs.completion_lines import completion_lines
-from jaxrl_llm.runs.config import TrainConfig, from_dict, located, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import from_dict, located, to_dict
 from jaxrl_llm.runs.environment import NAME as ENVIRONMENT
 from jaxrl_llm.runs.environment import record_start
 from jaxrl_llm.runs.mirror import Mirror
+from jaxrl_llm.runs.run_logs import log_digests, log_problems
 from jaxrl_llm.storage import is_url
 
 if TYPE_CHECKING:
@@ -163,29 +164,16 @@ class RunFolder:
 
     def logs(self) -> dict[str, list[int]]:
         """Size in bytes and crc32 of each log, for a checkpoint."""
-        return {file.name: [size, crc] for file in self._logs if (size := _size(file)) for crc in [_crc(file, size)]}
+        return log_digests(self._logs)
 
     def check_logs(self, first: int, checkpoint_every: int, logs: dict[str, list[int]]) -> list[str]:
-        """Problems with the logs of a run that resumes at step `first`; InputError if they cannot be read.
+        """Problems with the logs of a run that resumes at step `first`, as `run_logs.log_problems` finds them.
 
-        logs: sizes and checksums at the checkpoint (see `logs`): each file must still begin with those bytes. Without
-        a checkpoint (`first` is 0), logs of more than two checkpoint intervals mean that checkpoints were lost, since
-        a checkpoint is complete before the next but one is started; starting over would drop those steps.
+        logs: sizes and checksums at the checkpoint (see `logs`).
         """
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
             raise InputError(f"{self.checkpoints} is not a folder: put the checkpoints back; nothing was changed")
-        steps = [len(read_jsonl(file)) if file.exists() else 0 for file in self._logs]  # finds damage before `rewind`
-        wrong = [
-            f"{self.path / name} does not begin with the {size} bytes it had at the checkpoint"
-            for name, (size, crc) in logs.items()
-            if _size(self.path / name) < size or _crc(self.path / name, size) != crc
-        ]
-        if not first and checkpoint_every and steps[0] > 2 * checkpoint_every:
-            wrong.append(
-                f"{self.metrics} has {steps[0]} steps, but there are no checkpoints in {self.checkpoints}: put them "
-                "back, or start a new run in another folder"
-            )
-        return wrong
+        return log_problems(self._logs, first, checkpoint_every, logs, self.checkpoints)
 
     def last_write(self) -> float:
         """When the logs were last written to, in seconds since the epoch; 0 if there are none."""
@@ -298,16 +286,3 @@ def has_begun(config: TrainConfig, accept: bool) -> bool:
 def _json(value: Any) -> Any:
     """A setting as JSON reads it back."""
     return json.loads(json.dumps(value))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _crc(path: Path, size: int) -> int:
-    """crc32 of the first `size` bytes."""
-    crc, left = 0, size
-    with path.open("rb") as file:
-        while left and (block := file.read(min(left, 2**24))):
-            crc, left = zlib.crc32(block, crc), left - len(block)
-    return crc

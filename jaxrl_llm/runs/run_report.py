@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxrl_llm import reporting
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.signatures import options
 
 

@@ -23,7 +23,8 @@ from jaxrl_llm.algorithms.ranges import RANGES
 from jaxrl_llm.algorithms.unfinished import going_without, missing
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.options import parse_config
-from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import from_dict, to_dict
 from jaxrl_llm.runs.method import make_algorithm
 
 FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in where they are None

@@ -13,7 +13,8 @@ from jaxrl_llm.data import hub, load_prompts
 from jaxrl_llm.data.hub import hub_data, hub_name, is_hub_data
 from jaxrl_llm.data.prompts import open_prompts
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.config import TrainConfig, located
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import located
 
 ROWS = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(6)]
 

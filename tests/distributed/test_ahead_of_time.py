@@ -30,11 +30,11 @@ from jaxrl_llm.distributed.mesh import on_rows
 from jaxrl_llm.learner.learn import compile_learning, outputs_of
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.models.outputs import wanted_of
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import learning, loop
 
 assert len(jax.devices()) == 4
 method, folder = sys.argv[1], Path(sys.argv[2])
-real, calls = loop.learn_batch, []
+real, calls = learning.learn_batch, []
 
 def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
@@ -43,7 +43,7 @@ def watched(learner, state, memory, batch, *rest):
     calls.append((learner._replace(reference=shapes(learner.reference)), shapes(state.params), batch))
     return real(learner, state, memory, batch, *rest)
 
-loop.learn_batch = watched
+learning.learn_batch = watched
 config = runs.small_config(folder, algorithm=method, steps=1, minibatches=2, eval_size=0)
 jax.config.update("jax_include_debug_info_in_dumps", False)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))

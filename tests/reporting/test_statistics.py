@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.statistics import (
     as_number,
-    bootstrap_interval,
+    clustered_interval,
     difference_interval,
     paired_difference,
     pass_at_k,
@@ -82,32 +82,62 @@ def test_pass_at_k_refuses_impossible_counts(correct, samples, k):
         pass_at_k(correct, samples, k)
 
 
-def test_bootstrap_is_near_the_normal_interval_and_reproducible():
-    values = np.random.default_rng(1).normal(3.0, 2.0, size=400)
-    low, high = bootstrap_interval(values, seed=5)
-    half = 1.959964 * values.std(ddof=1) / math.sqrt(400)
-    assert low == pytest.approx(values.mean() - half, abs=0.1 * half)
-    assert high == pytest.approx(values.mean() + half, abs=0.1 * half)
-    assert bootstrap_interval(values, seed=5) == (low, high)
-    assert bootstrap_interval(values, seed=6) != (low, high)
-    narrow = bootstrap_interval(values, level=0.5)
-    assert low < narrow[0] < narrow[1] < high
+@pytest.mark.parametrize("trials", [1, 2, 8])
+def test_prompts_that_all_fail_count_once_each(trials):
+    """By hand, of 2 prompts and z^2 = 3.841459: the upper end of Wilson's interval is z^2 / (n + z^2) = 0.657620."""
+    low, high = clustered_interval([0.0, 0.0], trials)
+    assert low == 0.0
+    assert high == pytest.approx(3.841459 / 5.841459, abs=1e-6)
+    low, high = clustered_interval([1.0, 1.0], trials)
+    assert low == pytest.approx(2 / 5.841459, abs=1e-6)
+    assert high == 1.0
 
 
-def test_bootstrap_of_equal_or_single_values_is_that_value():
-    assert bootstrap_interval([0.3] * 5) == (0.3, 0.3)
-    assert bootstrap_interval([2.0]) == (2.0, 2.0)
+def test_an_interval_over_prompts_by_hand():
+    # values 0.5, 0.5, 0.5, 0.25, and 0 and 1: mean 2.75 / 6 = 0.458333, var 1.8125 / 6 - 0.458333^2 = 0.0920139,
+    # r = 0.0920139 / (0.458333 * 0.541667) = 0.370629, so that 4 prompts are worth 10.79245 answers.
+    # The rate is 0.4375: centre (0.4375 + 3.841459 / 21.5849) / (1 + 3.841459 / 10.79245) = 0.453906,
+    # half 1.959964 sqrt(0.4375 * 0.5625 / 10.79245 + 3.841459 / (4 * 10.79245^2)) / 1.355940 = 0.254695
+    low, high = clustered_interval([0.5, 0.5, 0.5, 0.25], trials=8)
+    assert low == pytest.approx(0.453906 - 0.254695, abs=1e-5)
+    assert high == pytest.approx(0.453906 + 0.254695, abs=1e-5)
 
 
-def test_bootstrap_of_two_values_stays_within_them():
-    low, high = bootstrap_interval([0.0, 1.0])
-    assert 0.0 <= low < high <= 1.0
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.sampled_from([0.9, 0.95]))
+@settings(max_examples=50, deadline=None)
+def test_with_one_sample_a_prompt_it_is_the_interval_of_a_count(right, level):
+    from scipy import stats
+
+    found = clustered_interval(np.array(right, float), level=level)
+    expected = stats.binomtest(sum(right), len(right)).proportion_ci(level, method="wilson")
+    assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert found == pytest.approx(wilson_interval(sum(right), len(right), level), abs=1e-12)
 
 
-@pytest.mark.parametrize("values", [[], [1.0, math.nan], [[1.0, 2.0]]])
-def test_bootstrap_refuses_what_has_no_mean(values):
-    with pytest.raises(InputError):
-        bootstrap_interval(values)
+@pytest.mark.parametrize(
+    "prompts, samples, a, b", [(20, 4, 0.5, 0.5), (20, 8, 0.3, 1.5), (64, 8, 1, 3), (20, 8, 50, 50), (5, 8, 1, 1)]
+)
+def test_it_holds_the_rate_about_as_often_as_it_says(prompts, samples, a, b):
+    """Difficulties from a beta distribution: prompts all alike, very unlike, and few."""
+    random, held = np.random.default_rng(prompts + samples), 0
+    for _ in range(1000):
+        rates = random.binomial(samples, random.beta(a, b, prompts)) / samples
+        low, high = clustered_interval(rates, samples)
+        held += low <= a / (a + b) <= high
+    assert 0.93 < held / 1000 < 0.995
+
+
+def test_samples_of_prompts_that_are_alike_count_each_and_never_more():
+    alike = clustered_interval([0.5] * 64, trials=8)
+    assert alike == pytest.approx(wilson_interval(256, 512), abs=1e-12)
+    unlike = clustered_interval([0.0, 1.0] * 32, trials=8)
+    assert unlike == pytest.approx(wilson_interval(32, 64), abs=1e-12)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [[1.0, 0.5]], [1.5], [-0.1]])
+def test_an_interval_over_prompts_refuses_what_is_no_rate(values):
+    with pytest.raises(InputError, match="all from 0 to 1"):
+        clustered_interval(values)
 
 
 def test_thin_keeps_short_series_and_skips_what_is_not_finite():
@@ -168,8 +198,8 @@ def test_as_number():
         (lambda: pass_at_k([1], 4, 1.5), "k is 1.5"),  # type: ignore[arg-type]
         (lambda: pass_at_k([0.5], 4, 2), "correct holds 0.5: counts are whole numbers"),
         (lambda: pass_at_k(["a"], 4, 2), "correct is .*'a'.*, but must be a list of numbers"),
-        (lambda: bootstrap_interval(["a"]), "values is .*'a'.*, but must be a list of numbers"),
-        (lambda: bootstrap_interval([1.0, 2.0], seed=-1), "seed is -1"),
+        (lambda: clustered_interval(["a"]), "values is .*'a'.*, but must be a list of numbers"),
+        (lambda: clustered_interval([0.5, 1.0], trials=0), "trials is 0"),
         (lambda: thin([1.0, 2.0], 0), "points is 0"),
         (lambda: thin([[1.0]], 1), "in one dimension"),
         (lambda: typical_size([1.0], percentile=200), "percentile is 200"),

@@ -102,8 +102,8 @@ def test_functions_from_files_and_modules(tmp_path: Path, monkeypatch: pytest.Mo
         ("nowhere.py:f", "no reward file 'nowhere.py'"),
         ("rewards.py", "names no function"),
         ("no_such_module_here:f", "cannot load rewards from 'no_such_module_here': ModuleNotFoundError"),
-        ("math:sinn", "unknown function in 'math' 'sinn': did you mean 'sin"),
-        ("math:pi", "unknown function in 'math' 'pi'"),
+        ("math:sinn", "unknown function of 'math', 'sinn': did you mean 'sin"),
+        ("math:pi", "unknown function of 'math', 'pi'"),
     ],
 )
 def test_bad_specs_say_what_to_do(spec: str, message: str) -> None:
@@ -116,7 +116,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(InputErrors) as caught:
         get_rewards(["nothing", "number_match", f"{path}:f", "format_match([)", "exact_match*x"])
-    for part in ("unknown reward 'nothing'", "'x' is not a weight", "unknown function in", "not a regular expression"):
+    for part in ("unknown reward 'nothing'", "'x' is not a weight", "unknown function of", "not a regular expression"):
         assert part in str(caught.value)
     assert len(caught.value.problems) == 4
     with pytest.raises(InputError, match="needs a list"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jaxrl_llm.runs import activity as of_activity
 from jaxrl_llm.runs import goodput
 from jaxrl_llm.runs.activity import Activity
 from jaxrl_llm.runs.goodput import Clock
@@ -16,22 +17,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock()
 
 
-def test_phases_have_words_and_the_first_of_each_compiles(clock: Clock) -> None:
-    activity = Activity(clock)
+def test_phases_have_words_and_what_compiles_is_said(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    activity, compiles = Activity(clock), [True]
+    monkeypatch.setattr(of_activity, "compiling", lambda: compiles[0])
     assert activity.text() == ""
     for visit in range(2):
+        once = "" if visit else ", once"
         with clock("sample"):
             stats = Stats()
             activity.watch(stats)
             stats.asked = 128
-            assert activity.text() == ("sampling 0/128" if visit else "compiling the sampler, once (0/128 sampled)")
+            assert activity.text() == f"compiling the sampler{once} (0/128 sampled)"
+            compiles[0] = False
+            assert activity.text() == "sampling 0/128", "a program that is read from the cache is at work at once"
+            compiles[0] = True
             stats.finished = 37
             assert activity.text() == "sampling 37/128"
         assert activity.text() == "", "what an engine counted is forgotten with its phase"
         with clock("score"):
             assert activity.text() == "scoring"
         with clock("update"):
-            assert activity.text() == ("update" if visit else "compiling the update, once")
+            assert activity.text() == f"compiling the update{once}"
+            compiles[0] = False
+            assert activity.text() == "update"
+            compiles[0] = True
 
 
 def test_engines_of_one_phase_are_counted_together(clock: Clock) -> None:

@@ -16,6 +16,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.runs.evaluate import Evaluation, evaluate_policy
+from jaxrl_llm.runs.metrics import accuracy_line
 from jaxrl_llm.sampling import completion_ids, sample
 
 
@@ -97,6 +98,14 @@ def test_pass_at_k(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
     assert figures["low"] <= figures["accuracy"] <= figures["high"]
     assert len(completion_ids(result.scored.batch)) == 16
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_no_right_answer_is_no_certainty(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    """4 prompts whose 2 samples all fail tell as much as 4 wrong answers: z^2 / (4 + z^2) = 0.489891."""
+    figures = run(model, prompts, fixed(*[0] * 8), samples=2, temperature=1.0).figures
+    for found in (figures, *figures["pass_at"].values()):
+        assert (found["low"], round(found["high"], 6)) == (0.0, 0.489891)
+    assert accuracy_line(figures).startswith("accuracy 0.0 % (0.0 to 49.0) on 4 held-out prompts")
 
 
 def test_samples_that_are_no_power_of_two(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:

@@ -17,7 +17,8 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting import writers
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.runs import inputs, loop
-from jaxrl_llm.runs.config import TrainConfig, from_dict, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import from_dict, to_dict
 from jaxrl_llm.runs.run_folder import RunFolder
 
 

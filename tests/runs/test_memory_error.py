@@ -16,7 +16,7 @@ import tiny_runs as runs
 
 from jaxrl_llm.cli import main
 from jaxrl_llm.options import parse_config
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import learning
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.goodput import Clock
 from jaxrl_llm.runs.memory_error import Held, OutOfMemoryError, changed_options, explained, largest, message
@@ -37,7 +37,7 @@ def test_a_run_ends_with_one_line(
     def fail(*arguments: Any) -> Any:
         raise jax.errors.JaxRuntimeError(GPU)
 
-    monkeypatch.setattr(loop, "learn_batch", fail)
+    monkeypatch.setattr(learning, "learn_batch", fail)
     monkeypatch.setattr(jax, "live_arrays", list)  # those of other tests
     config = runs.small_config(tmp_path, eval_size=0, hyperparameters={"clip_high": 0.25}, stop=("two words",))
     assert main(["train", *runs.as_arguments(config)]) == 2

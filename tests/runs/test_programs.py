@@ -124,7 +124,7 @@ def test_a_run_of_two_turns(tmp_path: Path) -> None:
         ("forked(4, 2)", "forks are at .*ascending"),
         ("forked", "forks are at"),
         ("nowhere.py:talk", "cannot load a rollout from 'nowhere.py'"),
-        (f"{WORLDS}:talks", "unknown function in .*did you mean 'talk'"),
+        (f"{WORLDS}:talks", "unknown function of .*did you mean 'talk'"),
         (f"{WORLDS}:Adding", "rollout .*Adding"),
     ],
 )

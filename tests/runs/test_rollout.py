@@ -97,7 +97,10 @@ def test_options_of_the_task_are_not_asked_of_a_file(tokenizer: Any, tmp_path: P
         prompt_sets(of_file(tmp_path, 12, task_options={"max_terms": "2"}), tokenizer, 0)
 
 
-@pytest.mark.parametrize(("count", "message"), [(4, "4 different prompts, too few to hold 4 out"), (3, "3 different")])
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [(4, "4 different prompts, too few to hold 4 out"), (3, "3 different"), (1, "1 different prompt, too")],
+)
 def test_too_few_prompts_to_set_any_aside(tokenizer: Any, tmp_path: Path, count: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prompt_sets(of_file(tmp_path, count), tokenizer, 0)

@@ -15,7 +15,8 @@ from tiny_runs import MODEL, finished_run, lines_of
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.writers import read_json
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.load_run import load_run
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.trajectory import Trajectories

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.lora import TARGETS
-from jaxrl_llm.runs.config import LoraTarget, TrainConfig, from_dict, located, to_dict
+from jaxrl_llm.runs.config import LoraTarget, TrainConfig
+from jaxrl_llm.runs.config_json import from_dict, located, to_dict
 from jaxrl_llm.sampling.requests import SamplingConfig
 
 FULL = TrainConfig(

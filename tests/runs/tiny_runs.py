@@ -25,7 +25,8 @@ from jaxrl_llm.rollouts.log import Answer, Pool
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.config import TrainConfig, to_dict
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import to_dict
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"
 TIMED = ("rollout/tokens_per_second", "rollout/first_token_seconds", "rollout/compiles", "rollout/moved_seconds")

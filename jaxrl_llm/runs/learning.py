@@ -1,0 +1,65 @@
+"""The learning half of a step of the host loop, with the metrics of the last update and the critic's first steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxrl_llm import needs
+from jaxrl_llm.distributed.on_hosts import to_numpy
+from jaxrl_llm.learner.diagnose import NotFiniteError, not_finite, refusal
+from jaxrl_llm.learner.learn import Learner, fill_up, learn_batch
+from jaxrl_llm.learner.steps import filled
+from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import needs_values
+from jaxrl_llm.runs.metrics import Learned
+from jaxrl_llm.runs.setup import RunParts
+from jaxrl_llm.runs.state import RunState
+from jaxrl_llm.trajectory import Trajectories
+
+WARM_UP = value_loss()
+
+
+def learn(
+    parts: RunParts,
+    config: TrainConfig,
+    state: RunState,
+    batch: Trajectories,
+    step: int,
+    feedback: Mapping[str, float],
+) -> tuple[RunState, Learned]:
+    """The learning half of a step: fill up the batch and learn from it. The state's parameters and moments are donated.
+
+    batch: scored, on the host. feedback: metrics of the last update. Raises InputError if the batch lacks what its
+    source should provide, and NotFiniteError if the update was rejected because a loss, gradient or parameter was not
+    finite.
+    """
+    learner = Learner(
+        parts.policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
+        config.micro_batches, parts.reference, parts.frozen,
+    )  # fmt: skip
+    needs.check_provided(batch, learner.algorithm.needs)
+    batch = fill_up(batch, config.prompts_per_step * config.group_size, config.group_size)
+    batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
+    warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
+    objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
+    train, memory, batch, steps, found = learn_batch(
+        learner, state.train, state.memory, batch, (config.seed, step), objective, only
+    )
+    batch, steps = to_numpy((batch, steps), parts.mesh)
+    metrics = {name: float(value) for name, value in found.items()}
+    if (finite := metrics.pop("finite")) < 1:
+        what = not_finite(
+            parts.policy, objective, combine(parts.frozen, train.params), batch, steps, state=train,
+            optimizer=parts.optimizer, frozen=parts.frozen, only=only,
+        )  # fmt: skip
+        raise NotFiniteError(refusal(step + 1, what, finite, steps))
+    return state._replace(train=train, memory=memory), Learned(batch, metrics, filled(steps))
+
+
+def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
+    """The batch with the metrics of the last update; `feedback` is None before the first."""
+    return batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)
