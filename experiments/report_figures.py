@@ -43,11 +43,19 @@ def picture(page: Path, target: Path, width: int, height: int) -> None:
 
 
 def credit(run: Path, step: int | None) -> tuple[Comparison, list[list[str]], list[str]]:
-    """The comparison on the groups of a step whose rewards differ, the texts of their tokens, and their prompts."""
+    """The comparison on the groups of a step whose rewards differ, the texts of their tokens, and their prompts.
+
+    First come short completions of one group, the best and the worst of them.
+    """
     (batch, texts), prompts = logged_batch(run, step), logged_prompts(run, step)
     group, reward = np.asarray(batch.group), np.asarray(batch.reward)
     mixed = [number for number in np.unique(group) if np.ptp(reward[group == number]) > 0]
     rows = np.flatnonzero(np.isin(group, mixed)) if mixed else np.arange(len(group))
+    length = np.array([sum(text.count("\n") * 100 + len(text) for text in texts[n]) for n in rows])
+    best, worst = (rows[np.lexsort((length, sign * reward[rows], group[rows]))] for sign in (-1, 1))
+    first = group[best[0]]
+    best, worst = ([n for n in order if group[n] == first] for order in (best, worst))
+    rows = np.array(list(dict.fromkeys([best[0], worst[0], best[1], *rows])))
     chosen = map_rows(lambda x: x[rows], batch)
     return compare(METHODS, chosen, after_steps=2), [texts[n] for n in rows], [prompts[n] for n in rows]
 
