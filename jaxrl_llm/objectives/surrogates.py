@@ -24,7 +24,7 @@ Number = jax.Array | float
 Surrogate = Callable[[jax.Array, PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
 
 
-def clipped_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number):
+def clipped_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
     """min(rho A, clip(rho, 1 - low, 1 + high) A) (PPO, 1707.06347); elementwise.
 
     >>> print(clipped_value(jnp.array([1.5, 1.5]), jnp.array([1.0, -1.0]), 0.2, 0.2))
