@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_bounds, check_number
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -132,8 +133,11 @@ def unclipped() -> Surrogate:
 def log_probability(weight: Callable[[jax.Array, Trajectories], jax.Array] | None = None) -> Surrogate:
     """sg(w) A log pi: the score function weighted by w = `weight(ratio, batch)` under stop-gradient (default 1).
 
-    With w = rho its gradient is that of rho A. Only the gradient of the loss is meaningful, not its value.
+    With w = rho its gradient is that of rho A. Only the gradient of the loss is meaningful, not its value. Raises
+    InputError for a weight that is no function.
     """
+    if weight is not None and not callable(weight):
+        raise InputError(f"the weight of log_probability is {shown(weight)}, but must be a function of (ratio, batch)")
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         w = jnp.ones_like(ratio) if weight is None else jax.lax.stop_gradient(weight(ratio, batch))

@@ -205,7 +205,8 @@ def as_arguments(config: TrainConfig) -> list[str]:
 
     default, values = to_dict(TrainConfig()), to_dict(config)
     changed = {name: value for name, value in values.items() if value != default[name]}
-    return options({"algorithm" if name == "hyperparameters" else name: value for name, value in changed.items()}, "--")
+    hyperparameters = options({"algorithm": changed.pop("hyperparameters", {})}, "--")
+    return options(changed, "--") + hyperparameters
 
 
 def environment(**changes: str) -> dict[str, str]:
