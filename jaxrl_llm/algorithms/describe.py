@@ -37,7 +37,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     ),
     "Credit: a learnt critic": ("actor_critic", "long_reasoning"),
     "Credit: by token": ("token_credit", "entropy_credit", "tempered"),
-    "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "mismatch"),
+    "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised",),
     "Loss: regression and preferences": ("regression", "preference"),
 }
