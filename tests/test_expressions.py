@@ -233,6 +233,11 @@ def test_factories_keep_their_signature_and_docstring(name: str) -> None:
             "Algorithm(A, group_relative())",
             "algorithm's transform must be of the type Transform, but is .* Objective",
         ),
+        ("kl(average=clip())", r"the average is .*, but must be an Average, or a function of \(values, batch\)"),
+        (
+            "policy_gradient(token_ratio(), 3, token_mean())",
+            "surrogate .* int, but must be a function of 3 arguments",
+        ),
         ("log_probability(0.2)", r"weight of log_probability is 0.2, but must be a function of \(ratio, batch\)"),
         ("prepare(group_relative, None, None)", r"prepares a batch must .* makes a part: call it, group_relative\("),
     ],
