@@ -35,6 +35,8 @@ def expect(name: str, value: Any, kind: type) -> None:
     found, hint = in_words(value), ""
     if callable(value) and getattr(value, "__annotations__", {}).get("return") in (kind, kind.__name__):
         found, hint = "the function " + value.__name__, f", which makes one: call it, {value.__name__}(...)"
+    elif getattr(value, "makes_parts", False):
+        found, hint = "the function " + value.__name__, f", which makes a part: call it, {value.__name__}(...)"
     raise InputError(f"{name} must be of the type {kind.__name__}, but is {found}{hint}")
 
 

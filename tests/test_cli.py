@@ -205,6 +205,14 @@ def test_the_options_are_those_of_the_algorithm_that_is_chosen(
 def test_any_configuration_can_be_given_as_options(tmp_path: Path) -> None:
     config = runs.small_config(tmp_path, hyperparameters={**grpo_defaults(), "ddof": 0}, stop=("a b",), eval_every=3)
     assert parse_config(runs.as_arguments(config)) == config
+    (tmp_path / "own.py").write_text(
+        "from jaxrl_llm.algorithms import get\n\ndef mine(clip_high: float = 0.3):\n    return get('dapo')\n"
+    )
+    for algorithm in ("dapo", f"{tmp_path}/own.py:mine"):
+        config = runs.small_config(tmp_path, algorithm=algorithm)
+        config = parse_config([*runs.as_arguments(config), "--algorithm.clip-high", "0.4"])
+        assert (config.algorithm, config.hyperparameters["clip_high"]) == (algorithm, 0.4)
+        assert parse_config(runs.as_arguments(config)) == config
 
 
 def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

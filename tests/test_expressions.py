@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxrl_llm
 import jaxrl_llm.advantages
 import jaxrl_llm.algorithms
 import jaxrl_llm.objectives
@@ -214,6 +215,37 @@ def test_factories_keep_their_signature_and_docstring(name: str) -> None:
     factory = PARTS[name]
     assert factory.__name__ == name
     assert factory.__doc__
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A + 1", "what is added to an objective must be of the type Objective, but is of the type int"),
+        ("1 + A", "what an objective is added to must be of the type Objective, but is of the type int"),
+        ("A - 3", "what is subtracted from an objective must be of the type Objective"),
+        ("sum([A, 3])", "what is added to an objective must be of the type Objective"),
+        ("A / 0", "an objective is divided by 0"),
+        ('A / "x"', "what an objective is divided by is 'x', but must be a number"),
+        ("A * None", "the scale of an objective is None, but must be a number"),
+        ("A * B", "the scale of an objective is .*, but must be a number"),
+        ("chain([group_relative()])", "part 1 of a chain must be of the type Transform, but is of the type list"),
+        (
+            "Algorithm(A, group_relative())",
+            "algorithm's transform must be of the type Transform, but is .* Objective",
+        ),
+        ("kl(average=clip())", r"the average is .*, but must be an Average, or a function of \(values, batch\)"),
+        (
+            "policy_gradient(token_ratio(), 3, token_mean())",
+            "surrogate .* int, but must be a function of 3 arguments",
+        ),
+        ("log_probability(0.2)", r"weight of log_probability is 0.2, but must be a function of \(ratio, batch\)"),
+        ("prepare(group_relative, None, None)", r"prepares a batch must .* makes a part: call it, group_relative\("),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_line(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        eval(text, {**globals(), "prepare": jaxrl_llm.prepare})
+    assert "\n" not in str(error.value)
 
 
 def test_each_name_in_printed_code_is_of_one_factory() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.advantages import bucket_moments, bucket_sums
+from jaxrl_llm.advantages.functional import bucket_moments, bucket_sums
 
 N = 8
 SCORES = st.lists(

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_llm.algorithms import (
     actor_critic,
+    covariance,
     critic_free,
     entropy_credit,
     exploration,
@@ -37,6 +38,7 @@ from jaxrl_llm.signatures import is_in_file
 
 FAMILIES = (
     actor_critic,
+    covariance,
     critic_free,
     entropy_credit,
     exploration,

@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
-from jaxrl_llm.advantages.returns import (
-    adaptive_kl,
-    clip_advantages,
-    generalised_advantages,
-    kl_reward,
-    sequence_values,
-    whiten_advantages,
-)
+from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.choices import Estimator

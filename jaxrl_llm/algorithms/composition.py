@@ -9,11 +9,23 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import jaxrl_llm.advantages.functional
+import jaxrl_llm.objectives.functional
+import jaxrl_llm.selection.functional  # noqa: F401  (imported, so that all doors are)
+
+PACKAGES = ("advantages", "objectives", "selection")
+# Modules whose names stay, from which a composition imports.
+DOORS = (
+    "jaxrl_llm",
+    "jaxrl_llm.algorithms",
+    *(f"jaxrl_llm.{name}{kind}" for name in PACKAGES for kind in ("", ".functional")),
+)
+
 
 def composition(build: Callable[..., Any]) -> str:
     """A standalone program that ends with `algorithm = NAME()`, the method with its defaults.
 
-    It has one import line per module, with only the names that it uses.
+    It has one import line per module, with only the names that it uses, from `DOORS` where they have them.
     """
     build = inspect.unwrap(build)
     lines, module, imports = _module(build.__module__)
@@ -74,10 +86,19 @@ def _imports(names: set[str], imported: dict[str, tuple[str, str | None]]) -> li
     for name in sorted(names):
         module, what = imported[name]
         if module:
-            by_module.setdefault(module, []).append(str(what))
+            by_module.setdefault(_door(module, name) if what == name else module, []).append(str(what))
         else:
             whole.append(f"import {what}")
     return whole + [f"from {module} import {', '.join(sorted(by_module[module]))}" for module in sorted(by_module)]
+
+
+def _door(module: str, name: str) -> str:
+    """The door that has a name of a module, else the module."""
+    value = getattr(sys.modules.get(module), name, None)
+    for door in map(sys.modules.__getitem__, DOORS):
+        if name in door.__all__ and getattr(door, name) is value:
+            return door.__name__
+    return module
 
 
 def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:

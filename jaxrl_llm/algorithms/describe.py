@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms import CATALOGUE, FAMILIES, constructor, get, names
 from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
-from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES, is_choice
+from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES, annotation, is_choice
 from jaxrl_llm.algorithms.unfinished import BESIDES, missing
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.needs import need_of
@@ -37,7 +37,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     ),
     "Credit: a learnt critic": ("actor_critic", "long_reasoning"),
     "Credit: by token": ("token_credit", "entropy_credit", "tempered"),
-    "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "mismatch"),
+    "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised",),
     "Loss: regression and preferences": ("regression", "preference"),
 }
@@ -123,7 +123,7 @@ def values_of(method: str, parameter: inspect.Parameter) -> str:
     build = constructor(method)
     if parameter.name == "preset":
         return _either(presets_of(build))
-    kind, _, rest = str(parameter.annotation).partition(" | ")
+    kind, _, rest = annotation(parameter).partition(" | ")
     optional = " or None" if rest == "None" else ""
     if kind == "bool":
         return TYPE_NAMES[kind] + optional

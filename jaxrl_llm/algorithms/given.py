@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.algorithms.ranges import check
-from jaxrl_llm.errors import InputError, error_line, unknown
+from jaxrl_llm.algorithms.ranges import annotation, check, names_of
+from jaxrl_llm.errors import InputError, error_line, require_choice, unknown
 from jaxrl_llm.rewards.loading import check_file, load_value
 from jaxrl_llm.signatures import NOT_GIVEN, PYTHON
 from jaxrl_llm.trajectory import in_words
@@ -65,7 +65,10 @@ def builder(given: Algorithm | Build, name: str = "") -> Build:
     def build(*args: Any, **hyperparameters: Any) -> Algorithm:
         for key, value in {**dict(zip(parameters, args, strict=False)), **hyperparameters}.items():
             if key in parameters:
-                check(label, key, value, _annotation(parameters[key]), ranges={})
+                kind = annotation(parameters[key])
+                check(label, key, value, kind, ranges={})
+                if value is not None and (known := names_of(kind.partition(" | ")[0])):
+                    require_choice(f"{key} of {label}", value, known)
             elif not open_ended:
                 raise unknown(f"hyper-parameter of {label}", key, parameters)
         try:
@@ -100,11 +103,3 @@ def _value(algorithm: Algorithm, label: str) -> Build:
     build.__name__ = label
     build.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
     return build
-
-
-def _annotation(parameter: inspect.Parameter) -> str:
-    """The annotation of a parameter as it is written."""
-    kind = parameter.annotation
-    if kind is parameter.empty:
-        return ""
-    return kind if isinstance(kind, str) else inspect.formatannotation(kind)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,9 +19,33 @@ from jaxrl_llm.parameter_ranges import RANGES
 TYPE_NAMES = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
 
 
+def annotation(parameter: inspect.Parameter) -> str:
+    """The annotation of a parameter as it is written, such as "float | None"; "" without one.
+
+    The same with and without `from __future__ import annotations` in its module.
+    """
+    kind = parameter.annotation
+    if kind is parameter.empty:
+        return ""
+    return kind if isinstance(kind, str) else _written(kind)
+
+
+def _written(kind: Any) -> str:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " | ".join(map(_written, typing.get_args(kind)))
+    return "None" if kind is type(None) else inspect.formatannotation(kind)
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    """The names that an annotation lists; empty for one that is no choice."""
+    if kind.startswith("Literal["):
+        return tuple(ast.literal_eval(f"({kind.removeprefix('Literal[').partition(']')[0]},)"))
+    return typing.get_args(getattr(choices, kind)) if is_choice(kind) else ()
+
+
 def is_choice(kind: str) -> bool:
     """Whether an annotation lists names: a Literal, or one of `jaxrl_llm.choices`."""
-    return kind.startswith("Literal[") or hasattr(choices, kind)
+    return kind.startswith("Literal[") or typing.get_origin(getattr(choices, kind, None)) is typing.Literal
 
 
 def check(
@@ -54,7 +81,7 @@ def checked(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
         for name, value in given.items():
             if name not in parameters:
                 raise unknown(f"hyper-parameter of {build.__name__}", name, parameters)
-            check(build.__name__, name, value, str(parameters[name].annotation))
+            check(build.__name__, name, value, annotation(parameters[name]))
         return build(**given)
 
     return method

@@ -19,7 +19,8 @@ from jaxrl_llm.advantages.group import (
     standardised,
     uniform_groups,
 )
-from jaxrl_llm.advantages.returns import discounted_returns, kl_reward, terminal_rewards
+from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages.returns import discounted_returns, terminal_rewards
 from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets

@@ -35,8 +35,9 @@ from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.needs import value_of, values_of
+from jaxrl_llm.part_checks import expect
 from jaxrl_llm.trajectory import in_words
-from jaxrl_llm.transform import Metrics, RunFacts, expect
+from jaxrl_llm.transform import Metrics, RunFacts
 
 Array = jax.Array
 # A run is many small operations: what the compiler's costly passes save is less than the time that they take.

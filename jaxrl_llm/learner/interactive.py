@@ -24,8 +24,9 @@ from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import need_of, of_reference
+from jaxrl_llm.part_checks import expect
 from jaxrl_llm.trajectory import Trajectories, check_batch
-from jaxrl_llm.transform import Metrics, Objective, Transform, expect
+from jaxrl_llm.transform import Metrics, Objective, Transform
 
 
 def prepare(

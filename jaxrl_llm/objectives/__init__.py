@@ -1,6 +1,8 @@
-"""Losses composed of independent parts: ratio, surrogate, average, penalties."""
+"""Losses composed of independent parts: what makes ratios, surrogates, averages and penalties.
 
-from jaxrl_llm.log_ratios import k1, k2, k3
+The functions of arrays that parts compute with are in `jaxrl_llm.objectives.functional`.
+"""
+
 from jaxrl_llm.objectives.averages import (
     Average,
     constant,
@@ -16,7 +18,6 @@ from jaxrl_llm.objectives.penalties import (
     entropy,
     entropy_corridor,
     entropy_target,
-    exact_kl,
     imitation,
     kl,
     likelihood_preserving,
@@ -25,7 +26,7 @@ from jaxrl_llm.objectives.penalties import (
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.row_averages import by_rows
-from jaxrl_llm.objectives.surrogates import clip, clipped_value, geometric_clip, log_probability, soft_gate, unclipped
+from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability, soft_gate, unclipped
 from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, token_clip
 from jaxrl_llm.objectives.token_groups import token_groups
 from jaxrl_llm.objectives.values import value_loss
@@ -39,22 +40,17 @@ __all__ = [
     "capped",
     "clip",
     "clipped",
-    "clipped_value",
     "constant",
     "discriminative",
     "divergence_rejection",
     "entropy",
     "entropy_corridor",
     "entropy_target",
-    "exact_kl",
     "gamma",
     "geometric_clip",
     "gradient_preserving_clip",
     "imitation",
     "importance_correction",
-    "k1",
-    "k2",
-    "k3",
     "kl",
     "likelihood_preserving",
     "log_probability",

@@ -5,6 +5,7 @@ Each is a sum over the rows of a micro-batch, divided by a total of the whole ba
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,16 @@ class Average:
         return Average(lambda values, batch: scale * self.function(values, batch), self.needs, self.refresh)
 
 
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # no signature is available, e.g. for some builtins
+        return True
+    return True
+
+
 def as_average(average: Average | Mean | None) -> Average:
     """Convert to an `Average`: a plain function becomes one without needs, None becomes `token_mean()`.
 
@@ -72,7 +83,7 @@ def as_average(average: Average | Mean | None) -> Average:
     name: Any = getattr(average, "__name__", in_words(average))
     if getattr(average, "__annotations__", {}).get("return") == "Average":
         raise InputError(f"the average is the function {name}, which makes one: call it, {name}(...)")
-    if not callable(average):
+    if not callable(average) or not _takes_two(average):
         raise InputError(f"the average is {name}, but must be an Average, or a function of (values, batch)")
     return Average(average)
 

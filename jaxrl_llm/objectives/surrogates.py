@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_bounds, check_number
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -24,7 +25,7 @@ Number = jax.Array | float
 Surrogate = Callable[[jax.Array, PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
 
 
-def clipped_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number):
+def clipped_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
     """min(rho A, clip(rho, 1 - low, 1 + high) A) (PPO, 1707.06347); elementwise.
 
     >>> print(clipped_value(jnp.array([1.5, 1.5]), jnp.array([1.0, -1.0]), 0.2, 0.2))
@@ -132,8 +133,11 @@ def unclipped() -> Surrogate:
 def log_probability(weight: Callable[[jax.Array, Trajectories], jax.Array] | None = None) -> Surrogate:
     """sg(w) A log pi: the score function weighted by w = `weight(ratio, batch)` under stop-gradient (default 1).
 
-    With w = rho its gradient is that of rho A. Only the gradient of the loss is meaningful, not its value.
+    With w = rho its gradient is that of rho A. Only the gradient of the loss is meaningful, not its value. Raises
+    InputError for a weight that is no function.
     """
+    if weight is not None and not callable(weight):
+        raise InputError(f"the weight of log_probability is {shown(weight)}, but must be a function of (ratio, batch)")
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         w = jnp.ones_like(ratio) if weight is None else jax.lax.stop_gradient(weight(ratio, batch))

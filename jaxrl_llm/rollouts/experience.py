@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -41,7 +40,9 @@ from jaxrl_llm.rollouts.sources import (
     Source,
     Step,
     draw,
+    mean_metrics,
     no_replay,
+    program_metrics,
     rollout_metrics,
     window_metrics,
 )
@@ -149,10 +150,10 @@ def _complete_step(
         found, scored = _round(setup, flight, Rule(), params, round_key, step)
         stats += found.stats
         rounds += 1
-        runs.append(_program_metrics(setup, found))
+        runs.append(program_metrics(found.groups))
         rows = [dict(one.task.row) for one in found.groups]
         if dynamic is None:
-            return Step(scored, rows, rollout_metrics(stats, dropped) | _mean(runs)), state
+            return Step(scored, rows, rollout_metrics(stats, dropped) | mean_metrics(runs)), state
         good = np.asarray(dynamic.informative(scored.batch))[:: setup.group_size]
         groups = [(rows_of_group(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
@@ -160,7 +161,7 @@ def _complete_step(
         if len(kept) >= wanted or rounds >= dynamic.rounds:
             break
     chosen = (kept + spare)[:wanted]
-    metrics = rollout_metrics(stats, dropped) | _mean(runs) | {"rounds": rounds}
+    metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | {"rounds": rounds}
     return Step(concatenate_groups([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
 
 
@@ -179,7 +180,7 @@ def _partial_step(
     age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
     metrics = {
         **rollout_metrics(found.stats, dropped),
-        **_program_metrics(setup, found),
+        **program_metrics(found.groups),
         **(window_metrics(scored) if windows else {}),
         "rollout/stale_tokens": float(np.mean(age > 0)),
         "rollout/staleness": float(np.mean(age)),
@@ -286,21 +287,3 @@ def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: S
         known = streamed.known(episodes)
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)
     return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which)
-
-
-def _program_metrics(setup: Experience, found: Collected) -> dict[str, float]:
-    """Metrics of failed groups, hints and turns, if there are any."""
-    failed = sum(one.failed for one in found.groups)
-    out = {"rollout/failed_groups": float(failed)} if failed else {}
-    guided = [episode.info["guided"] for one in found.groups for episode in one.episodes if "guided" in episode.info]
-    if guided:
-        out["rollout/guided"] = float(np.mean(guided))
-    turns = [int(episode.turns.max(initial=-1)) + 1 for one in found.groups for episode in one.episodes]
-    if max(turns, default=0) > 1:
-        out["rollout/turns"] = float(np.mean(turns))
-    return out
-
-
-def _mean(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = sorted({name for run in runs for name in run})
-    return {name: math.fsum(run.get(name, 0.0) for run in runs) / len(runs) for name in names}

@@ -6,6 +6,7 @@ The functions at the end compute metrics of a step's rollout.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.sampling.requests import Stats
 
 State = Any
@@ -176,3 +178,22 @@ def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]
         "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
         "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
     }
+
+
+def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of failed groups, hints and turns, if there are any."""
+    failed = sum(one.failed for one in groups)
+    out = {"rollout/failed_groups": float(failed)} if failed else {}
+    guided = [episode.info["guided"] for one in groups for episode in one.episodes if "guided" in episode.info]
+    if guided:
+        out["rollout/guided"] = float(np.mean(guided))
+    turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
+    if max(turns, default=0) > 1:
+        out["rollout/turns"] = float(np.mean(turns))
+    return out
+
+
+def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over a step's rounds; 0 where a round does not have it."""
+    names = sorted({name for run in runs for name in run})
+    return {name: math.fsum(run.get(name, 0.0) for run in runs) / len(runs) for name in names}

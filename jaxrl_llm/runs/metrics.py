@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.advantages import uniform_groups
+from jaxrl_llm.advantages.functional import uniform_groups
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.learner.learn import signal

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.advantages import drop_uniform_groups, group_advantage, group_relative, on_actions, uniform_groups
+from jaxrl_llm.advantages import drop_uniform_groups, group_relative, on_actions
+from jaxrl_llm.advantages.functional import group_advantage, uniform_groups
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain

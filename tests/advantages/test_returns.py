@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward
 from jaxrl_llm.advantages.returns import (
-    adaptive_kl,
     at_last_action,
     clip_advantages,
     discounted_returns,
@@ -18,7 +18,6 @@ from jaxrl_llm.advantages.returns import (
     gae,
     generalised_advantages,
     head_mean,
-    kl_reward,
     length_adaptive,
     reward_to_go,
     sequence_values,

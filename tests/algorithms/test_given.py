@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm, build_of, constructor
+from jaxrl_llm.algorithms.ranges import annotation, checked, names_of
+from jaxrl_llm.choices import Baseline
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.runs.config import TrainConfig
@@ -23,6 +26,8 @@ from jaxrl_llm.signatures import Hyperparameter, in_file, of_function
 FILE = '''
 """No annotation of this file is a string, and some are."""
 from functools import partial
+from typing import Literal
+from jaxrl_llm.choices import Baseline
 from jaxrl_llm.algorithms import Algorithm, dapo, get
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
@@ -42,6 +47,10 @@ def by_run(max_length: int, total_steps: int | None = None, *, clip_high: float 
 
 short = partial(mine, clip_high=0.4)
 lonely = mine
+
+
+def chosen(scale: Literal["std", "none"] = "std", baseline: Baseline | None = None) -> Algorithm:
+    return mine(name=scale)
 
 
 def needy(clip_high: float) -> Algorithm:
@@ -79,6 +88,42 @@ def mine(clip_high: float = 0.28, rounds: int = 2) -> Algorithm:
     return Algorithm(algorithms.get("dapo").transform, gradient - 0.01 * entropy())
 
 
+def of_choice(baseline: Baseline | None = None) -> Algorithm:
+    return mine()
+
+
+def plain(number, whole, flag, maybe, either, scale, name, free):  # type: ignore[no-untyped-def]
+    return mine()
+
+
+WRITTEN = ["float", "int", "bool", "float | None", "float | None", "Literal['a', 'b']", "Baseline", ""]
+KINDS = [float, int, bool, float | None, typing.Optional[float], typing.Literal["a", "b"], Baseline]  # noqa: UP045
+plain.__annotations__ = dict(zip(inspect.signature(plain).parameters, KINDS, strict=False))
+
+
+def test_types_are_checked_with_annotations_of_both_kinds() -> None:
+    """Those of a module with `from __future__ import annotations` are text, others are types."""
+    found = [annotation(one) for one in inspect.signature(plain).parameters.values()]
+    assert found[:6] + found[7:] == WRITTEN[:6] + WRITTEN[7:]
+    assert names_of(found[5]) == ("a", "b")
+    assert set(names_of(found[6])) == set(names_of("Baseline")) == set(typing.get_args(Baseline))
+    assert annotation(inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY, annotation="float | None")) == found[3]
+    good = {"number": 0.5, "whole": 1, "flag": True, "maybe": None, "either": 0.5, "scale": "a", "name": "mean"}
+    method = checked(plain)
+    assert isinstance(method(**good, free=object()), Algorithm)
+    for name, value, message in [
+        ("number", "0.5", "plain: number is '0.5', but must be a number"),
+        ("whole", 1.5, "plain: whole is 1.5, but must be a whole number"),
+        ("flag", 1, "plain: flag is 1, but must be true or false"),
+        ("maybe", "x", "plain: maybe is 'x', but must be a number"),
+        ("either", "x", "plain: either is 'x', but must be a number"),
+        ("scale", 3, "plain: scale is 3, but must be text"),
+        ("name", 3, "plain: name is 3, but must be text"),
+    ]:
+        with pytest.raises(InputError, match=f"^{message}$"):
+            method(**{**good, "free": None, name: value})
+
+
 def test_a_value_a_function_and_a_name_are_built_alike(file: Path) -> None:
     value = algorithms.get("rloo")
     assert build_of(value)() is value
@@ -106,6 +151,10 @@ def test_a_value_a_function_and_a_name_are_built_alike(file: Path) -> None:
         ("FILE:wrong", {}, r"own.py:wrong returns of the type function, but must return an Algorithm$"),
         ("FILE:mine", {"clip_high": "0.3"}, r"own.py:mine: clip_high is '0.3', but must be a number$"),
         ("FILE:mine", {"bonus": "x"}, r"own.py:mine: bonus is 'x', but must be a number$"),
+        ("FILE:chosen", {"scale": 3}, r"own.py:chosen: scale is 3, but must be text$"),
+        ("FILE:chosen", {"scale": "stdd"}, r"scale of .*:chosen 'stdd': did you mean 'std'\? Known: none, std$"),
+        ("FILE:chosen", {"baseline": "?"}, r"^unknown baseline of .*own.py:chosen '\?'\. Known: best, "),
+        (of_choice, {"baseline": "?"}, r"^unknown baseline of of_choice '\?'\. Known: best, "),
         ("FILE:mine", {"clip_high": -1.0}, r"clip"),  # the part that gets it checks its range
     ],
 )

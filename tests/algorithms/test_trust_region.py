@@ -10,13 +10,12 @@ import pytest
 from batches import batch_of, outputs_of, prepared, random_batch
 from method_step import arrays, assert_matches_loop, learn, one_row
 
+from jaxrl_llm.algorithms.covariance import clip_cov, kl_cov
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.trust_region import (
     bapo_adaptive_clip,
     capo_curvature,
-    clip_cov,
     gbpo,
-    kl_cov,
     mdpo_mirror_descent,
     r2vpo,
     remix,

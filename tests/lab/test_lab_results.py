@@ -231,6 +231,46 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "clip_low=0.1,0.2" in capsys.readouterr().err
 
 
+def test_the_command_line_takes_algorithms_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[LabConfig] = []
+
+    def record(config: LabConfig, folder: Path, say: Any) -> list[Outcome]:
+        check_config(config)
+        seen.append(config)
+        return [outcome("addition", "grpo", [0.5])]
+
+    monkeypatch.setattr(laboratory, "run_lab", record)
+    (tmp_path / "own.py").write_text(
+        "from jaxrl_llm.algorithms import Algorithm, get\n\n"
+        "def mine(clip_high: float = 0.28) -> Algorithm:\n    return get('dapo', clip_high=clip_high)\n\n"
+        "value = mine()\n"
+    )
+    mine, value = f"{tmp_path}/own.py:mine", f"{tmp_path}/own.py:value"
+    arguments = ["lab", "--output", str(tmp_path / "lab"), "--tasks", "addition", "--algorithms", "reinforce", mine]
+    assert main([*arguments, value, "--grid", "clip_high=0.2,0.4", "--baseline", mine]) == 0
+    (config,) = seen
+    assert config.algorithms == ("reinforce", mine, value)
+    assert config.compared_with == mine
+    capsys.readouterr()
+    assert main([*arguments, f"{tmp_path}/own.py:mini", f"{tmp_path}/absent.py:mine"]) == 2
+    complaint = capsys.readouterr().err
+    assert "'mini': did you mean 'mine'?" in complaint
+    assert "absent.py" in complaint
+    assert len(seen) == 1
+
+
+@pytest.mark.heavy
+def test_an_algorithm_in_a_file_runs_as_it_does_by_name(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from jaxrl_llm.algorithms import get\n\nvalue = get('reinforce')\n")
+    config = replace(CONFIG, algorithms=("reinforce", f"{tmp_path}/own.py:value"))
+    by_name, in_file = run_lab(config, tmp_path / "lab", lambda _: None, jax.devices()[:1])
+    assert not in_file.error
+    assert in_file.method == f"{tmp_path}/own.py:value"
+    np.testing.assert_array_equal(in_file.measures["final"], by_name.measures["final"])
+
+
 def test_runs_are_spread_over_cores_where_jax_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--some_flag=1")

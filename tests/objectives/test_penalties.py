@@ -11,7 +11,8 @@ import pytest
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.log_ratios import ESTIMATORS
-from jaxrl_llm.objectives import entropy, k1, k2, k3, kl, sequence_mean
+from jaxrl_llm.objectives import entropy, kl, sequence_mean
+from jaxrl_llm.objectives.functional import k1, k2, k3
 from jaxrl_llm.objectives.penalties import (
     entropy_corridor,
     entropy_target,

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from jaxrl_llm import objectives
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives import clip, clipped_value, geometric_clip, gradient_preserving_clip
+from jaxrl_llm.objectives import clip, geometric_clip, gradient_preserving_clip
 from jaxrl_llm.objectives.anchors import centred_clip
 from jaxrl_llm.objectives.covariance import clip_and_detach
+from jaxrl_llm.objectives.functional import clipped_value
 from jaxrl_llm.objectives.regression import masked_score
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 

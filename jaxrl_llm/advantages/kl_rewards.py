@@ -1,0 +1,80 @@
+"""The KL penalty as a reward of each token, and its coefficient as a controller."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.choices import Estimator, Source
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import unknown
+from jaxrl_llm.expressions import part
+from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
+from jaxrl_llm.trajectory import Trajectories, row_means
+from jaxrl_llm.transform import State, Transform, control, stateless
+
+Number = jax.Array | float
+
+
+def _divergence(batch: Trajectories, estimator: str, of: str, to: str) -> jax.Array:
+    """The estimated divergence f32[N, L] at each action, 0 elsewhere."""
+    return ESTIMATORS[estimator](log_ratio(source(batch, of), source(batch, to), batch.action_mask))
+
+
+def _divergence_needs(estimator: str, of: str, to: str) -> frozenset[str]:
+    if estimator not in ESTIMATORS:
+        raise unknown("KL estimator", estimator, ESTIMATORS)
+    return needed(of) | needed(to)
+
+
+@part
+def kl_reward(
+    coefficient: Number | str, estimator: Estimator = "k1", of: Source = "behaviour", to: Source = "reference"
+) -> Transform:
+    """Add -coefficient * k(log pi_of - log pi_to) to each action's reward; k is usually the plain log-ratio, k1.
+
+    coefficient: a number, or the name of a control. estimator, and the log-probability sources `of` and `to`: see
+    `objectives.kl`. Chain this before the transform that turns token rewards into advantages.
+    """
+    needs = _divergence_needs(estimator, of, to)
+    if not isinstance(coefficient, str):
+        check_number("KL coefficient", coefficient)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        beta = control(batch, coefficient) if isinstance(coefficient, str) else coefficient
+        before = jnp.zeros(batch.tokens.shape) if batch.token_rewards is None else batch.token_rewards
+        return batch.replace(token_rewards=before - beta * _divergence(batch, estimator, of, to))
+
+    return stateless(apply, needs)
+
+
+@part
+def adaptive_kl(
+    start: Number = 0.001,
+    target: Number = 0.1,
+    horizon: Number = 10000.0,
+    name: str = "kl_coefficient",
+    estimator: Estimator = "k1",
+    of: Source = "behaviour",
+    to: Source = "reference",
+) -> Transform:
+    """Adapt a KL coefficient so that the divergence stays near a target (1909.08593), and write it as a control:
+
+        e = clip(KL / target - 1, -0.2, 0.2),    beta <- beta (1 + e n / horizon)
+
+    KL is the mean over the batch's n sequences of the mean over their tokens. Each batch is penalised with the
+    coefficient from before its own update. start: the first coefficient. horizon: number of sequences over which the
+    coefficient can change by about a fifth.
+    """
+    needs = _divergence_needs(estimator, of, to)
+    check_number("first KL coefficient", start, least=0)
+    check_number("KL target", target, above=0)
+    check_number("KL horizon", horizon, above=0)
+
+    def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+        rows = jnp.sum(batch.lengths > 0).astype(jnp.float32)
+        per_row = row_means(_divergence(batch, estimator, of, to), batch.replace(weights=None))
+        error = jnp.clip(jnp.sum(per_row) / jnp.maximum(rows, 1) / target - 1, -0.2, 0.2)
+        return beta * (1 + error * rows / horizon), batch.with_controls(**{name: beta})
+
+    return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)
