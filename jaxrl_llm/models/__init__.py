@@ -12,8 +12,19 @@ if TYPE_CHECKING:
     from jaxrl_llm.models.load import load_policy
     from jaxrl_llm.models.policy import Policy, init_params, parameter_count
     from jaxrl_llm.models.save import save_policy
+    from jaxrl_llm.models.table import parameter_table
 
-__all__ = ["ModelConfig", "Policy", "from_hf", "init_params", "load_policy", "parameter_count", "save_policy", "to_hf"]
+__all__ = [
+    "ModelConfig",
+    "Policy",
+    "from_hf",
+    "init_params",
+    "load_policy",
+    "parameter_count",
+    "parameter_table",
+    "save_policy",
+    "to_hf",
+]
 _MODULES = {
     "ModelConfig": "config",
     "Policy": "policy",
@@ -21,6 +32,7 @@ _MODULES = {
     "init_params": "policy",
     "load_policy": "load",
     "parameter_count": "policy",
+    "parameter_table": "table",
     "save_policy": "save",
     "to_hf": "config",
 }
