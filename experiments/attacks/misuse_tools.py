@@ -28,6 +28,8 @@ class Tools:
         import optax
 
         import jaxrl_llm
+        import jaxrl_llm.advantages.functional
+        import jaxrl_llm.objectives.functional
         from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
         from jaxrl_llm.in_jax import tasks
         from jaxrl_llm.in_jax import train as in_jax
@@ -39,9 +41,11 @@ class Tools:
 
         return {
             **{name: getattr(jaxrl_llm, name) for name in jaxrl_llm.__all__},
-            **{name: getattr(objectives, name) for name in objectives.__all__},
-            **{name: getattr(advantages, name) for name in advantages.__all__},
-            **{name: getattr(data, name) for name in data.__all__},
+            **{
+                name: getattr(package, name)
+                for package in (objectives.functional, objectives, advantages.functional, advantages, data)
+                for name in package.__all__
+            },
             **{name: getattr(update, name) for name in ("TrainState", "init_state", "prepare", "update")},
             **{name: getattr(tasks, name) for name in ("addition", "get_task")},
             "Algorithm": algorithms.Algorithm,
