@@ -10,7 +10,7 @@ INPUTS: dict[str, str] = {
     "load_prompts(write('empty.jsonl', ''))": r"empty\.jsonl.*no rows",
     "load_prompts(write('bad.jsonl', '{'))": r"bad\.jsonl, line 1",
     "load_prompts(write('list.jsonl', '[1]'))": r"list\.jsonl, line 1",
-    "load_prompts(write('column.jsonl', '{\"riddle\": \"a\"}'))": "column 'prompt'.*riddle",
+    "load_prompts(write('column.jsonl', '{\"riddle\": \"a\"}'))": "--prompt-column.*riddle",
     "load_prompts(write('a.jsonl', '{\"prompt\": \"a\"}'), limit=0)": "limit.*0",
     "load_prompts(write('a.jsonl', '{\"prompt\": \"a\"}'), limit=1.5)": "limit.*1.5",
     "load_prompts(write('a.jsonl', '{\"prompt\": \"a\"}'), limit='3')": "limit.*'3'",
