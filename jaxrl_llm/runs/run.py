@@ -45,7 +45,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
-        """f64[steps] by name, NaN where a step has no value; "step" counts from 0. `pandas.DataFrame` takes it."""
+        """f64[steps] by name, NaN where a step has no value; "step" counts from 1. `pandas.DataFrame` takes it."""
         lines = read_jsonl(self._folder.metrics) if self._folder.metrics.exists() else []
         names = sorted({name for line in lines for name in line})
         found = {name: np.array([as_number(line.get(name)) for line in lines], np.float64) for name in names}
@@ -120,7 +120,7 @@ def _drawn(metrics: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
     figure = Curves(figsize=(4 * wide, 2.6 * rows), layout="constrained")
     for place, name in enumerate(names, start=1):
         axes, values = figure.add_subplot(rows, wide, place), metrics[name]
-        axes.plot(metrics["step"] + 1, values, linewidth=1.4, marker="." if np.isfinite(values).sum() < 30 else "")
+        axes.plot(metrics["step"], values, linewidth=1.4, marker="." if np.isfinite(values).sum() < 30 else "")
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
