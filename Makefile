@@ -1,6 +1,7 @@
 # make demo   train a real 135M-parameter model with reinforcement learning and show that it learned
 # make test   run the tests of all main behaviour
 # make test-all   run the slow tests: every method, kills and damaged files, ahead-of-time compilation for TPUs
+# make notebooks   run the notebooks of colab/ and store their outputs
 # make docs   build the documentation's site into docs/_build
 # make test-lowest   run the tests with the lowest versions of the packages that pyproject.toml allows
 # All of them create what they need: a virtual environment in .venv with its packages.
@@ -12,7 +13,7 @@ RUN    := $(VENV)/bin/python
 SEED   ?= 0
 OUTPUT ?= runs/demo-seed$(SEED)
 
-.PHONY: demo test test-all test-lowest lint docs clean
+.PHONY: demo test test-all test-lowest lint notebooks docs clean
 
 demo: $(VENV)/.demo
 	@echo "Training SmolLM2-135M-Instruct on sums and differences; results go to $(OUTPUT)."
@@ -38,6 +39,10 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+notebooks: $(VENV)/.dev
+	@echo "Running the notebooks of colab/; each takes some minutes."
+	$(RUN) experiments/run_notebooks.py
 
 docs: $(VENV)/.docs
 	@echo "Building the documentation."

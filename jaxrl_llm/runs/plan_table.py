@@ -155,6 +155,7 @@ def write_picture(plan: Mapping[str, Any], path: str | Path) -> None:
             below = [a + b for a, b in zip(below, sizes, strict=True)]
     axes.axhline(plan["usable"] / GIB, color="black", linestyle="--", label="usable")
     axes.set_ylabel("GiB on a device")
-    axes.set_title(f"{plan['chips']} {plan['chip']['name']}, mesh {plan['mesh']}", fontsize="medium")
+    mesh = ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
+    axes.set_title(f"{plan['chips']} {plan['chip']['name']}, mesh {mesh}", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     figure.savefig(path)
