@@ -271,8 +271,9 @@ def test_folders_that_hold_a_run_and_folders_that_do_not(tmp_path: Path, capsys:
     assert "holds no run" in rejected(capsys, "train", "--resume", str(tmp_path / "nowhere"))
     assert "holds a model, not a run" in rejected(capsys, "train", "--resume", str(runs.MODEL))
     assert "--resume needs a value" in rejected(capsys, "train", "--resume")
-    said = rejected(capsys, "train", "--resume", str(run), "--steps", "9")
-    assert "uses the run's own settings, but for --mesh; remove --steps 9" in said
+    said = rejected(capsys, "train", "--resume", str(run), "--group-size", "9")
+    assert "uses the run's own settings, but for those that affect no step that was taken (--steps, --mesh" in said
+    assert "; remove --group-size 9" in said
     (tmp_path / "config.json").write_text('{"prompts_per_step"')
     assert "not a JSON object" in rejected(capsys, "train", "--resume", str(tmp_path))
     for command in ("report", "eval"):
