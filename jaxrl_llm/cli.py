@@ -85,8 +85,8 @@ def _message(error: Exception) -> str:
 
 
 def _one_line(text: str, most: int = 1000) -> str:
-    """A message on one line; a very long one, e.g. with a name of thousands of letters, is cut in the middle."""
-    text = " ".join(text.split())
+    """A message on one line; a very long word, such as a path, and a very long line are cut in the middle."""
+    text = " ".join(word if len(word) <= 400 else f"{word[:240]}...{word[-120:]}" for word in text.split())
     return text if len(text) <= most else f"{text[: most - 250]} ... {text[-240:]}"
 
 

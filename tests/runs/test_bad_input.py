@@ -273,7 +273,7 @@ def test_folders_that_hold_a_run_and_folders_that_do_not(tmp_path: Path, capsys:
     assert "--resume needs a value" in rejected(capsys, "train", "--resume")
     said = rejected(capsys, "train", "--resume", str(run), "--group-size", "9")
     assert "uses the run's own settings, but for those that affect no step that was taken (--steps, --mesh" in said
-    assert "; remove --group-size 9" in said
+    assert said.rstrip().endswith("; remove --group-size")
     (tmp_path / "config.json").write_text('{"prompts_per_step"')
     assert "not a JSON object" in rejected(capsys, "train", "--resume", str(tmp_path))
     for command in ("report", "eval"):
