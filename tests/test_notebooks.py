@@ -12,9 +12,9 @@ from experiments.run_notebooks import LARGEST, NOTEBOOKS, execute, read, unwante
 
 ROOT = Path(__file__).parents[1]
 SMALL: dict[str, dict[str, Any]] = {
-    "1_grpo_in_ten_minutes": {"STEPS": 2, "PROMPTS": 2, "SAMPLES": 2, "HELD_OUT": 4},
+    "1_grpo_in_ten_minutes": {"STEPS": 2, "PROMPTS": 4, "SAMPLES": 4, "HELD_OUT": 4},
     "2_invent_a_method": {"ITERATIONS": 10, "SEEDS": 2, "WARM_STEPS": 10},
-    "3_own_data_and_reward": {"STEPS": 1, "PROMPTS": 2, "SAMPLES": 4, "TOKENS": 32, "HELD_OUT": 2, "PASS_AT": 2},
+    "3_own_data_and_reward": {"STEPS": 1, "PROMPTS": 4, "SAMPLES": 4, "TOKENS": 16, "HELD_OUT": 2, "PASS_AT": 2},
     "4_the_catalogue": {"METHOD": "dr_grpo", "TASK": "addition", "ITERATIONS": 10, "SEEDS": 2},
     "5_from_notebook_to_pod": {"STEPS": 2, "MESH": "fsdp=2,tensor=4"},
 }
