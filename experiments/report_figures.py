@@ -51,11 +51,11 @@ def credit(run: Path, step: int | None) -> tuple[Comparison, list[list[str]], li
     group, reward = np.asarray(batch.group), np.asarray(batch.reward)
     mixed = [number for number in np.unique(group) if np.ptp(reward[group == number]) > 0]
     rows = np.flatnonzero(np.isin(group, mixed)) if mixed else np.arange(len(group))
-    length = np.array([sum(text.count("\n") * 100 + len(text) for text in texts[n]) for n in rows])
-    best, worst = (rows[np.lexsort((length, sign * reward[rows], group[rows]))] for sign in (-1, 1))
-    first = group[best[0]]
-    best, worst = ([n for n in order if group[n] == first] for order in (best, worst))
-    rows = np.array(list(dict.fromkeys([best[0], worst[0], best[1], *rows])))
+    # Text with line breaks is drawn over several lines, and counts as long.
+    length = {n: sum(len(text) + 100 * text.count("\n") for text in texts[n]) for n in rows}
+    own = sorted(rows[group[rows] == group[rows].min()], key=length.__getitem__)
+    right, wrong = ([n for n in own if reward[n] == end] for end in (reward[own].max(), reward[own].min()))
+    rows = np.array(list(dict.fromkeys([right[0], wrong[0], *right[1:2], *rows])))
     chosen = map_rows(lambda x: x[rows], batch)
     return compare(METHODS, chosen, after_steps=2), [texts[n] for n in rows], [prompts[n] for n in rows]
 
