@@ -131,6 +131,17 @@ def quick_compiles() -> Iterator[None]:
         jax.config.update("jax_disable_most_optimizations", not compiling.OPTIMISED)
 
 
+def count_programs(*functions: Any) -> Callable[[], list[int]]:
+    """Drop all programs; the function returned counts those that each jitted function has been compiled to since.
+
+    `_cache_size` alone may be wrong (JAX 0.10): once all functions of a process had 8,192 entries together and some
+    were evicted, it does not return to 0 when all are dropped, and may go on from a negative number.
+    """
+    jax.clear_caches()
+    before = [function._cache_size() for function in functions]
+    return lambda: [function._cache_size() - start for function, start in zip(functions, before, strict=True)]
+
+
 @functools.cache
 def rollouts_of(family: str, mode: str) -> Trajectories:
     """Two prompts (8 and 5 tokens) x two samples of 16 tokens, no token ends them: 24 positions."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import quick_compiles
+from conftest import count_programs, quick_compiles
 from jaxrl_kernels.sample import sample_logits
 
 from jaxrl_llm import sample
@@ -432,18 +432,18 @@ def test_one_row_in_thirty_two_may_wait(llama: Any) -> None:
 @pytest.mark.heavy
 def test_one_program_however_many_refills(llama: Any) -> None:
     """Two widths of prompts, 48 ends; then other lengths, prompts and temperatures of the same buckets."""
-    jax.clear_caches()
+    programs = count_programs(decode, prefill)
     requests = [*long_tailed(47), Request(tuple(range(1, 61)), 9, 50, 0)]
     rollout(llama, requests, 8)
-    assert decode._cache_size() == 1
-    assert prefill._cache_size() <= 4  # two for each width
-    prefills = prefill._cache_size()
+    decodes, prefills = programs()
+    assert decodes == 1
+    assert 1 <= prefills <= 4  # two for each width
     count_compiles()
     before = compiles()[0]
     others = [Request(tuple(range(2, 60)), 32, 0, 0), *(Request((5, i), 3 + i % 28, i, 0) for i in range(40))]
     stats = Stats()
     rollout(llama, others, 8, settings=settings_of(0.5), stats=stats)
-    assert (decode._cache_size(), prefill._cache_size()) == (1, prefills)
+    assert programs() == [1, prefills]
     assert compiles()[0] - before == stats.compiles <= 3  # no program of the model; small ones of other sizes
 
 
