@@ -1,0 +1,112 @@
+"""Which blocks of queries and keys a kernel visits, as scalars that it reads before it starts.
+
+A token has a number `enter`, and an interval [enter, leave) of the numbers of the tokens that continue it. A query
+attends to a key if the query's number lies in the key's interval and, with a window, fewer than `window` tokens lie
+between them on their path. Blocks are compared by the bounds of their tokens' numbers, so a pair of blocks of which no
+token attends to another is almost always left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+LANES = 128
+MAX_PAIRS = 98_304  # pairs of blocks that a kernel may be given: they are in scalar memory
+SIZES = ((128, 512), (256, 1024), (512, 1024), (512, 2048))  # of blocks of queries and of keys, the finest first
+OUTSIDE = 2**30  # above any number or position of a token
+SHIFT = 16  # a pair of blocks is one number: block of queries << SHIFT | block of keys
+
+
+class PackedTokens(NamedTuple):
+    """Tokens that attend to one another, int32[N, L] each. Where there is no token, enter and leave are 0."""
+
+    enter: Array  # number of the token, at least 1 and unique in its row
+    leave: Array  # one more than the last number that continues it
+    position: Array  # tokens before it on its path
+
+
+class BlockPairs(NamedTuple):
+    """The pairs of blocks that a kernel visits, and the bounds of their tokens; arrays start with N."""
+
+    by_query: Array  # int32[N, P], sorted by block of queries; each block of queries has one at least
+    by_key: Array  # int32[N, P], sorted by block of keys; each block of keys has one at least
+    counts: Array  # int32[N, 2]: how many of each are valid; the others repeat the last
+    of_queries: Array  # int32[N, 3, blocks of queries]: least and greatest number, and least position
+    of_keys: Array  # int32[N, 3, keys / 128]: least number, greatest end of an interval, and greatest position
+
+
+def block_sizes(queries: int, keys: int) -> tuple[int, int]:
+    """Queries and keys of a block, for lengths that are multiples of 128. ValueError: there are too many tokens."""
+    for size, width in SIZES:
+        width = _dividing(keys, width)
+        if -(-queries // size) * (keys // width) <= MAX_PAIRS and (queries % size == 0 or size == SIZES[0][0]):
+            return size, width
+    raise ValueError(f"{queries} queries and {keys} keys are too many for one kernel: use a longer sequence axis")
+
+
+def _dividing(length: int, most: int) -> int:
+    """The largest multiple of 128, up to `most`, that divides a length which is a multiple of 128 itself."""
+    return max(width for width in range(LANES, most + 1, LANES) if length % width == 0)
+
+
+def _bounds_of_queries(queries: PackedTokens, size: int) -> Array:
+    real = queries.enter > 0
+    cut = lambda x: x.reshape(x.shape[0], -1, size)  # noqa: E731
+    return jnp.stack([
+        cut(jnp.where(real, queries.enter, OUTSIDE)).min(2),
+        cut(jnp.where(real, queries.enter, -1)).max(2),
+        cut(jnp.where(real, queries.position, OUTSIDE)).min(2),
+    ], axis=1)  # fmt: skip
+
+
+def _bounds_of_keys(keys: PackedTokens) -> Array:
+    real = keys.enter > 0
+    cut = lambda x: x.reshape(x.shape[0], -1, LANES)  # noqa: E731
+    return jnp.stack([
+        cut(jnp.where(real, keys.enter, OUTSIDE)).min(2),
+        cut(jnp.where(real, keys.leave, -1)).max(2),
+        cut(jnp.where(real, keys.position, -1)).max(2),
+    ], axis=1)  # fmt: skip
+
+
+def attends(of_queries: tuple, of_keys: tuple, window: Array | int) -> Array:
+    """Whether any token of a block of queries may attend to one of a block of keys, from the bounds of both."""
+    least, greatest, earliest = of_queries
+    first, end, latest = of_keys
+    near = (earliest - latest < window) | (jnp.asarray(window) == 0)
+    return (first <= greatest) & (least < end) & near
+
+
+def _sorted(chosen: Array) -> tuple[Array, Array]:
+    """The indices of the true entries bool[N, P] in their order, then the last of them repeated; and their number."""
+    N, P = chosen.shape
+    count = jnp.sum(chosen, axis=1, dtype=jnp.int32)
+    place = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, P)
+    index = jnp.broadcast_to(jnp.arange(P, dtype=jnp.int32), (N, P))
+    out = jnp.zeros((N, P), jnp.int32).at[jnp.arange(N)[:, None], place].set(index, mode="drop")
+    last = jnp.take_along_axis(out, jnp.maximum(count - 1, 0)[:, None], axis=1)
+    return jnp.where(jnp.arange(P) < count[:, None], out, last), count
+
+
+@jax.named_scope("block_pairs")
+def block_pairs(queries: PackedTokens, keys: PackedTokens, window: Array | int = 0) -> BlockPairs:
+    """The pairs of blocks to visit; lengths are multiples of 128. window: see `packed_attention`."""
+    size, width = block_sizes(queries.enter.shape[1], keys.enter.shape[1])
+    of_queries, of_keys = _bounds_of_queries(queries, size), _bounds_of_keys(keys)
+    rows, columns = jnp.moveaxis(of_queries, 1, 0)[..., None], jnp.moveaxis(of_keys, 1, 0)[:, :, None]
+    visited = attends(tuple(rows), tuple(columns), window)
+    visited = visited.reshape(*visited.shape[:2], -1, width // LANES).any(3)
+    # A block that attends to nothing, or that nothing attends to, is visited once, because its results must be written.
+    lonely_query = ~visited.any(2, keepdims=True) & (jnp.arange(visited.shape[2]) == 0)
+    lonely_key = ~visited.any(1, keepdims=True) & (jnp.arange(visited.shape[1]) == 0)[:, None]
+    N, nq, nk = visited.shape
+    of_query, query_count = _sorted((visited | lonely_query).reshape(N, -1))
+    of_key, key_count = _sorted((visited | lonely_key).swapaxes(1, 2).reshape(N, -1))
+    by_query = (of_query // nk) << SHIFT | of_query % nk
+    by_key = (of_key % nq) << SHIFT | of_key // nq
+    return BlockPairs(by_query, by_key, jnp.stack([query_count, key_count], axis=1), of_queries, of_keys)

@@ -1,0 +1,125 @@
+"""The backward pass of `packed_attention` as two Pallas kernels for TPU (Mosaic), which compute the logits again.
+
+With weights p = exp(z - lse), derivatives dp = do . v and D = do . out - dlse, the derivative of a logit is
+p (dp - D). One kernel goes through the pairs of blocks by query and sums dq; the other, by key, sums dk and dv.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxrl_kernels.packed_attention import pallas_parts as parts
+from jaxrl_kernels.packed_attention.blocks import BlockPairs, PackedTokens
+from jaxrl_kernels.packed_attention.pallas_forward import bytes_of_keys
+from jaxrl_kernels.packed_attention.reference import accumulation_dtype
+
+Array = jax.Array
+
+
+def _weights_and_derivatives(
+    k: Array, v: Array, q: Array, d_out: Array, lse: Array, sums: Array, mask: Array, of: parts.Sizes
+) -> tuple[Array, Array]:
+    """Weights and derivatives of the products q . k, [keys, R x size] each."""
+    z, slope = parts.logits_of(k, q, of)
+    p = parts.weights_of(z, mask, lse)
+    ds = p * (parts.product(v, d_out, parts.NT) - sums) * of.numbers.query_scale
+    return p, ds if slope is None else ds * slope
+
+
+def _dq_kernel(
+    scalars: parts.Scalars, q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, queries: Any, keys: Any, dq: Any,
+    stacked: Any, d_stacked: Any, acc: Any, *, of: parts.Sizes, whole: bool,
+) -> None:  # fmt: skip
+    step = parts.step_of(scalars, of, by_key=False)
+
+    @pl.when(step.first)
+    def _() -> None:
+        stacked[...] = parts.stacked(q[...], of)
+        d_stacked[...] = parts.stacked(d_out[...], of)
+        acc[...] = jnp.zeros_like(acc)
+
+    def compute(start: Any, count: int) -> None:
+        first = pl.multiple_of(step.key * of.width + start, count if isinstance(start, int) else 128) if whole else start
+        here = pl.ds(first, count)
+        mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
+        rows = (parts.along_lanes(x[...], of) for x in (lse, sums))
+        key = k[here, :]
+        _, ds = _weights_and_derivatives(key, v[here, :], stacked[...], d_stacked[...], *rows, mask, of)
+        acc[...] += parts.product(key, ds.astype(key.dtype), parts.TN)
+
+    parts.for_each_chunk(scalars, of, step, compute)
+
+    @pl.when(step.last)
+    def _() -> None:
+        dq[...] = parts.side_by_side(acc[...].T.astype(dq.dtype), of)
+
+
+def _dkv_kernel(
+    scalars: parts.Scalars, q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, queries: Any, keys: Any,
+    dk: Any, dv: Any, dk_acc: Any, dv_acc: Any, *, of: parts.Sizes,
+) -> None:  # fmt: skip
+    step = parts.step_of(scalars, of, by_key=True)
+
+    @pl.when(step.first)
+    def _() -> None:
+        dk_acc[...] = jnp.zeros_like(dk_acc)
+        dv_acc[...] = jnp.zeros_like(dv_acc)
+
+    def compute(start: Any, count: int) -> None:
+        here = pl.ds(start, count)
+        mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
+        rows = (parts.along_lanes(x[...], of) for x in (lse, sums))
+        query, d_result = parts.stacked(q[...], of), parts.stacked(d_out[...], of)
+        p, ds = _weights_and_derivatives(k[here, :], v[here, :], query, d_result, *rows, mask, of)
+        dv_acc[here, :] += parts.product(p.astype(query.dtype), d_result, parts.NN)
+        dk_acc[here, :] += parts.product(ds.astype(query.dtype), query, parts.NN)
+
+    parts.for_each_chunk(scalars, of, step, compute)
+
+    @pl.when(step.last)
+    def _() -> None:
+        dk[...] = dk_acc[...].astype(dk.dtype)
+        dv[...] = dv_acc[...].astype(dv.dtype)
+
+
+def backward(
+    q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array,
+    queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: parts.Sizes,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """The derivatives of q, k and v. out, lse: of `forward`."""
+    dtype = accumulation_dtype(q.dtype)
+    sums = jnp.sum(d_out.astype(dtype) * out.astype(dtype), axis=-1).swapaxes(1, 2) - d_lse
+    rows = [x.reshape(of.N, of.K, of.R, of.L).astype(dtype) for x in (lse, sums)]
+    arrays = [parts.packed_heads(x, of) for x in (q, k, v, d_out.astype(q.dtype))]
+    inputs = [*arrays, *rows, parts.packed_marks(queries), parts.packed_marks(keys)]
+    columns, whole = of.R * of.size, parts.resident(of, q.dtype.itemsize)
+
+    def in_specs(specs: parts.Specs) -> list[Any]:
+        return [
+            specs.queries, specs.keys, specs.keys, specs.queries, specs.rows, specs.rows, specs.query_marks,
+            specs.key_marks,
+        ]  # fmt: skip
+
+    def like(x: Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    specs, of_rows = parts.specs_of(of, whole), 8 * of.N * of.K * of.R * of.L
+    (dq,) = parts.call(
+        parts.partial_kernel(_dq_kernel, of, whole=whole), "packed_attention_dq", of,
+        parts.scalars_of(pairs, False, window), inputs, in_specs(specs), [like(arrays[0])], [specs.queries],
+        [*[pltpu.VMEM((columns, of.h), q.dtype)] * 2, pltpu.VMEM((of.h, columns), dtype)],
+        3, bytes_of_keys(of, whole, k) + 3 * q.nbytes + of_rows,
+    )  # fmt: skip
+    specs = parts.specs_of(of, False)
+    dk, dv = parts.call(
+        parts.partial_kernel(_dkv_kernel, of), "packed_attention_dkv", of,
+        parts.scalars_of(pairs, True, window), inputs, in_specs(specs), [like(x) for x in arrays[1:3]],
+        [specs.keys] * 2, [pltpu.VMEM((of.width, of.h), dtype)] * 2,
+        4, 4 * k.nbytes + (2 * q.nbytes + of_rows) // of.L * of.attended // of.width,
+    )  # fmt: skip
+    return tuple(parts.unpacked_heads(x, of) for x in (dq, dk, dv))

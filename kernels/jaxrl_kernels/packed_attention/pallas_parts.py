@@ -1,0 +1,287 @@
+"""Shared parts of the Pallas kernels for TPU (Mosaic): what a step of the grid reads, and logits of blocks.
+
+Queries, keys and results keep the layout of projections: [N, L, heads x h], a block of heads side by side, where the
+head size is a multiple of 128; else the heads come first. Logits are transposed, [keys, R x queries] for the R query
+heads of a key-value head: what belongs to a query, such as its running maximum, is a row along the lanes.
+
+Grids are (N, K, pairs of blocks). The last size is a number on the device: only pairs that are needed take a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxrl_kernels.packed_attention.blocks import LANES, SHIFT, BlockPairs, PackedTokens, attends, block_sizes
+from jaxrl_kernels.packed_attention.reference import MASKED, Numbers, accumulation_dtype
+
+Array = jax.Array
+
+CHUNK = 512  # keys whose logits are computed at a time, at most
+RESIDENT_BYTES = 32 * 2**20  # of the keys and values of a head, double-buffered, that stay in VMEM over its queries
+MIB = 2**20
+NN, NT, TN = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ())), (((0,), (0,)), ((), ()))
+
+
+class Sizes(NamedTuple):
+    """Static sizes and options of the kernels."""
+
+    N: int
+    K: int  # key-value heads
+    R: int  # query heads for each
+    h: int
+    L: int  # queries, a multiple of `size`
+    S: int  # keys, a multiple of `width`
+    size: int  # queries of a block
+    width: int  # keys of a block
+    numbers: Numbers
+    attended: int  # pairs of a query and a key that attend, for the cost estimate
+    interpret: bool
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether heads lie beside one another in memory."""
+        return self.h % LANES == 0
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of blocks the lists have room for."""
+        return self.L // self.size * (self.S // self.width)
+
+
+class Scalars(NamedTuple):
+    """What the kernels find in scalar memory."""
+
+    pairs: Any  # int32[N x P]
+    counts: Any  # int32[N]
+    of_queries: Any  # int32[N x 3 x blocks of queries]
+    of_keys: Any  # int32[N x 3 x keys / 128]
+    window: Any  # int32[1]
+
+
+def sizes_of(q: Array, k: Array, numbers: Numbers, attended: int | None, interpret: bool) -> Sizes:
+    """The sizes for queries [N, L, H, h] and keys [N, S, K, h]."""
+    (N, L, H, h), (S, K) = q.shape, k.shape[1:3]
+    attended = L * S // 2 if attended is None else attended
+    return Sizes(N, K, H // K, h, L, S, *block_sizes(L, S), numbers, attended, interpret)
+
+
+def scalars_of(pairs: BlockPairs, by_key: bool, window: Array) -> Scalars:
+    """The scalars of a kernel that goes through the pairs by query, or by key."""
+    flat = [x.reshape(-1) for x in (pairs.of_queries, pairs.of_keys)]
+    chosen = pairs.by_key if by_key else pairs.by_query
+    return Scalars(chosen.reshape(-1), pairs.counts[:, int(by_key)], *flat, window.reshape(1).astype(jnp.int32))
+
+
+def packed_heads(x: Array, of: Sizes) -> Array:
+    """[N, T, heads, h] -> [N, T, heads x h], or [N, K, T, heads / K x h] where heads come first."""
+    N, T = x.shape[:2]
+    if of.side_by_side:
+        return x.reshape(N, T, -1)
+    return x.reshape(N, T, of.K, -1).swapaxes(1, 2)
+
+
+def unpacked_heads(x: Array, of: Sizes) -> Array:
+    """The inverse of `packed_heads`."""
+    if not of.side_by_side:
+        x = x.swapaxes(1, 2)
+    return x.reshape(*x.shape[:2], -1, of.h)
+
+
+def packed_marks(tokens: PackedTokens) -> Array:
+    """int32[N, 8, T]: enter, leave and position, each along the lanes, and rows of zeros."""
+    marks = jnp.stack([x.astype(jnp.int32) for x in tokens], axis=1)
+    return jnp.pad(marks, [(0, 0), (0, 8 - marks.shape[1]), (0, 0)])
+
+
+class Step(NamedTuple):
+    """A step of the grid."""
+
+    query: Any  # number of the block of queries
+    key: Any  # of the block of keys
+    first: Any  # whether it is the first step of its block of queries, or of keys
+    last: Any
+    live: Any  # whether there is a pair of blocks left
+    row: Any  # n
+
+
+def step_of(scalars: Scalars, of: Sizes, by_key: bool) -> Step:
+    """The step that this call of the kernel takes."""
+    row, place = pl.program_id(0), pl.program_id(2)
+    pair = scalars.pairs[row * of.pairs + place]
+    before = scalars.pairs[row * of.pairs + jnp.maximum(place - 1, 0)]
+    after = scalars.pairs[row * of.pairs + jnp.minimum(place + 1, of.pairs - 1)]
+    block = (lambda x: x & (2**SHIFT - 1)) if by_key else (lambda x: x >> SHIFT)
+    last = (place + 1 >= scalars.counts[row]) | (block(after) != block(pair))
+    first = (place == 0) | (block(before) != block(pair))
+    live = place < scalars.counts[row]
+    return Step(pair >> SHIFT, pair & (2**SHIFT - 1), first & live, last & live, live, row)
+
+
+def for_each_chunk(scalars: Scalars, of: Sizes, step: Step, compute: Callable[[Any, int], None]) -> None:
+    """Call compute(first key in the block, number of keys) for the parts of a pair of blocks that attend.
+
+    A chunk of which every 128 keys are needed is computed at once; else only those 128 that are.
+    """
+    queries = tuple(scalars.of_queries[(step.row * 3 + i) * (of.L // of.size) + step.query] for i in range(3))
+    window, groups = scalars.window[0], of.S // LANES
+
+    def needed(group: Any) -> Any:
+        keys = tuple(scalars.of_keys[(step.row * 3 + i) * groups + group] for i in range(3))
+        return attends(queries, keys, window)
+
+    chunk = max(c for c in range(LANES, min(of.width, CHUNK) + 1, LANES) if of.width % c == 0)
+    for start in range(0, of.width, chunk):
+        first = step.key * (of.width // LANES) + start // LANES
+        some = [needed(first + i) for i in range(chunk // LANES)]
+        every = step.live
+        for each in some:
+            every = every & each
+
+        @pl.when(every)
+        def _(start: int = start) -> None:
+            compute(start, chunk)
+
+        if chunk > LANES:
+
+            @pl.when(step.live & ~every)
+            def _(start: int = start, first: Any = first) -> None:
+                @pl.loop(0, chunk // LANES)
+                def _(i: Any) -> None:
+                    @pl.when(needed(first + i))
+                    def _() -> None:
+                        compute(pl.multiple_of(start + i * LANES, LANES), LANES)
+
+
+def stacked(x: Array, of: Sizes) -> Array:
+    """A block [size, R x h] with its heads one after another, [R x size, h]."""
+    return x if of.R == 1 else jnp.concatenate([x[:, r * of.h : (r + 1) * of.h] for r in range(of.R)], axis=0)
+
+
+def side_by_side(x: Array, of: Sizes) -> Array:
+    """The inverse of `stacked`."""
+    return x if of.R == 1 else jnp.concatenate([x[r * of.size : (r + 1) * of.size] for r in range(of.R)], axis=1)
+
+
+def along_lanes(x: Array, of: Sizes) -> Array:
+    """Rows [R, size] one after another, [1, R x size]."""
+    return x if of.R == 1 else jnp.concatenate([x[r : r + 1] for r in range(of.R)], axis=1)
+
+
+def in_rows(x: Array, of: Sizes) -> Array:
+    """The inverse of `along_lanes`."""
+    return x if of.R == 1 else jnp.concatenate([x[:, r * of.size : (r + 1) * of.size] for r in range(of.R)], axis=0)
+
+
+def product(a: Array, b: Array, dimensions: Any) -> Array:
+    """A product that accumulates in float32, of float32 in full precision."""
+    dtype = accumulation_dtype(a.dtype)
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=dtype)
+
+
+def logits_of(k: Array, q: Array, of: Sizes) -> tuple[Array, Array | None]:
+    """Logits [keys, R x size], and their derivative by q . k where there is a soft cap."""
+    z = product(k, q, NT) * of.numbers.query_scale
+    if not of.numbers.softcap:
+        return z, None
+    tanh = jnp.tanh(z / of.numbers.softcap)
+    return of.numbers.softcap * tanh, 1 - tanh * tanh
+
+
+def mask_of(queries: Array, keys: Array, window: Any, of: Sizes) -> Array:
+    """bool[keys, R x size]. queries: int32[8, size], keys: int32[8, keys], as `packed_marks` has them."""
+    number, place = queries[0:1], queries[2:3]
+    columns = keys.T
+    enter, leave, position = (columns[:, i : i + 1] for i in range(3))
+    near = (place - position < window) | (window == 0)
+    sees = ((enter <= number) & (number < leave) & near).astype(jnp.int32)
+    return (sees if of.R == 1 else jnp.concatenate([sees] * of.R, axis=1)) != 0
+
+
+def weights_of(z: Array, mask: Array, lse: Array) -> Array:
+    """Attention weights [keys, R x size] from the log-sum-exps [1, R x size]."""
+    return jnp.where(mask, jnp.exp(jnp.where(mask, z - lse, MASKED)), 0)
+
+
+class Specs(NamedTuple):
+    """Block specs of the arrays; those of a kernel that has keys and values in VMEM at once differ for these."""
+
+    queries: pl.BlockSpec  # queries, results and their derivatives
+    keys: pl.BlockSpec
+    rows: pl.BlockSpec  # log-sum-exps [N, K, R, L]
+    query_marks: pl.BlockSpec
+    key_marks: pl.BlockSpec
+
+
+def specs_of(of: Sizes, resident: bool) -> Specs:
+    """resident: whether all keys of a head are one block."""
+    width = of.S if resident else of.width
+
+    def pair(n: Any, p: Any, scalars: Any) -> tuple[Any, Any]:
+        found = scalars[n * of.pairs + p]
+        return found >> SHIFT, 0 if resident else found & (2**SHIFT - 1)
+
+    def spec(rows: int, columns: int, which: int) -> pl.BlockSpec:
+        if of.side_by_side:
+            return pl.BlockSpec((None, rows, columns), lambda n, k, p, *s: (n, pair(n, p, s[0])[which], k))
+        return pl.BlockSpec((None, None, rows, columns), lambda n, k, p, *s: (n, k, pair(n, p, s[0])[which], 0))
+
+    def marks(columns: int, which: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, 8, columns), lambda n, k, p, *s: (n, 0, pair(n, p, s[0])[which]))
+
+    rows = pl.BlockSpec((None, None, of.R, of.size), lambda n, k, p, *s: (n, k, 0, pair(n, p, s[0])[0]))
+    return Specs(spec(of.size, of.R * of.h, 0), spec(width, of.h, 1), rows, marks(of.size, 0), marks(width, 1))
+
+
+def resident(of: Sizes, itemsize: int) -> bool:
+    """Whether the keys and values of a head stay in VMEM over all its queries."""
+    return 4 * of.S * max(of.h, LANES) * itemsize <= RESIDENT_BYTES
+
+
+def call(
+    kernel: Any, name: str, of: Sizes, scalars: Scalars, inputs: list[Any], in_specs: list[Any],
+    results: list[Any], out_specs: list[Any], scratch: list[Any], products: int, bytes_accessed: int,
+) -> Any:  # fmt: skip
+    """Run a kernel over the pairs of blocks. products: matrix products for each logit."""
+    heads, itemsize = of.N * of.K * of.R, inputs[0].dtype.itemsize
+    blocks = of.size * of.R * max(of.h, LANES) * 4 * 12 + 8 * CHUNK * of.R * of.size * 4
+    limit = blocks + (4 * of.S if resident(of, itemsize) else 16 * of.width) * max(of.h, LANES) * itemsize
+    axes = jax.typeof(inputs[0]).manual_axis_type
+    return pl.pallas_call(
+        kernel,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes) for x in results],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(of.N, of.K, jnp.max(scalars.counts)),
+            in_specs=in_specs,
+            out_specs=out_specs,
+            scratch_shapes=scratch,
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=max(32 * MIB, limit + 8 * MIB)
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * products * of.attended * heads * of.h,
+            transcendentals=of.attended * heads,
+            bytes_accessed=bytes_accessed,
+        ),
+        interpret=of.interpret,
+        name=name,
+    )(*scalars, *inputs)
+
+
+def partial_kernel(kernel: Any, of: Sizes, **static: Any) -> Any:
+    """A kernel that takes its scalars as one `Scalars`."""
+
+    def run(*refs: Any) -> None:
+        count = len(Scalars._fields)
+        partial(kernel, of=of, **static)(Scalars(*refs[:count]), *refs[count:])
+
+    return run
