@@ -141,23 +141,26 @@ def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, col
     return Assigned(prefixes, suffixes, np.array(parents, int), np.concatenate(actions))
 
 
-def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1) -> Packing:
+def pack(
+    rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1
+) -> Packing:
     """A packing of each slice of the batch's rows, stacked along a first axis: int32[len(slices), ...], on the host.
 
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which
     packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes. columns:
     devices over which the tokens of each row are to be spread, an equal part on each; their numbers are multiples of
-    it. Actions are listed with the device that has their state.
+    it. multiple: of which the part of a row on a device is one. Actions are listed with the device that has their
+    state.
     """
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(TokenRows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]
-    W0, R0 = size_of_prefixes(split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns)
+    W0, R0 = size_of_prefixes(split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns * multiple)
     trees = any(trie.shared.max() >= LEAST_SHARED for part in split for trie in part)
     longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)
     W1, R1 = 0, 0
     if longest:
         sizes = lambda width: [_sizes(part, W0, width) for part in split]  # noqa: E731
-        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n, columns)
+        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n, columns * multiple)
     assigned = [assign(part, W0, W1, L) for part in split]
     R0 = _rounded_up(R0, devices)
     each = bucket(max(int(np.bincount(a.parents, minlength=1).max()) for a in assigned), 1)

@@ -20,6 +20,7 @@ from jaxrl_llm.learner.checks import check_count, known, mark_of
 from jaxrl_llm.learner.pack import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.check import check_key
+from jaxrl_llm.models.packed_kernel import lanes
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.placement import ROWS, SAMPLED_ROWS, row_axes, row_shards, token_shards
 from jaxrl_llm.trajectory import Trajectories, check_batch, map_rows
@@ -103,7 +104,7 @@ def plan_steps(
         for chosen in shuffled.reshape(minibatches, -1):
             slices += deal(chosen)
     rows: Any = np.stack(slices).astype(np.int32)
-    packing = pack(here, slices, row_shards(mesh), token_shards(mesh))
+    packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh))
 
     def arranged(x: np.ndarray) -> Any:
         x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])

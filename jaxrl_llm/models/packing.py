@@ -6,27 +6,31 @@ A token attends to another exactly if its number lies in the other's interval: t
 and to itself. So a prompt and its completions, several short sequences in a row, and trees of rollouts are one mask.
 
 There are two levels, so that attention is cheap without a kernel for sparse masks: prefixes (prompts, or whole rows),
-and suffixes, packed rows of tokens that each continue something of one packed row of prefixes.
+and suffixes, packed rows of tokens that each continue something of one packed row of prefixes. Numbers are unique in
+all rows of a packing, so that the kernel for sparse masks (`packed_kernel`) needs nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jaxrl_kernels.packed_attention import PackedTokens
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.packed_kernel import by_kernel, takes_kernel
 from jaxrl_llm.models.placement import placement, row_shards, token_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.trajectory import Trajectories
 
 Array = jax.Array
 Indices = Any  # int32 array: of jax, or of numpy where the host makes it
-EVERYTHING = 2**30  # more than any token's number
 
 
 class PackedRows(flax.struct.PyTreeNode):
@@ -62,7 +66,8 @@ def whole_rows(batch: Trajectories) -> Packing:
     source = jnp.arange(N * L, dtype=jnp.int32).reshape(N, L)
     flat = source.reshape(-1)
     # A row's first token was chosen from nothing; it is never an action.
-    return Packing(_paths(source, real, 0), None, None, flat // L, flat % L, jnp.maximum(flat - 1, 0))
+    paths = _paths(source, real, 0, jnp.arange(N, dtype=jnp.int32) * L)
+    return Packing(paths, None, None, flat // L, flat % L, jnp.maximum(flat - 1, 0))
 
 
 def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, completion_length: int) -> Packing:
@@ -84,7 +89,9 @@ def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, com
     first = jnp.arange(N // G) * G * L
     real = (batch.token_mask[::G, :width] & (jnp.arange(width) < start[:, None])).astype(jnp.int32)
     last = jnp.maximum(width - 1 - jnp.argmax(real[:, ::-1], axis=1), 0) + jnp.arange(N // G) * width
-    prefixes = _paths((first[:, None] + jnp.arange(width)).astype(jnp.int32), real, 0)
+    # A group's numbers: those of its prompt, then those of each of its rows.
+    before = jnp.arange(N // G, dtype=jnp.int32) * (width + G * T)
+    prefixes = _paths((first[:, None] + jnp.arange(width)).astype(jnp.int32), real, 0, before, width + G * T)
     start, prompt = jnp.repeat(start, G), jnp.repeat(jnp.sum(real, axis=1), G)
     place = start[:, None] + jnp.arange(T)
     row = jnp.broadcast_to(jnp.arange(N)[:, None], place.shape)
@@ -95,16 +102,19 @@ def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, com
         column = jnp.minimum(place, L - 1)
         known = jnp.take_along_axis(batch.token_mask, column, axis=1) & (place < L)
         source = (jnp.arange(N)[:, None] * L + column).astype(jnp.int32)
-        suffixes = _paths(source, known.astype(jnp.int32), prompt[:, None])
+        of_row = jnp.repeat(before, G) + width + jnp.arange(N, dtype=jnp.int32) % G * T
+        suffixes = _paths(source, known.astype(jnp.int32), prompt[:, None], of_row, T)
         own = (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)
         state = jnp.concatenate([state, own], axis=1)
     return Packing(prefixes, suffixes, None, row.reshape(-1), place.reshape(-1), state.reshape(-1).astype(jnp.int32))
 
 
-def _paths(source: Array, real: Array, before: Array | int) -> PackedRows:
-    """Rows of one path each, which continues `before` tokens."""
-    position = before + positions_of(real)
-    return PackedRows(source, (position + 1) * real, EVERYTHING * real, position)
+def _paths(source: Array, real: Array, before: Array | int, number: Array, size: int | None = None) -> PackedRows:
+    """Rows of one path each, which continues `before` tokens; a row's numbers are number + 1 to number + size."""
+    position = positions_of(real)
+    enter = (number[:, None] + position + 1) * real
+    leave = (number[:, None] + (source.shape[1] if size is None else size) + 1) * real
+    return PackedRows(source, enter, leave, before + position)
 
 
 def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packing) -> Array:
@@ -134,6 +144,28 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
             for level, part in zip(levels, parts, strict=True)
         ]  # fmt: skip
 
+    # Where there is no token, any serves.
+    source, *numbers = (concatenated([getattr(level, name) for level in levels]) for name in PackedRows.__annotations__)
+    if takes_kernel(policy.mesh):
+        attend = by_kernel(config, PackedTokens(*numbers), _attended(packing, tiles[0]), policy.mesh)
+    else:
+        attend = _by_levels(config, packing, split, concatenated)
+    position = numbers[-1]
+    hidden, _ = policy.run(params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where)
+    shard, place = _of_states(packing, tiles)
+    if packing.shards > 1 and packing.shards == tiles[0] * tiles[1]:  # no state leaves its device
+        states = hidden.reshape(packing.shards, -1, hidden.shape[-1])
+        found = jax.vmap(lambda x, at: x[at])(states, place.reshape(packing.shards, -1))
+        return where.states(found.reshape(-1, hidden.shape[-1]), True)
+    return where.states(hidden.reshape(-1, hidden.shape[-1])[shard * sum(sizes) + place], True)
+
+
+def _by_levels(
+    config: ModelConfig, packing: Packing, split: Callable[[Array], list[Array]], joined: Callable[[list[Array]], Array]
+) -> decoder.Attend:
+    """Attention by dense masks, of each level to itself and to its prefixes. split, joined: tokens of the levels."""
+    levels = packing.levels
+
     def of_parents(x: Array) -> Array:
         """The row of prefixes [R0, ...] that each row of suffixes continues, [R1, ...]."""
         each = levels[-1].source.shape[0] // levels[0].source.shape[0]
@@ -154,17 +186,16 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
             near = partial(_visible, seen=all_seen, window=window if windows else 0)
             sees = near(level) if windows else sees
             out.append(decoder.attention(query, key, value, sees, config, (level, near)))
-        return concatenated(out), None
+        return joined(out), None
 
-    # Where there is no token, any serves.
-    source, position = (concatenated([getattr(level, name) for level in levels]) for name in ("source", "position"))
-    hidden, _ = policy.run(params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where)
-    shard, place = _of_states(packing, tiles)
-    if packing.shards > 1 and packing.shards == tiles[0] * tiles[1]:  # no state leaves its device
-        states = hidden.reshape(packing.shards, -1, hidden.shape[-1])
-        found = jax.vmap(lambda x, at: x[at])(states, place.reshape(packing.shards, -1))
-        return where.states(found.reshape(-1, hidden.shape[-1]), True)
-    return where.states(hidden.reshape(-1, hidden.shape[-1])[shard * sum(sizes) + place], True)
+    return attend
+
+
+def _attended(packing: Packing, shards: int) -> int:
+    """How many pairs of tokens attend to each other in a shard, at most."""
+    (R0, W0) = packing.prefixes.source.shape
+    R1, W1 = (0, 0) if packing.suffixes is None else packing.suffixes.source.shape
+    return (R0 * W0 * (W0 + 1) // 2 + R1 * W1 * (W1 + 1) // 2 + R1 * W1 * W0) // shards
 
 
 def _tiles(packing: Packing, rows: int, tokens: int) -> tuple[int, int]:

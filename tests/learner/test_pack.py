@@ -213,6 +213,13 @@ def test_places_for_actions_are_of_a_short_list() -> None:
     assert _share(200, 64) == 256
 
 
+def test_parts_of_rows_are_multiples_where_a_kernel_needs_it() -> None:
+    rows = rows_of([[1, 2, 3, *range(10, 40 + 9 * row)] for row in range(6)], [3] * 6, [0] * 6)
+    packing = pack(rows, [np.arange(6)], 1, 2, multiple=128)
+    assert [level.source.shape[-1] % 256 for level in packing.levels] == [0, 0]
+    assert size(packing) < 6 * 256, "short completions still lie side by side"
+
+
 def test_trees_that_do_not_fit_are_cut_where_they_share_least() -> None:
     members = [Member(row, np.arange(40), np.array([39]), np.array([38])) for row in range(4)]
     trie = PrefixTrie(members, 0, np.array([0, 30, 10, 30]))
@@ -222,8 +229,10 @@ def test_trees_that_do_not_fit_are_cut_where_they_share_least() -> None:
 
 
 @pytest.mark.parametrize("family", few(["gemma2", "qwen3_moe"], ["gemma2"]))
-@pytest.mark.parametrize("devices", [1, 2])
-def test_outputs_and_gradients_are_those_of_whole_rows(family: str, devices: int, vectors: Any) -> None:
+@pytest.mark.parametrize("devices, kernel", [(1, False), (2, False), (1, True), (2, True)])
+def test_outputs_and_gradients_are_those_of_whole_rows(
+    family: str, devices: int, kernel: bool, vectors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trees longer than a sliding window, two groups, other temperatures, forced tokens between."""
     random, model = np.random.default_rng(3), vectors(family)
     sequences, prompts = [], []
@@ -250,7 +259,9 @@ def test_outputs_and_gradients_are_those_of_whole_rows(family: str, devices: int
         return jnp.sum(weights[0] * outputs.logp + weights[1] * outputs.entropy), outputs
 
     grad_fn = jax.jit(jax.grad(loss, has_aux=True))
-    (found, outputs), (expected, plain) = grad_fn(model.params, packing), grad_fn(model.params, None)
+    expected, plain = grad_fn(model.params, None)
+    monkeypatch.setattr("jaxrl_llm.models.packing.takes_kernel", lambda mesh: kernel)
+    found, outputs = grad_fn(model.params, packing)
     np.testing.assert_allclose(outputs.logp, plain.logp, atol=2e-5)
     np.testing.assert_allclose(outputs.entropy, plain.entropy, atol=2e-5)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -90,7 +90,9 @@ def on_mesh(
     mesh = mesh_of(mesh, q, k, v, where)
     if mesh is None:
         return attend(static, q, k, v, where)
-    rows, heads = dividing(mesh, row_axis, q.shape[0]), dividing(mesh, head_axis, k.shape[2])
+    rows, names = dividing(mesh, row_axis, q.shape[0]), (head_axis,) if isinstance(head_axis, str) else head_axis
+    found = (dividing(mesh, names[:end], k.shape[2]) for end in range(len(names), 0, -1))
+    heads = next((axes for axes in found if axes is not None), None)
     (L, h), S = q.shape[1::2], k.shape[1]
 
     def run(q: Array, k: Array, v: Array, where: Where) -> tuple[Array, Array]:

@@ -1,0 +1,80 @@
+"""Attention by the kernel `packed_attention`, which TPUs take; elsewhere dense masks are as fast.
+
+The kernel sees all tokens of a shard as one sequence: who attends to whom depends on the tokens' numbers alone, which
+are unique in a packing, and blocks in which no token attends to another are skipped, whatever rows they belong to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+from jaxrl_kernels import packed_attention
+from jaxrl_kernels.packed_attention import BlockPairs, PackedTokens, block_pairs
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.decoder import Attend
+from jaxrl_llm.models.placement import ROWS, SEQUENCE, TENSOR, AnyMesh
+
+Array = jax.Array
+
+EVERYTHING = 2**30  # more than any token's number
+LANES = 128  # lengths of rows are multiples of it where the kernel takes them
+PLATFORMS = ("tpu",)
+
+
+def takes_kernel(mesh: AnyMesh | None) -> bool:
+    """Whether the devices of a mesh, or JAX's own where there is none, take the kernel."""
+    if isinstance(mesh, AbstractMesh):
+        return False
+    platform = mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else jax.default_backend()
+    return platform in PLATFORMS
+
+
+def lanes(mesh: AnyMesh | None) -> int:
+    """The multiple of which lengths of packed rows should be one: arrays of other lengths would be padded, by copies."""
+    return LANES if takes_kernel(mesh) else 1
+
+
+def by_kernel(config: ModelConfig, tokens: PackedTokens, attended: int, mesh: AnyMesh | None) -> Attend:
+    """Attention of all packed tokens, int32[N, T] each, for `decoder.run`.
+
+    attended: how many pairs of tokens attend to each other in each of the N sequences at most, for the estimated cost.
+    """
+    windows = sorted(set(config.window_of_layer))
+    pairs = [block_pairs(*_padded(tokens), window) for window in windows]
+
+    def of_window(window: Any) -> BlockPairs:
+        if isinstance(window, int):
+            return pairs[windows.index(window)]
+        if len(windows) == 1:
+            return pairs[0]
+        place = jnp.searchsorted(jnp.asarray(windows, jnp.int32), window)
+        return jax.tree.map(lambda *each: jnp.stack(each)[place], *pairs)
+
+    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
+        # The pairs of blocks are of padded lengths, as the kernel makes them; without padding they serve as they are.
+        known = of_window(window) if q.shape[1] % LANES == 0 else None
+        with jax.named_scope("attention"):
+            out, _ = packed_attention(
+                q, k, v, tokens, pairs=known, query_scale=config.query_scale, softcap=config.attention_softcap,
+                window=window, attended=attended, mesh=mesh, row_axis=ROWS, head_axis=(TENSOR, SEQUENCE),
+            )  # fmt: skip
+        return out, None
+
+    return attend
+
+
+def _padded(tokens: PackedTokens) -> tuple[PackedTokens, PackedTokens]:
+    missing = -tokens.enter.shape[1] % LANES
+    padded = PackedTokens(*(jnp.pad(x, [(0, 0), (0, missing)]) for x in tokens))
+    return padded, padded
+
+
+def causal_tokens(length: Array, width: int) -> PackedTokens:
+    """Rows of `width` places that begin with `length` (int32[N]) tokens each, which attend to those before them."""
+    place = jnp.arange(width, dtype=jnp.int32)
+    real = (place < length[:, None]).astype(jnp.int32)
+    return PackedTokens((place + 1) * real, EVERYTHING * real, place * real)
