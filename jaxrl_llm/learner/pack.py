@@ -141,9 +141,7 @@ def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, col
     return Assigned(prefixes, suffixes, np.array(parents, int), np.concatenate(actions))
 
 
-def pack(
-    rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1
-) -> Packing:
+def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1) -> Packing:
     """A packing of each slice of the batch's rows, stacked along a first axis: int32[len(slices), ...], on the host.
 
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which

@@ -34,7 +34,7 @@ def takes_kernel(mesh: AnyMesh | None) -> bool:
 
 
 def lanes(mesh: AnyMesh | None) -> int:
-    """The multiple of which lengths of packed rows should be one: arrays of other lengths would be padded, by copies."""
+    """The multiple of which lengths of packed rows should be one: other lengths would be padded, by copies."""
     return LANES if takes_kernel(mesh) else 1
 
 

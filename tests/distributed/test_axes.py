@@ -137,6 +137,21 @@ def test_long_rows_on_the_axis_sequence() -> None:
     assert not [shape for _, shape in collectives if str(found["tokens"]) in shape]
 
 
+KERNEL = """
+from jaxrl_llm.models import packing
+
+packing.takes_kernel = lambda mesh: True
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mesh", ["sequence=2,tensor=2", "fsdp=2,tensor=2", "data=2,sequence=2"])
+def test_the_kernel_for_packed_rows_sees_the_same_on_every_mesh(mesh: str) -> None:
+    """All tokens of a shard as one sequence, rows and heads on their devices; gemma2 has windows."""
+    for model in ("llama", "gemma2"):
+        on_four_devices(KERNEL + LEARN, model, mesh, mesh)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("model", "mesh", "kinds"),

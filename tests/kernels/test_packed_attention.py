@@ -72,7 +72,9 @@ def causal(lengths: list[int], length: int) -> PackedTokens:
 
 def drawn(seed: int, H: int, K: int, h: int, queries: int = L, keys: int = L, dtype: Any = jnp.float64) -> list[Any]:
     random = np.random.default_rng(seed)
-    return [jnp.asarray(random.normal(size=(2, n, heads, h)), dtype) for n, heads in ((queries, H), (keys, K), (keys, K))]
+    return [
+        jnp.asarray(random.normal(size=(2, n, heads, h)), dtype) for n, heads in ((queries, H), (keys, K), (keys, K))
+    ]
 
 
 def expected(
@@ -103,6 +105,7 @@ def expected(
 @partial(jax.jit, static_argnames=("softcap", "implementation"))
 def run(q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, softcap: float, implementation: str) -> Any:
     """Results, and gradients of random sums of both."""
+
     def loss(q: Any, k: Any, v: Any) -> Any:
         out, lse = packed_attention(
             q, k, v, queries, keys, query_scale=q.shape[-1] ** -0.5, softcap=softcap, window=window,
@@ -116,7 +119,9 @@ def run(q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, softcap: f
     return found, gradients
 
 
-def compare(arrays: list[Any], queries: Any, keys: Any, tolerance: float, softcap: float = 0.0, window: int = 0) -> None:
+def compare(
+    arrays: list[Any], queries: Any, keys: Any, tolerance: float, softcap: float = 0.0, window: int = 0
+) -> None:
     truth = expected(*arrays, queries, keys, softcap, window)
     ways = {way: run(*arrays, queries, keys, jnp.int32(window), softcap, way) for way in (*FAST, "reference")}
     for way, (found, gradients) in ways.items():

@@ -38,8 +38,8 @@ def packed_attention(
     A query attends to a key if the query's number `enter` is in the key's interval [enter, leave) and, with a window,
     its position is less than `window` above the key's. Numbers that follow a tree in depth-first order make this
     attention to the ancestors and to itself; a tree may be a prompt and its completions. With
-    `cap(x) = softcap * tanh(x / softcap)` and logits `z_s = cap(query_scale * q . k_s)` over the keys s attended to, the
-    result is `sum_s exp(z_s - lse) v_s` with `lse = log sum_s exp(z_s)`, or 0 and lse = -1e30 where there is none.
+    `cap(x) = softcap * tanh(x / softcap)` and logits `z_s = cap(query_scale * q . k_s)` over the keys s attended to,
+    the result is `sum_s exp(z_s - lse) v_s` with `lse = log sum_s exp(z_s)`, or 0 and lse = -1e30 where there is none.
     Results for separate sets of keys combine by their log-sum-exps, which are differentiable too.
 
     Pairs of blocks in which no query attends to a key are skipped (`block_pairs`), and no array has the size of

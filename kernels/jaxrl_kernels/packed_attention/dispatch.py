@@ -69,9 +69,7 @@ def _backward(static: Static, residuals: Any, cotangents: tuple[Array, Array]) -
     ) -> Any:  # fmt: skip
         of = sizes_of(q, k, static.numbers, static.attended, interpret)
         assert where.pairs is not None
-        return backward(
-            q, k, v, out, lse, d_out, d_lse, where.queries, where.keys, where.pairs, where.window, of
-        )
+        return backward(q, k, v, out, lse, d_out, d_lse, where.queries, where.keys, where.pairs, where.window, of)
 
     found = by_platform(in_jax, pallas, static.implementation, q, k, v, out, lse, *cotangents, where)
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), where)
@@ -102,14 +100,14 @@ def on_mesh(
         return out.reshape(N, L, -1), lse
 
     # Heads lie side by side at the borders, so that no device stores them with padding between.
-    flat = [x.reshape(*x.shape[:2], -1) for x in (q, k, v)]
+    flat_q, flat_k, flat_v = (x.reshape(*x.shape[:2], -1) for x in (q, k, v))
     by_heads, by_rows = jax.P(rows, None, heads), jax.P(rows)
-    specs = Where(*(jax.tree.map(lambda _: by_rows, part) for part in where[:3]), jax.P())
+    specs = jax.tree.map(lambda _: by_rows, where)._replace(window=jax.P())
     out, lse = jax.shard_map(
         run, mesh=mesh, in_specs=(by_heads, by_heads, by_heads, specs), out_specs=(by_heads, jax.P(rows, heads)),
         # Interpret mode does not track varying axes.
         check_vma=static.implementation != "pallas",
-    )(*flat, where)  # fmt: skip
+    )(flat_q, flat_k, flat_v, where)  # fmt: skip
     return out.reshape(q.shape), lse
 
 

@@ -1,7 +1,8 @@
 """The backward pass of `packed_attention` as two Pallas kernels for TPU (Mosaic), which compute the logits again.
 
 With weights p = exp(z - lse), derivatives dp = do . v and D = do . out - dlse, the derivative of a logit is
-p (dp - D). One kernel goes through the pairs of blocks by query and sums dq; the other, by key, sums dk and dv.
+p (dp - D). One kernel goes through the pairs of blocks by query, computes D and sums dq; the other, by key, sums dk
+and dv.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def _weights_and_derivatives(
 
 
 def _dq_kernel(
-    scalars: parts.Scalars, q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, queries: Any, keys: Any, dq: Any,
-    stacked: Any, d_stacked: Any, acc: Any, *, of: parts.Sizes, whole: bool,
+    scalars: parts.Scalars, q: Any, k: Any, v: Any, d_out: Any, result: Any, lse: Any, d_lse: Any, queries: Any,
+    keys: Any, dq: Any, sums: Any, stacked: Any, d_stacked: Any, of_rows: Any, acc: Any, *, of: parts.Sizes,
+    whole: bool,
 ) -> None:  # fmt: skip
     step = parts.step_of(scalars, of, by_key=False)
 
@@ -42,12 +44,16 @@ def _dq_kernel(
         stacked[...] = parts.stacked(q[...], of)
         d_stacked[...] = parts.stacked(d_out[...], of)
         acc[...] = jnp.zeros_like(acc)
+        both = d_stacked[...].astype(acc.dtype) * parts.stacked(result[...], of).astype(acc.dtype)
+        # A product with ones leaves the sums along the lanes.
+        total = parts.product(jnp.ones((8, of.h), acc.dtype), both, parts.NT)[:1]
+        of_rows[...] = total - parts.along_lanes(d_lse[...], of)
+        sums[...] = parts.in_rows(of_rows[...], of)
 
     def compute(start: Any, count: int) -> None:
-        first = pl.multiple_of(step.key * of.width + start, count if isinstance(start, int) else 128) if whole else start
-        here = pl.ds(first, count)
+        here = parts.keys_at(step, of, start, count, whole)
         mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
-        rows = (parts.along_lanes(x[...], of) for x in (lse, sums))
+        rows = parts.along_lanes(lse[...], of), of_rows[...]
         key = k[here, :]
         _, ds = _weights_and_derivatives(key, v[here, :], stacked[...], d_stacked[...], *rows, mask, of)
         acc[...] += parts.product(key, ds.astype(key.dtype), parts.TN)
@@ -73,7 +79,7 @@ def _dkv_kernel(
     def compute(start: Any, count: int) -> None:
         here = pl.ds(start, count)
         mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
-        rows = (parts.along_lanes(x[...], of) for x in (lse, sums))
+        rows = parts.along_lanes(lse[...], of), parts.along_lanes(sums[...], of)
         query, d_result = parts.stacked(q[...], of), parts.stacked(d_out[...], of)
         p, ds = _weights_and_derivatives(k[here, :], v[here, :], query, d_result, *rows, mask, of)
         dv_acc[here, :] += parts.product(p.astype(query.dtype), d_result, parts.NN)
@@ -92,34 +98,32 @@ def backward(
     queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: parts.Sizes,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """The derivatives of q, k and v. out, lse: of `forward`."""
-    dtype = accumulation_dtype(q.dtype)
-    sums = jnp.sum(d_out.astype(dtype) * out.astype(dtype), axis=-1).swapaxes(1, 2) - d_lse
-    rows = [x.reshape(of.N, of.K, of.R, of.L).astype(dtype) for x in (lse, sums)]
-    arrays = [parts.packed_heads(x, of) for x in (q, k, v, d_out.astype(q.dtype))]
-    inputs = [*arrays, *rows, parts.packed_marks(queries), parts.packed_marks(keys)]
-    columns, whole = of.R * of.size, parts.resident(of, q.dtype.itemsize)
-
-    def in_specs(specs: parts.Specs) -> list[Any]:
-        return [
-            specs.queries, specs.keys, specs.keys, specs.queries, specs.rows, specs.rows, specs.query_marks,
-            specs.key_marks,
-        ]  # fmt: skip
+    dtype, columns, whole = accumulation_dtype(q.dtype), of.R * of.size, parts.resident(of, q.dtype.itemsize)
+    of_lse, of_d_lse = (x.reshape(of.N, of.K, of.R, of.L).astype(dtype) for x in (lse, d_lse))
+    *arrays, result = [parts.packed_heads(x, of) for x in (q, k, v, d_out.astype(q.dtype), out)]
+    marks = [parts.packed_marks(queries), parts.packed_marks(keys)]
 
     def like(x: Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
-    specs, of_rows = parts.specs_of(of, whole), 8 * of.N * of.K * of.R * of.L
-    (dq,) = parts.call(
+    specs, of_rows = parts.specs_of(of, whole), of_lse.nbytes
+    in_specs = [specs.queries, specs.keys, specs.keys, specs.queries]
+    dq, sums = parts.call(
         parts.partial_kernel(_dq_kernel, of, whole=whole), "packed_attention_dq", of,
-        parts.scalars_of(pairs, False, window), inputs, in_specs(specs), [like(arrays[0])], [specs.queries],
-        [*[pltpu.VMEM((columns, of.h), q.dtype)] * 2, pltpu.VMEM((of.h, columns), dtype)],
-        3, bytes_of_keys(of, whole, k) + 3 * q.nbytes + of_rows,
+        parts.scalars_of(pairs, False, window), [*arrays, result, of_lse, of_d_lse, *marks],
+        [*in_specs, specs.queries, specs.rows, specs.rows, specs.query_marks, specs.key_marks],
+        [like(arrays[0]), like(of_lse)], [specs.queries, specs.rows],
+        [*[pltpu.VMEM((columns, of.h), q.dtype)] * 2, pltpu.VMEM((1, columns), dtype),
+         pltpu.VMEM((of.h, columns), dtype)],
+        3, bytes_of_keys(of, whole, k) + 4 * q.nbytes + 3 * of_rows,
     )  # fmt: skip
     specs = parts.specs_of(of, False)
+    in_specs = [specs.queries, specs.keys, specs.keys, specs.queries]
     dk, dv = parts.call(
         parts.partial_kernel(_dkv_kernel, of), "packed_attention_dkv", of,
-        parts.scalars_of(pairs, True, window), inputs, in_specs(specs), [like(x) for x in arrays[1:3]],
+        parts.scalars_of(pairs, True, window), [*arrays, of_lse, sums, *marks],
+        [*in_specs, specs.rows, specs.rows, specs.query_marks, specs.key_marks], [like(x) for x in arrays[1:3]],
         [specs.keys] * 2, [pltpu.VMEM((of.width, of.h), dtype)] * 2,
-        4, 4 * k.nbytes + (2 * q.nbytes + of_rows) // of.L * of.attended // of.width,
+        4, 4 * k.nbytes + (2 * q.nbytes + 2 * of_rows) // of.L * of.attended // of.width,
     )  # fmt: skip
-    return tuple(parts.unpacked_heads(x, of) for x in (dq, dk, dv))
+    return parts.unpacked_heads(dq, of), parts.unpacked_heads(dk, of), parts.unpacked_heads(dv, of)

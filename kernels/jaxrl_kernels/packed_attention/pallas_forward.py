@@ -30,8 +30,7 @@ def _kernel(
         acc[...] = jnp.zeros_like(acc)
 
     def compute(start: Any, count: int) -> None:
-        first = pl.multiple_of(step.key * of.width + start, count if isinstance(start, int) else 128) if whole else start
-        here = pl.ds(first, count)
+        here = parts.keys_at(step, of, start, count, whole)
         z, _ = parts.logits_of(k[here, :], stacked[...], of)
         mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
         z = jnp.where(mask, z, MASKED)

@@ -10,7 +10,7 @@ Grids are (N, K, pairs of blocks). The last size is a number on the device: only
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -74,9 +74,9 @@ def sizes_of(q: Array, k: Array, numbers: Numbers, attended: int | None, interpr
 
 def scalars_of(pairs: BlockPairs, by_key: bool, window: Array) -> Scalars:
     """The scalars of a kernel that goes through the pairs by query, or by key."""
-    flat = [x.reshape(-1) for x in (pairs.of_queries, pairs.of_keys)]
-    chosen = pairs.by_key if by_key else pairs.by_query
-    return Scalars(chosen.reshape(-1), pairs.counts[:, int(by_key)], *flat, window.reshape(1).astype(jnp.int32))
+    chosen, count = pairs.by_key if by_key else pairs.by_query, pairs.counts[:, int(by_key)]
+    bounds = pairs.of_queries.reshape(-1), pairs.of_keys.reshape(-1)
+    return Scalars(chosen.reshape(-1), count, *bounds, window.reshape(1).astype(jnp.int32))
 
 
 def packed_heads(x: Array, of: Sizes) -> Array:
@@ -139,24 +139,24 @@ def for_each_chunk(scalars: Scalars, of: Sizes, step: Step, compute: Callable[[A
     chunk = max(c for c in range(LANES, min(of.width, CHUNK) + 1, LANES) if of.width % c == 0)
     for start in range(0, of.width, chunk):
         first = step.key * (of.width // LANES) + start // LANES
-        some = [needed(first + i) for i in range(chunk // LANES)]
-        every = step.live
-        for each in some:
-            every = every & each
-
-        @pl.when(every)
-        def _(start: int = start) -> None:
-            compute(start, chunk)
-
+        every = reduce(lambda a, b: a & b, [needed(first + i) for i in range(chunk // LANES)], step.live)
+        pl.when(every)(partial(compute, start, chunk))
         if chunk > LANES:
+            pl.when(step.live & ~every)(partial(_for_each_group, needed, compute, first, start, chunk))
 
-            @pl.when(step.live & ~every)
-            def _(start: int = start, first: Any = first) -> None:
-                @pl.loop(0, chunk // LANES)
-                def _(i: Any) -> None:
-                    @pl.when(needed(first + i))
-                    def _() -> None:
-                        compute(pl.multiple_of(start + i * LANES, LANES), LANES)
+
+def _for_each_group(needed: Callable[[Any], Any], compute: Callable[[Any, int], None], first: Any, start: int,
+                    chunk: int) -> None:  # fmt: skip
+    """Call `compute` for those 128 keys of a chunk that are needed, one after another."""
+
+    @pl.loop(0, chunk // LANES)
+    def _(group: Any) -> None:
+        pl.when(needed(first + group))(partial(compute, pl.multiple_of(start + group * LANES, LANES), LANES))
+
+
+def keys_at(step: Step, of: Sizes, start: Any, count: int, whole: bool) -> Any:
+    """Where keys that begin at `start` in a block of keys are, in all keys of a head or in the block alone."""
+    return pl.ds(pl.multiple_of(step.key * of.width + start, LANES), count) if whole else pl.ds(start, count)
 
 
 def stacked(x: Array, of: Sizes) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ class Numbers(NamedTuple):
     softcap: float
 
 
-def accumulation_dtype(dtype: object) -> jnp.dtype:
+def accumulation_dtype(dtype: Any) -> jnp.dtype:
     """float32, or float64 of float64."""
     return jnp.promote_types(dtype, jnp.float32)
 
