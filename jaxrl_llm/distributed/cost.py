@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.distributed.cycles import cycles_in, kernels_in
 from jaxrl_llm.distributed.program_text import Computation, Executed, Instruction, computations, executed, fused, sizes
 from jaxrl_llm.distributed.programs import Program
 from jaxrl_llm.distributed.work import matrix_flops
@@ -29,7 +30,6 @@ _AXIS = re.compile(r"['\"]([^'\"]+)['\"](?:=(\d+)|:\((\d+)\)(\d+))?")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
 # What the runtime of several slices does: it takes an array from each device, and names the slices and the kind.
 _MEGASCALE = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}.*_xla_megascale_transfer_type="(\w+)"')
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}, \w+=")
 _NOT_MOVED = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional", "call", "iota"}
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -47,6 +47,7 @@ class Cost(NamedTuple):
     traffic: int  # read from and written to its memory
     collectives: dict[str, int]  # sent to other devices, by kind
     cycles: int  # by the TPU compiler's estimate, without collectives and Pallas kernels; 0 where it gives none
+    kernels: dict[str, tuple[float, float]]  # operations and bytes that Pallas kernels declare, by name
 
     @property
     def peak(self) -> int:
@@ -75,6 +76,7 @@ def cost_of(program: Program, slices: Sequence[int] = ()) -> Cost:
         traffic_in(text),
         dict(collectives_in(text, slices or [0] * len(devices))),
         cycles_in(text),
+        {kernel.name: (kernel.flops, kernel.bytes) for kernel in kernels_in(text)},
     )
 
 
@@ -105,10 +107,13 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
     kinds = sorted({*shallow.collectives, *deep.collectives})
     numbers: dict[str, Any] = {
         name: between(getattr(shallow, name), getattr(deep, name))
-        for name in Cost._fields if name not in ("name", "collectives")
+        for name in Cost._fields if name not in ("name", "collectives", "kernels")
     }  # fmt: skip
     collectives = {kind: between(shallow.collectives.get(kind, 0), deep.collectives.get(kind, 0)) for kind in kinds}
-    return deep._replace(**numbers, collectives=collectives)
+    kernels = {
+        name: tuple(map(between, shallow.kernels.get(name, (0, 0)), found)) for name, found in deep.kernels.items()
+    }
+    return deep._replace(**numbers, collectives=collectives, kernels=kernels)
 
 
 def followed(first: Cost, then: Cost, times: int) -> Cost:
@@ -124,6 +129,10 @@ def followed(first: Cost, then: Cost, times: int) -> Cost:
         first.traffic + times * then.traffic,
         {kind: first.collectives.get(kind, 0) + times * then.collectives.get(kind, 0) for kind in kinds},
         first.cycles + times * then.cycles,
+        {
+            name: tuple(a + times * b for a, b in zip(*(x.kernels.get(name, (0, 0)) for x in (first, then)), strict=True))
+            for name in {**first.kernels, **then.kernels}
+        },
     )
 
 
@@ -215,16 +224,6 @@ def _along(mesh: list[tuple[str, ...]], axes: list[tuple[str, ...]]) -> np.ndarr
     rest = [at for at in range(len(shape)) if at not in chosen]
     groups = np.arange(int(np.prod(shape))).reshape(shape).transpose([*rest, *chosen])
     return groups.reshape(-1, int(np.prod([shape[at] for at in chosen])))
-
-
-def cycles_in(text: str) -> int:
-    """The TPU compiler's estimate of a program's cycles, collectives and Pallas kernels left out."""
-    return sum(
-        one.times * int(match[1])
-        for one in executed(text)
-        if one.fusion is None and one.instruction.kind not in ("while", "conditional", "call")
-        if (match := _CYCLES.search(one.instruction.line))
-    )
 
 
 def traffic_in(text: str) -> int:

@@ -14,7 +14,7 @@ def matrix_flops(jaxpr: Any, platform: str = "tpu") -> float:
     """Operations (2 for each multiplication and addition) of all devices together.
 
     jaxpr: a Jaxpr or ClosedJaxpr. platform: "tpu", "cuda" or "cpu", for functions that depend on it. A scan counts each
-    of its turns, and a Pallas kernel each point of its grid; a while loop counts once, and of a conditional the branch
+    of its turns, and a Pallas kernel each point of its grid, or what it declares where that is not known; a while loop counts once, and of a conditional the branch
     with most. What one device does in a `shard_map` is multiplied by the number of its devices.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
@@ -34,7 +34,10 @@ def _of_equation(equation: Any, platform: str) -> float:
     if name == "scan":
         times = params["length"]
     elif name == "pallas_call":
-        times = math.prod(size for size in params["grid_mapping"].grid if isinstance(size, int))
+        grid, declared = params["grid_mapping"].grid, params.get("cost_estimate")
+        if declared is not None and not all(isinstance(size, int) for size in grid):
+            return float(declared.flops)  # how many points the grid has is known on the device only
+        times = math.prod(size for size in grid if isinstance(size, int))
     elif name == "shard_map":
         axes = params.get("newly_manual_axes") or params.get("manual_axes") or params["mesh"].axis_names
         times = math.prod(params["mesh"].shape[axis] for axis in axes)

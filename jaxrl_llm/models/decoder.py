@@ -114,7 +114,8 @@ def mlp(x: jax.Array, layer: Params, config: ModelConfig, placement: Placement =
     gate, up = (adapt(linear(x, layer[name]), x, layer, name) for name in ("gate", "up"))
     if config.mlp_bias:
         gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
-    inner = _activation(config)(gate) * up
+    gate, up = placement.units(gate), placement.units(up)
+    inner = placement.units(_activation(config)(gate) * up)
     out = adapt(linear(inner, layer["down"]), inner, layer, "down")
     return out + layer["down_bias"] if config.mlp_bias else out
 

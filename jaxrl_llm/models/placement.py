@@ -109,11 +109,14 @@ class Placement(NamedTuple):
     weights: Callable[[dict[str, Any]], dict[str, Any]]  # of one layer
     heads: Callable[[jax.Array], jax.Array]  # queries, keys or values [N, L, heads, h], for attention
     tokens: Callable[[jax.Array], jax.Array]  # [N, L, H, h] that attention gives, for the projection
+    units: Callable[[jax.Array], jax.Array]  # [N, L, inner units] of the MLP
     routed: tuple[tuple[str, ...], tuple[str, ...]]  # axes of the mesh over which [N, L, D] goes through experts
     gathers: bool  # whether `weights` gathers them
 
 
-ANYWHERE = Placement(lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, (SAMPLED_ROWS, ()), False)
+ANYWHERE = Placement(
+    lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, lambda x: x, (SAMPLED_ROWS, ()), False
+)  # fmt: skip
 
 
 def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
@@ -143,7 +146,16 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         return put(x, rows(x), split) if split else put(x, rows(x))
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
-        return {name: put(x, *split_spec(name, x.shape, config, mesh)) for name, x in layer.items()}
+        return {name: _as_matrix(put, name, x, split_spec(name, x.shape, config, mesh)) for name, x in layer.items()}
+
+    # Without this the compiler gathers the weights of the backward pass, to keep tokens on their devices.
+    split_units = mesh.shape.get(TENSOR, 1) > 1 and config.intermediate_size % mesh.shape[TENSOR] == 0
+
+    def units(x: jax.Array) -> jax.Array:
+        if not split_units:
+            return x
+        names = (SEQUENCE,) if x.shape[1] % row_shards(mesh, (SEQUENCE,)) == 0 else ()
+        return put(x, rows(x), axes_of(mesh, names), TENSOR)
 
     # Each exchange is pinned on both sides. Otherwise the compiler may project, or sum, whole rows on every device.
     def of_tokens(x: jax.Array) -> jax.Array:
@@ -160,7 +172,18 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def tokens(x: jax.Array) -> jax.Array:
         return of_tokens(of_heads(x)) if by_heads and x.shape[1] % mesh.shape[SEQUENCE] == 0 else x
 
-    return Placement(states, weights, heads, tokens, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1)
+    return Placement(states, weights, heads, tokens, units, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1)
+
+
+def _as_matrix(put: Callable[..., jax.Array], name: str, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """A weight with a sharding; that of heads as the matrix that projections multiply by, so that TPUs gather and
+    sum its gradient in the layout of the product."""
+    axes = tuple(spec) + (None,) * (x.ndim - len(spec))
+    if name in ("query", "key", "value") and x.ndim == 3 and axes[2] is None:
+        return put(x.reshape(x.shape[0], -1), *axes[:2]).reshape(x.shape)
+    if name == "out" and x.ndim == 3 and axes[1] is None:
+        return put(x.reshape(-1, x.shape[-1]), axes[0], axes[2]).reshape(x.shape)
+    return put(x, *spec)
 
 
 def all_but_weights(primitive: Any, *_: Any, **parameters: Any) -> bool:

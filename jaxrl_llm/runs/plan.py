@@ -120,12 +120,12 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
     """
     found, shapes = estimated_plan(config, topology), shapes_of(config, topology)
     costs = dict(found.costs)
-    for name, program in _learning_programs(shapes, topology.platform).items():
+    for name, program in learning_programs(shapes, topology.platform).items():
         if name in costs:
             flops = matrix_flops(program.jaxpr, topology.platform) / len(topology.devices)
             costs[name] = costs[name]._replace(flops=flops)
     layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
-    _sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
+    sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
     return found._replace(costs=costs, seconds=_times(config, topology, shapes.mesh, shapes.size, costs))
 
 
@@ -216,11 +216,11 @@ def learning_costs(shapes: RunShapes, beside: Executor | None = None) -> dict[st
 
     beside: see `ahead_of_time`.
     """
-    programs = _learning_programs(shapes, beside=beside)
+    programs = learning_programs(shapes, beside=beside)
     return {name: cost_of(program, slices_of(shapes)) for name, program in programs.items()}
 
 
-def _learning_programs(
+def learning_programs(
     shapes: RunShapes, platform: str | None = None, beside: Executor | None = None
 ) -> dict[str, Program]:
     learner = shapes.learner
@@ -259,13 +259,13 @@ def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
 
 def _sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
     """With the conversion of all layers in one cost."""
-    found = {name: cost_of(program, slices_of(shapes)) for name, program in _sampling_programs(shapes).items()}
+    found = {name: cost_of(program, slices_of(shapes)) for name, program in sampling_programs(shapes).items()}
     if (layer := found.pop("convert_layer", None)) is not None:
         found["convert"] = followed(found["convert"], layer, shapes.policy.config.num_layers)
     return found
 
 
-def _sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
+def sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
     config = shapes.config.sampling
     return compile_sampling(
         shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),

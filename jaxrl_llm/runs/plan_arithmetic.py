@@ -218,7 +218,7 @@ def costs_of(
 
     def cost(name: str, flops: float, traffic: float, **sent: float) -> Cost:
         collectives = {kind.replace("_", "-"): int(size) for kind, size in sent.items() if size >= 1}
-        return Cost(name, 0, 0, 0, 0, flops, int(traffic), collectives, 0)
+        return Cost(name, 0, 0, 0, 0, flops, int(traffic), collectives, 0, {})
 
     def learning(name: str, passes: int, times: int, gradients: float, updates: float) -> Cost:
         return cost(

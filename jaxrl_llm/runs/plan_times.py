@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.distributed.chips import NETWORK, Chip
 from jaxrl_llm.distributed.cost import BETWEEN, Cost
+from jaxrl_llm.distributed.cycles import Kernel
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.sampling.ahead import prompts_together
 from jaxrl_llm.sampling.schedule import Size
@@ -18,7 +19,7 @@ class Seconds(NamedTuple):
     compute: float
     memory: float
     links: float
-    compiler: float  # by the TPU compiler's estimate, with Pallas kernels at the chip's peak left out
+    compiler: float  # by the TPU compiler's estimate, Pallas kernels by the operations and bytes that they declare
 
     @property
     def binds(self) -> str:
@@ -46,10 +47,11 @@ def seconds_of(cost: Cost, chip: Chip, times: int) -> Seconds:
     def per(number: float, rate: float) -> float:
         return times * number / rate if rate else 0.0
 
+    kernels = [Kernel(name, *declared).seconds(chip) for name, declared in cost.kernels.items()]
     between = sum(size for kind, size in cost.collectives.items() if kind.endswith(BETWEEN))
     return Seconds(
         per(cost.flops, chip.peak * 1e12),
         per(cost.traffic, chip.bandwidth * 1e9),
         per(cost.sent - between, chip.links * 1e9) + per(between, NETWORK * 1e9 if chip.links else 0.0),
-        per(cost.cycles, chip.clock * 1e9),
+        per(cost.cycles, chip.clock * 1e9) + times * (sum(kernels) if chip.clock else 0.0),
     )

@@ -1,0 +1,146 @@
+"""Where the time of the programs of a run goes on TPUs, by the TPU compiler's own clock: no TPU is needed.
+
+    TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu python experiments/benchmarks/cycles.py 8b-v5e [--top 10] [--text FILE]
+
+Needs libtpu. Of each case it prints estimated seconds and model FLOP utilisation, without collectives and with all of
+them exposed, the kinds of instructions, and the dearest lines (`distributed.cycles`). Pallas kernels count with the
+operations and bytes that they declare. The model's operations are 2 for each parameter of a layer's matrices and each
+token, 4 for each number of a query and each pair of tokens that attend to each other, and 2 for each number of the
+unembedding and each completion's token; three times that with the backward pass, twice where the weights are frozen.
+Nothing counts that is computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(sys.prefix) / "aot")]
+
+from jaxrl_llm.distributed.chips import GIB, topology_of  # noqa: E402
+from jaxrl_llm.distributed.cost import cost_of  # noqa: E402
+from jaxrl_llm.distributed.cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
+from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
+from jaxrl_llm.runs.config import TrainConfig  # noqa: E402
+from jaxrl_llm.runs.plan import learning_programs, sampling_programs  # noqa: E402
+from jaxrl_llm.runs.plan_shapes import shapes_of  # noqa: E402
+from jaxrl_llm.runs.plan_times import seconds_of  # noqa: E402
+
+PLANS = ROOT / "experiments" / "plan"
+
+
+def case(topology: str, mesh: str, program: str = "update", model: str = "qwen3-8b", **settings: Any) -> dict[str, Any]:
+    """A program of a run: bfloat16, groups of 16 completions of 1,024 tokens over a prompt of 1,024."""
+    run = {
+        "prompts_per_step": 16, "group_size": 16, "max_prompt_tokens": 1024, "max_new_tokens": 1024,
+        "algorithm": "dr_grpo", "optimizer": OptimizerConfig(moments="bfloat16"),
+    }  # fmt: skip
+    return {"topology": topology, "program": program, "run": run | {"model": model, "mesh": mesh} | settings}
+
+
+CASES = {
+    "8b-v5e": case("v5e:4x4", "fsdp=4,tensor=4", micro_batches=4),
+    "8b-v6e": case("v6e:4x4", "fsdp=16"),
+    "1.7b-lora": case("v5e:2x2", "data=4", model="qwen3-1.7b", lora_rank=16, prompts_per_step=16, micro_batches=4),
+    "8b-long": case(
+        "v5p:2x2x4", "fsdp=4,tensor=4", prompts_per_step=4, max_prompt_tokens=2048, max_new_tokens=8192
+    ),
+    "8b-32k": case("v5p:2x2x2", "fsdp=8", prompts_per_step=8, group_size=1, max_prompt_tokens=2048,
+                   max_new_tokens=30720),
+    "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=1,
+                            max_prompt_tokens=2048, max_new_tokens=30720),
+    "prefill": case("v5e:4x4", "fsdp=16", "prefill"),
+    "decode": case("v5e:4x4", "fsdp=16", "decode"),
+}  # fmt: skip
+
+
+def model_flops(config: TrainConfig, model: Any, program: str, rows: int) -> float:
+    """Operations of the model alone, of all devices; rows: prompts of a prefill, or completions of a decode step."""
+    P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
+    heads = model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    matrices = model.num_layers * model.hidden_size * (heads + 3 * model.intermediate_size)
+    head, attention = model.vocab_size * model.hidden_size, 4 * model.num_layers * model.num_heads * model.head_dim
+    if program == "prefill":
+        return rows * (2 * matrices * P + attention * P * P / 2)
+    if program == "decode":
+        return rows * (2 * (matrices + head) + attention * (P + T))
+    groups = config.prompts_per_step
+    tokens, actions = groups * (P + G * T), groups * G * T
+    pairs = groups * (P * P / 2 + G * (P * T + T * T / 2))
+    passes = 2 if config.lora_rank else 3
+    return passes * 2 * (matrices * tokens + head * actions) + 3 * attention * pairs
+
+
+def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[str, Any]:
+    """Compile a case's program and read its text."""
+    run = dict(given["run"])
+    model = run.pop("model")
+    config = TrainConfig(
+        model=str(PLANS / f"{model}.json"), dtype="bfloat16", param_dtype="bfloat16", eval_size=0, **run
+    )
+    topology = topology_of(given["topology"])
+    start, shapes = time.perf_counter(), shapes_of(config, topology)
+    programs = learning_programs(shapes) if given["program"] == "update" else sampling_programs(shapes)
+    program = programs[given["program"]]
+    text, cost = program.compiled.as_text(), cost_of(program)
+    if text_file is not None:
+        text_file.write_text(text)
+    lines = lines_in(text, topology.chip)
+    seconds, links = sum(line.seconds for line in lines), seconds_of(cost, topology.chip, 1).links
+    chips = len(topology.devices)
+    rows = config.prompts_per_step * (config.group_size if given["program"] == "decode" else 1)
+    ideal = model_flops(config, shapes.policy.config, given["program"], rows) / chips / (topology.chip.peak * 1e12)
+    return {
+        "case": name, "topology": given["topology"], "mesh": config.mesh, "micro_batches": config.micro_batches,
+        "seconds": seconds, "links": links, "ideal": ideal, "utilisation": ideal / seconds,
+        "exposed": ideal / (seconds + links), "bandwidth": cost.traffic / (topology.chip.bandwidth * 1e9) / seconds,
+        "gib": cost.peak / GIB, "usable": topology.chip.usable / GIB, "temporaries": cost.temporaries / GIB,
+        "kinds": by_kind(lines), "lines": by_source(lines), "compiled_in": time.perf_counter() - start,
+    }  # fmt: skip
+
+
+def show(found: dict[str, Any], top: int) -> None:
+    """Print a case."""
+    print(
+        f"{found['case']}: {found['topology']} {found['mesh']}, {found['micro_batches']} micro-batches: "
+        f"{found['seconds']:.4g} s, utilisation {found['utilisation']:.1%}; collectives {found['links']:.3g} s, "
+        f"{found['exposed']:.1%} with all of them exposed; {found['bandwidth']:.1%} of the memory's bandwidth; "
+        f"{found['gib']:.2f} of {found['usable']:.2f} GiB; compiled in {found['compiled_in']:.0f} s"
+    )
+    whole = found["seconds"]
+    print("  " + ", ".join(f"{kind} {seconds / whole:.1%}" for kind, seconds in found["kinds"].items()))
+    for line in found["lines"][:top]:
+        print(f"  {line.seconds:9.4f} s {line.seconds / whole:6.1%}  {line.kind}: {line.source}")
+    dearest = [line for line in found["lines"] if line.kind == MOVES][:3]
+    for line in dearest:
+        print(f"  {line.seconds:9.4f} s {line.seconds / whole:6.1%}  {line.kind}: {line.source}", flush=True)
+
+
+def main() -> None:
+    """Measure the cases."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    parser.add_argument("--top", type=int, default=10, help="lines to print")
+    parser.add_argument("--text", type=Path, help="where to write the text of the last program")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the run to change")
+    given = parser.parse_args()
+    for name in given.cases:
+        chosen = CASES[name]
+        changes = {key: int(value) if value.isdigit() else value for key, _, value in (x.partition("=") for x in given.set)}
+        topology = changes.pop("topology", chosen["topology"])
+        found = measure(name, chosen | {"topology": topology, "run": chosen["run"] | changes}, given.text)
+        if given.json:
+            found["lines"] = [line._asdict() for line in found["lines"][: given.top]]
+            print(json.dumps(found), flush=True)
+        else:
+            show(found, given.top)
+
+
+if __name__ == "__main__":
+    main()
