@@ -132,7 +132,9 @@ def main() -> None:
     given = parser.parse_args()
     for name in given.cases:
         chosen = CASES[name]
-        changes = {key: int(value) if value.isdigit() else value for key, _, value in (x.partition("=") for x in given.set)}
+        changes = {
+            key: int(value) if value.isdigit() else value for key, _, value in (x.partition("=") for x in given.set)
+        }
         topology = changes.pop("topology", chosen["topology"])
         found = measure(name, chosen | {"topology": topology, "run": chosen["run"] | changes}, given.text)
         if given.json:

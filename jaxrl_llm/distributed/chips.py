@@ -10,6 +10,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -31,6 +32,7 @@ class Chip(NamedTuple):
     clock: float = 0.0  # GHz, in which the TPU compiler estimates cycles; 0: not known
     each: int = 1  # devices on a chip that is rented as one
     sparse_cores: bool = False
+    compiler_options: tuple[tuple[str, str], ...] = ()  # of XLA, for the programs of learning
 
     @property
     def usable(self) -> int:
@@ -44,7 +46,17 @@ TPUS = {
         Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
         Chip("v5e", 16, 197, 819, 200, 1.5),
         Chip("v5p", 95, 459, 2765, 600, 1.75, sparse_cores=True),
-        Chip("v6e", 32, 918, 1638, 400, 1.75, sparse_cores=True),
+        # By default a fusion has 16 MiB of v6e's 128 MiB of VMEM: its products wait for the main memory.
+        Chip(
+            "v6e",
+            32,
+            918,
+            1638,
+            400,
+            1.75,
+            sparse_cores=True,
+            compiler_options=(("xla_tpu_scoped_vmem_limit_kib", str(96 * 1024)),),
+        ),
         Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
     )
 }
@@ -108,6 +120,15 @@ def chip_of_kind(kind: str) -> Chip | None:
     return next((chip for name, chip in GPUS.items() if name in own.replace("-", " ").split()), None)
 
 
+def compiler_options(*trees: Any) -> dict[str, str]:
+    """XLA's options for the devices of some arrays, or shapes with shardings; without any, for JAX's own devices."""
+    leaves = (getattr(x, "sharding", None) for x in jax.tree.leaves(trees))
+    sharding = next((found for found in leaves if found is not None), None)
+    devices = jax.devices() if sharding is None else sharding.device_set
+    chip = chip_of_kind(next(iter(devices)).device_kind)
+    return dict(chip.compiler_options) if chip else {}
+
+
 def simulated(topology: str) -> int:
     """How many CPU devices a topology of GPUs or CPUs needs in JAX, such as 8 for "h100:8"; 0 for a TPU's.
 
@@ -128,8 +149,6 @@ def topology_of(topology: str, slices: int = 1) -> Topology:
 
     TPUs are libtpu's, which compiles for them with none attached. CPU devices stand in for GPUs, to lower and to shard.
     """
-    import jax
-
     count, name = simulated(topology), topology.partition(":")[0]
     if count:
         if slices > 1:

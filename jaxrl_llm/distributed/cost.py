@@ -130,7 +130,9 @@ def followed(first: Cost, then: Cost, times: int) -> Cost:
         {kind: first.collectives.get(kind, 0) + times * then.collectives.get(kind, 0) for kind in kinds},
         first.cycles + times * then.cycles,
         {
-            name: tuple(a + times * b for a, b in zip(*(x.kernels.get(name, (0, 0)) for x in (first, then)), strict=True))
+            name: tuple(
+                a + times * b for a, b in zip(*(x.kernels.get(name, (0, 0)) for x in (first, then)), strict=True)
+            )
             for name in {**first.kernels, **then.kernels}
         },
     )

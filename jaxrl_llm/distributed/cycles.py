@@ -108,9 +108,10 @@ def _estimated(text: str) -> Iterator[tuple[Instruction, int, int, dict[str, Com
     """Instructions that have an estimate, how often they run, their cycles, and all computations of the program."""
     bodies, _ = computations(text)
     for one in executed(text):
-        if one.fusion is None and one.instruction.kind not in ("while", "conditional", "call"):
-            if (match := _CYCLES.search(one.instruction.line)) and _KERNEL not in one.instruction.line:
-                yield one.instruction, one.times, int(match[1]), bodies
+        apart = one.fusion is not None or one.instruction.kind in ("while", "conditional", "call")
+        match = None if apart or _KERNEL in one.instruction.line else _CYCLES.search(one.instruction.line)
+        if match:
+            yield one.instruction, one.times, int(match[1]), bodies
 
 
 def _kind(one: Instruction, bodies: dict[str, Computation]) -> str:

@@ -24,6 +24,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxrl_llm.distributed.chips import compiler_options
+
 T = TypeVar("T")
 Shapes = Any  # a pytree of jax.ShapeDtypeStruct
 
@@ -89,8 +91,17 @@ def compiled(
                 of_given(check)
             recording = _programs.get()
             if recording is None:
-                return jitted(*args, **kwargs)
+                return _for_devices(args, kwargs)(*args, **kwargs)
             return _compile(recording, jitted, args, kwargs, None if results is None else of_given(results))
+
+        @functools.cache
+        def with_options(chosen: tuple[tuple[str, str], ...]) -> Any:
+            return jax.jit(function, compiler_options=dict(chosen), **options)
+
+        def _for_devices(args: Any, kwargs: Any) -> Any:
+            """The function compiled with XLA's options for the devices, where they have some."""
+            chosen = compiler_options(args, kwargs) if jax.default_backend() == "tpu" else {}
+            return with_options(tuple(chosen.items())) if chosen else jitted
 
         for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
             setattr(call, name, getattr(jitted, name))
@@ -99,12 +110,12 @@ def compiled(
     return decorate
 
 
-def program_of(name: str, traced: Any, platform: str | None = None) -> Program:
-    """A traced function, compiled; with a platform only lowered for that."""
+def program_of(name: str, traced: Any, platform: str | None = None, options: dict[str, str] | None = None) -> Program:
+    """A traced function, compiled with XLA's options; with a platform only lowered for that."""
     if platform is not None:
         return Program(name, traced.lower(lowering_platforms=(platform,)), None, traced.jaxpr)
     lowered = traced.lower()
-    return Program(name, lowered, lowered.compile(), traced.jaxpr)
+    return Program(name, lowered, lowered.compile(compiler_options=options), traced.jaxpr)
 
 
 def _compile(
@@ -114,12 +125,12 @@ def _compile(
 
     sharding: of all results, where the function says it itself.
     """
-    traced = jitted.trace(*args, **kwargs)
+    traced, options = jitted.trace(*args, **kwargs), compiler_options(args, kwargs) or None
     if sharding is None or recording.beside is None or recording.platform is not None:
-        program = program_of(jitted.__name__, traced, recording.platform)
+        program = program_of(jitted.__name__, traced, recording.platform, options)
     else:
         lowered = traced.lower()
-        program = Program(jitted.__name__, lowered, recording.beside.submit(lowered.compile), traced.jaxpr)
+        program = Program(jitted.__name__, lowered, recording.beside.submit(lowered.compile, options), traced.jaxpr)
     recording.programs.append(program)
     shapes = jax.tree.leaves(program.lowered.out_info)
     shardings = [sharding] * len(shapes)

@@ -14,8 +14,9 @@ def matrix_flops(jaxpr: Any, platform: str = "tpu") -> float:
     """Operations (2 for each multiplication and addition) of all devices together.
 
     jaxpr: a Jaxpr or ClosedJaxpr. platform: "tpu", "cuda" or "cpu", for functions that depend on it. A scan counts each
-    of its turns, and a Pallas kernel each point of its grid, or what it declares where that is not known; a while loop counts once, and of a conditional the branch
-    with most. What one device does in a `shard_map` is multiplied by the number of its devices.
+    of its turns, and a Pallas kernel each point of its grid, or what it declares where the grid is known on the device
+    alone; a while loop counts once, and of a conditional the branch with most. What one device does in a `shard_map` is
+    multiplied by the number of its devices.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return sum(_of_equation(equation, platform) for equation in inner.eqns)

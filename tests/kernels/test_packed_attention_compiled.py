@@ -23,13 +23,13 @@ from jaxrl_kernels.packed_attention import PackedTokens, block_pairs, packed_att
 def report(chip, H, K, h, T, dtype, softcap):
     one = jax.sharding.SingleDeviceSharding(topologies.get_topology_desc(platform="tpu", topology_name=chip).devices[0])
     of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=one)
-    arrays = [of(dtype, 1, T, heads * h) for heads in (H, K, K)]
+    arrays = [of(dtype, 1, heads * h, T) for heads in (H, K, K)]  # as XLA lays them out for the kernels
     tokens = PackedTokens(*[of("int32", 1, T)] * 3)
 
     def forward(q, k, v, tokens, pairs=None):
-        q, k, v = (x.reshape(1, T, -1, h) for x in (q, k, v))
+        q, k, v = (x.swapaxes(1, 2).reshape(1, T, -1, h) for x in (q, k, v))
         out, lse = packed_attention(q, k, v, tokens, pairs=pairs, query_scale=h**-0.5, softcap=softcap)
-        return out.reshape(1, T, -1), lse
+        return out.reshape(1, T, -1).swapaxes(1, 2), lse
 
     def backward(tokens, pairs, *xs):
         (out, lse), pull = jax.vjp(lambda *xs: forward(*xs, tokens, pairs), *xs)

@@ -28,41 +28,39 @@ def _weights_and_derivatives(
     """Weights and derivatives of the products q . k, [keys, R x size] each."""
     z, slope = parts.logits_of(k, q, of)
     p = parts.weights_of(z, mask, lse)
-    ds = p * (parts.product(v, d_out, parts.NT) - sums) * of.numbers.query_scale
+    ds = p * (parts.product(v, d_out, parts.TN) - sums) * of.numbers.query_scale
     return p, ds if slope is None else ds * slope
 
 
 def _dq_kernel(
     scalars: parts.Scalars, q: Any, k: Any, v: Any, d_out: Any, result: Any, lse: Any, d_lse: Any, queries: Any,
-    keys: Any, dq: Any, sums: Any, stacked: Any, d_stacked: Any, of_rows: Any, acc: Any, *, of: parts.Sizes,
+    keys: Any, dq: Any, sums: Any, heads: Any, d_heads: Any, of_rows: Any, acc: Any, *, of: parts.Sizes,
     whole: bool,
 ) -> None:  # fmt: skip
     step = parts.step_of(scalars, of, by_key=False)
 
     @pl.when(step.first)
     def _() -> None:
-        stacked[...] = parts.stacked(q[...], of)
-        d_stacked[...] = parts.stacked(d_out[...], of)
+        heads[...] = parts.beside(q[...], of)
+        d_heads[...] = parts.beside(d_out[...], of)
         acc[...] = jnp.zeros_like(acc)
-        both = d_stacked[...].astype(acc.dtype) * parts.stacked(result[...], of).astype(acc.dtype)
-        # A product with ones leaves the sums along the lanes.
-        total = parts.product(jnp.ones((8, of.h), acc.dtype), both, parts.NT)[:1]
-        of_rows[...] = total - parts.along_lanes(d_lse[...], of)
-        sums[...] = parts.in_rows(of_rows[...], of)
+        both = d_heads[...].astype(acc.dtype) * parts.beside(result[...], of).astype(acc.dtype)
+        of_rows[...] = jnp.sum(both, axis=0, keepdims=True) - parts.along_lanes(d_lse[...], of)
+        sums[...] = parts.below(of_rows[...], of)
 
     def compute(start: Any, count: int) -> None:
         here = parts.keys_at(step, of, start, count, whole)
         mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
         rows = parts.along_lanes(lse[...], of), of_rows[...]
-        key = k[here, :]
-        _, ds = _weights_and_derivatives(key, v[here, :], stacked[...], d_stacked[...], *rows, mask, of)
-        acc[...] += parts.product(key, ds.astype(key.dtype), parts.TN)
+        key = k[:, here]
+        _, ds = _weights_and_derivatives(key, v[:, here], heads[...], d_heads[...], *rows, mask, of)
+        acc[...] += parts.product(key, ds.astype(key.dtype), parts.NN)
 
     parts.for_each_chunk(scalars, of, step, compute)
 
     @pl.when(step.last)
     def _() -> None:
-        dq[...] = parts.side_by_side(acc[...].T.astype(dq.dtype), of)
+        dq[...] = parts.below(acc[...].astype(dq.dtype), of)
 
 
 def _dkv_kernel(
@@ -80,10 +78,10 @@ def _dkv_kernel(
         here = pl.ds(start, count)
         mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
         rows = parts.along_lanes(lse[...], of), parts.along_lanes(sums[...], of)
-        query, d_result = parts.stacked(q[...], of), parts.stacked(d_out[...], of)
-        p, ds = _weights_and_derivatives(k[here, :], v[here, :], query, d_result, *rows, mask, of)
-        dv_acc[here, :] += parts.product(p.astype(query.dtype), d_result, parts.NN)
-        dk_acc[here, :] += parts.product(ds.astype(query.dtype), query, parts.NN)
+        query, d_result = parts.beside(q[...], of), parts.beside(d_out[...], of)
+        p, ds = _weights_and_derivatives(k[:, here], v[:, here], query, d_result, *rows, mask, of)
+        dv_acc[:, here] += parts.product(d_result, p.astype(query.dtype), parts.NT)
+        dk_acc[:, here] += parts.product(query, ds.astype(query.dtype), parts.NT)
 
     parts.for_each_chunk(scalars, of, step, compute)
 
@@ -100,7 +98,7 @@ def backward(
     """The derivatives of q, k and v. out, lse: of `forward`."""
     dtype, columns, whole = accumulation_dtype(q.dtype), of.R * of.size, parts.resident(of, q.dtype.itemsize)
     of_lse, of_d_lse = (x.reshape(of.N, of.K, of.R, of.L).astype(dtype) for x in (lse, d_lse))
-    *arrays, result = [parts.packed_heads(x, of) for x in (q, k, v, d_out.astype(q.dtype), out)]
+    *arrays, result = [parts.tokens_last(x) for x in (q, k, v, d_out.astype(q.dtype), out)]
     marks = [parts.packed_marks(queries), parts.packed_marks(keys)]
 
     def like(x: Array) -> jax.ShapeDtypeStruct:
@@ -113,7 +111,7 @@ def backward(
         parts.scalars_of(pairs, False, window), [*arrays, result, of_lse, of_d_lse, *marks],
         [*in_specs, specs.queries, specs.rows, specs.rows, specs.query_marks, specs.key_marks],
         [like(arrays[0]), like(of_lse)], [specs.queries, specs.rows],
-        [*[pltpu.VMEM((columns, of.h), q.dtype)] * 2, pltpu.VMEM((1, columns), dtype),
+        [*[pltpu.VMEM((of.h, columns), q.dtype)] * 2, pltpu.VMEM((1, columns), dtype),
          pltpu.VMEM((of.h, columns), dtype)],
         3, bytes_of_keys(of, whole, k) + 4 * q.nbytes + 3 * of_rows,
     )  # fmt: skip
@@ -123,7 +121,7 @@ def backward(
         parts.partial_kernel(_dkv_kernel, of), "packed_attention_dkv", of,
         parts.scalars_of(pairs, True, window), [*arrays, of_lse, sums, *marks],
         [*in_specs, specs.rows, specs.rows, specs.query_marks, specs.key_marks], [like(x) for x in arrays[1:3]],
-        [specs.keys] * 2, [pltpu.VMEM((of.width, of.h), dtype)] * 2,
+        [specs.keys] * 2, [pltpu.VMEM((of.h, of.width), dtype)] * 2,
         4, 4 * k.nbytes + (2 * q.nbytes + 2 * of_rows) // of.L * of.attended // of.width,
     )  # fmt: skip
-    return parts.unpacked_heads(dq, of), parts.unpacked_heads(dk, of), parts.unpacked_heads(dv, of)
+    return parts.tokens_first(dq, of), parts.tokens_first(dk, of), parts.tokens_first(dv, of)

@@ -18,27 +18,27 @@ Array = jax.Array
 
 def _kernel(
     scalars: parts.Scalars, q: Any, k: Any, v: Any, queries: Any, keys: Any, out: Any, lse: Any,
-    stacked: Any, m: Any, l: Any, acc: Any, *, of: parts.Sizes, whole: bool,
+    heads: Any, m: Any, l: Any, acc: Any, *, of: parts.Sizes, whole: bool,
 ) -> None:  # fmt: skip
     step = parts.step_of(scalars, of, by_key=False)
 
     @pl.when(step.first)
     def _() -> None:
-        stacked[...] = parts.stacked(q[...], of)
+        heads[...] = parts.beside(q[...], of)
         m[...] = jnp.full_like(m, MASKED / 2)  # above the masked logits, whose weights are then 0
         l[...] = jnp.zeros_like(l)
         acc[...] = jnp.zeros_like(acc)
 
     def compute(start: Any, count: int) -> None:
         here = parts.keys_at(step, of, start, count, whole)
-        z, _ = parts.logits_of(k[here, :], stacked[...], of)
+        z, _ = parts.logits_of(k[:, here], heads[...], of)
         mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
         z = jnp.where(mask, z, MASKED)
         new = jnp.maximum(m[...], jnp.max(z, axis=0, keepdims=True))
         weights, keep = jnp.exp(z - new), jnp.exp(m[...] - new)
         l[...] = keep * l[...] + jnp.sum(weights, axis=0, keepdims=True)
-        value = v[here, :]
-        acc[...] = keep * acc[...] + parts.product(value, weights.astype(value.dtype), parts.TN)
+        value = v[:, here]
+        acc[...] = keep * acc[...] + parts.product(value, weights.astype(value.dtype), parts.NN)
         m[...] = new
 
     parts.for_each_chunk(scalars, of, step, compute)
@@ -48,8 +48,8 @@ def _kernel(
         total = l[...]
         some = total > 0
         result = acc[...] * jnp.where(some, 1 / jnp.where(some, total, 1), 0)
-        out[...] = parts.side_by_side(result.T.astype(out.dtype), of)
-        lse[...] = parts.in_rows(jnp.where(some, m[...] + jnp.log(jnp.where(some, total, 1)), MASKED), of)
+        out[...] = parts.below(result.astype(out.dtype), of)
+        lse[...] = parts.below(jnp.where(some, m[...] + jnp.log(jnp.where(some, total, 1)), MASKED), of)
 
 
 def forward(
@@ -60,7 +60,7 @@ def forward(
     dtype = accumulation_dtype(q.dtype)
     whole = parts.resident(of, q.dtype.itemsize)
     specs = parts.specs_of(of, whole)
-    arrays = [parts.packed_heads(x, of) for x in (q, k, v)]
+    arrays = [parts.tokens_last(x) for x in (q, k, v)]
     rows = jax.ShapeDtypeStruct((of.N, of.K, of.R, of.L), dtype)
     columns = of.R * of.size
     out, lse = parts.call(
@@ -70,11 +70,11 @@ def forward(
         [specs.queries, specs.keys, specs.keys, specs.query_marks, specs.key_marks],
         [jax.ShapeDtypeStruct(arrays[0].shape, q.dtype), rows],
         [specs.queries, specs.rows],
-        [pltpu.VMEM((columns, of.h), q.dtype), pltpu.VMEM((1, columns), dtype), pltpu.VMEM((1, columns), dtype),
+        [pltpu.VMEM((of.h, columns), q.dtype), pltpu.VMEM((1, columns), dtype), pltpu.VMEM((1, columns), dtype),
          pltpu.VMEM((of.h, columns), dtype)],
         2, bytes_of_keys(of, whole, k) + 2 * q.nbytes + 4 * of.N * of.K * of.R * of.L,
     )  # fmt: skip
-    return parts.unpacked_heads(out, of), lse.reshape(of.N, of.K * of.R, of.L)
+    return parts.tokens_first(out, of), lse.reshape(of.N, of.K * of.R, of.L)
 
 
 def bytes_of_keys(of: parts.Sizes, whole: bool, k: Array) -> int:

@@ -1,8 +1,8 @@
 """Shared parts of the Pallas kernels for TPU (Mosaic): what a step of the grid reads, and logits of blocks.
 
-Queries, keys and results keep the layout of projections: [N, L, heads x h], a block of heads side by side, where the
-head size is a multiple of 128; else the heads come first. Logits are transposed, [keys, R x queries] for the R query
-heads of a key-value head: what belongs to a query, such as its running maximum, is a row along the lanes.
+Everything is transposed, with tokens along the lanes: queries, keys, values and results are [N, heads x h, tokens], in
+which XLA for TPUs gives them where heads are normalised or rotated, and logits are [keys, R x queries] for the R query
+heads of a key-value head. What belongs to a query, such as its running maximum, is a row. No head size needs padding.
 
 Grids are (N, K, pairs of blocks). The last size is a number on the device: only pairs that are needed take a step.
 """
@@ -45,11 +45,6 @@ class Sizes(NamedTuple):
     interpret: bool
 
     @property
-    def side_by_side(self) -> bool:
-        """Whether heads lie beside one another in memory."""
-        return self.h % LANES == 0
-
-    @property
     def pairs(self) -> int:
         """How many pairs of blocks the lists have room for."""
         return self.L // self.size * (self.S // self.width)
@@ -79,19 +74,14 @@ def scalars_of(pairs: BlockPairs, by_key: bool, window: Array) -> Scalars:
     return Scalars(chosen.reshape(-1), count, *bounds, window.reshape(1).astype(jnp.int32))
 
 
-def packed_heads(x: Array, of: Sizes) -> Array:
-    """[N, T, heads, h] -> [N, T, heads x h], or [N, K, T, heads / K x h] where heads come first."""
-    N, T = x.shape[:2]
-    if of.side_by_side:
-        return x.reshape(N, T, -1)
-    return x.reshape(N, T, of.K, -1).swapaxes(1, 2)
+def tokens_last(x: Array) -> Array:
+    """[N, T, heads, h] -> [N, heads x h, T]."""
+    return x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
 
 
-def unpacked_heads(x: Array, of: Sizes) -> Array:
-    """The inverse of `packed_heads`."""
-    if not of.side_by_side:
-        x = x.swapaxes(1, 2)
-    return x.reshape(*x.shape[:2], -1, of.h)
+def tokens_first(x: Array, of: Sizes) -> Array:
+    """The inverse of `tokens_last`."""
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1, of.h)
 
 
 def packed_marks(tokens: PackedTokens) -> Array:
@@ -159,24 +149,19 @@ def keys_at(step: Step, of: Sizes, start: Any, count: int, whole: bool) -> Any:
     return pl.ds(pl.multiple_of(step.key * of.width + start, LANES), count) if whole else pl.ds(start, count)
 
 
-def stacked(x: Array, of: Sizes) -> Array:
-    """A block [size, R x h] with its heads one after another, [R x size, h]."""
-    return x if of.R == 1 else jnp.concatenate([x[:, r * of.h : (r + 1) * of.h] for r in range(of.R)], axis=0)
+def beside(x: Array, of: Sizes) -> Array:
+    """A block [R x h, size] with its heads side by side, [h, R x size]."""
+    return x if of.R == 1 else jnp.concatenate([x[r * of.h : (r + 1) * of.h] for r in range(of.R)], axis=1)
 
 
-def side_by_side(x: Array, of: Sizes) -> Array:
-    """The inverse of `stacked`."""
-    return x if of.R == 1 else jnp.concatenate([x[r * of.size : (r + 1) * of.size] for r in range(of.R)], axis=1)
+def below(x: Array, of: Sizes) -> Array:
+    """The inverse of `beside`."""
+    return x if of.R == 1 else jnp.concatenate([x[:, r * of.size : (r + 1) * of.size] for r in range(of.R)], axis=0)
 
 
 def along_lanes(x: Array, of: Sizes) -> Array:
     """Rows [R, size] one after another, [1, R x size]."""
     return x if of.R == 1 else jnp.concatenate([x[r : r + 1] for r in range(of.R)], axis=1)
-
-
-def in_rows(x: Array, of: Sizes) -> Array:
-    """The inverse of `along_lanes`."""
-    return x if of.R == 1 else jnp.concatenate([x[:, r * of.size : (r + 1) * of.size] for r in range(of.R)], axis=0)
 
 
 def product(a: Array, b: Array, dimensions: Any) -> Array:
@@ -187,8 +172,8 @@ def product(a: Array, b: Array, dimensions: Any) -> Array:
 
 
 def logits_of(k: Array, q: Array, of: Sizes) -> tuple[Array, Array | None]:
-    """Logits [keys, R x size], and their derivative by q . k where there is a soft cap."""
-    z = product(k, q, NT) * of.numbers.query_scale
+    """Logits [keys, R x size] of k [h, keys] and q [h, R x size], and their derivative by q . k under a soft cap."""
+    z = product(k, q, TN) * of.numbers.query_scale
     if not of.numbers.softcap:
         return z, None
     tanh = jnp.tanh(z / of.numbers.softcap)
@@ -229,20 +214,18 @@ def specs_of(of: Sizes, resident: bool) -> Specs:
         return found >> SHIFT, 0 if resident else found & (2**SHIFT - 1)
 
     def spec(rows: int, columns: int, which: int) -> pl.BlockSpec:
-        if of.side_by_side:
-            return pl.BlockSpec((None, rows, columns), lambda n, k, p, *s: (n, pair(n, p, s[0])[which], k))
-        return pl.BlockSpec((None, None, rows, columns), lambda n, k, p, *s: (n, k, pair(n, p, s[0])[which], 0))
+        return pl.BlockSpec((None, rows, columns), lambda n, k, p, *s: (n, k, pair(n, p, s[0])[which]))
 
     def marks(columns: int, which: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, 8, columns), lambda n, k, p, *s: (n, 0, pair(n, p, s[0])[which]))
 
     rows = pl.BlockSpec((None, None, of.R, of.size), lambda n, k, p, *s: (n, k, 0, pair(n, p, s[0])[0]))
-    return Specs(spec(of.size, of.R * of.h, 0), spec(width, of.h, 1), rows, marks(of.size, 0), marks(width, 1))
+    return Specs(spec(of.R * of.h, of.size, 0), spec(of.h, width, 1), rows, marks(of.size, 0), marks(width, 1))
 
 
 def resident(of: Sizes, itemsize: int) -> bool:
     """Whether the keys and values of a head stay in VMEM over all its queries."""
-    return 4 * of.S * max(of.h, LANES) * itemsize <= RESIDENT_BYTES
+    return 4 * of.S * of.h * itemsize <= RESIDENT_BYTES
 
 
 def call(
@@ -251,8 +234,8 @@ def call(
 ) -> Any:  # fmt: skip
     """Run a kernel over the pairs of blocks. products: matrix products for each logit."""
     heads, itemsize = of.N * of.K * of.R, inputs[0].dtype.itemsize
-    blocks = of.size * of.R * max(of.h, LANES) * 4 * 12 + 8 * CHUNK * of.R * of.size * 4
-    limit = blocks + (4 * of.S if resident(of, itemsize) else 16 * of.width) * max(of.h, LANES) * itemsize
+    blocks = of.size * of.R * of.h * 4 * 12 + 8 * CHUNK * of.R * of.size * 4
+    limit = blocks + (4 * of.S if resident(of, itemsize) else 16 * of.width) * of.h * itemsize
     axes = jax.typeof(inputs[0]).manual_axis_type
     return pl.pallas_call(
         kernel,
