@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -111,7 +111,8 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
     }  # fmt: skip
     collectives = {kind: between(shallow.collectives.get(kind, 0), deep.collectives.get(kind, 0)) for kind in kinds}
     kernels = {
-        name: tuple(map(between, shallow.kernels.get(name, (0, 0)), found)) for name, found in deep.kernels.items()
+        name: _pair(between(*each) for each in zip(shallow.kernels.get(name, (0, 0)), found, strict=True))
+        for name, found in deep.kernels.items()
     }
     return deep._replace(**numbers, collectives=collectives, kernels=kernels)
 
@@ -130,12 +131,17 @@ def followed(first: Cost, then: Cost, times: int) -> Cost:
         {kind: first.collectives.get(kind, 0) + times * then.collectives.get(kind, 0) for kind in kinds},
         first.cycles + times * then.cycles,
         {
-            name: tuple(
+            name: _pair(
                 a + times * b for a, b in zip(*(x.kernels.get(name, (0, 0)) for x in (first, then)), strict=True)
             )
             for name in {**first.kernels, **then.kernels}
         },
     )
+
+
+def _pair(numbers: Iterable[float]) -> tuple[float, float]:
+    a, b = numbers
+    return a, b
 
 
 def collectives_in(text: str, slices: Sequence[int] = (0,)) -> Counter[str]:

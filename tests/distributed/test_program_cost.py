@@ -235,15 +235,17 @@ class TestMatrixFlops:
 
 
 def test_costs_of_other_depths() -> None:
-    two = Cost("decode", 100, 90, 10, 50, 8.0, 400, {"all-reduce": 20}, 1000)
-    four = Cost("decode", 160, 150, 10, 60, 16.0, 700, {"all-reduce": 40, "all-gather": 6}, 1800)
+    two = Cost("decode", 100, 90, 10, 50, 8.0, 400, {"all-reduce": 20}, 1000, {"attend": (4, 8)})
+    four = Cost("decode", 160, 150, 10, 60, 16.0, 700, {"all-reduce": 40, "all-gather": 6}, 1800, {"attend": (6, 9)})
     ten = at_depth(two, four, (2, 4), 10)
-    assert ten == Cost("decode", 340, 330, 10, 90, 40, 1600, {"all-gather": 24, "all-reduce": 100}, 4200)
+    collectives = {"all-gather": 24, "all-reduce": 100}
+    assert ten == Cost("decode", 340, 330, 10, 90, 40, 1600, collectives, 4200, {"attend": (12, 12)})
     assert at_depth(two, four, (2, 4), 2) == two._replace(collectives={"all-gather": 0, "all-reduce": 20})
 
 
 def test_the_cost_of_a_program_and_three_calls_of_another() -> None:
-    others = Cost("convert", 100, 90, 10, 50, 8.0, 400, {"all-reduce": 20}, 1000)
-    layer = Cost("convert_layer", 160, 150, 30, 60, 2.0, 700, {"all-gather": 6}, 100)
+    others = Cost("convert", 100, 90, 10, 50, 8.0, 400, {"all-reduce": 20}, 1000, {"attend": (1, 2)})
+    layer = Cost("convert_layer", 160, 150, 30, 60, 2.0, 700, {"all-gather": 6}, 100, {"attend": (3, 4)})
     found = followed(others, layer, 3)
-    assert found == Cost("convert", 160, 150, 100, 60, 14, 2500, {"all-gather": 18, "all-reduce": 20}, 1300)
+    collectives = {"all-gather": 18, "all-reduce": 20}
+    assert found == Cost("convert", 160, 150, 100, 60, 14, 2500, collectives, 1300, {"attend": (10, 14)})
