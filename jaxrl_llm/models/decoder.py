@@ -11,6 +11,7 @@ low-rank adapters of its projections too (`lora`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
-from jaxrl_llm.models.layers import accumulation_dtype, adapt, linear, rms_norm, rotate, rotation, scores, softmax
+from jaxrl_llm.models.layers import accumulation_dtype, project, rms_norm, rotate, rotation, scores, softmax
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
 
 Params = dict[str, Any]
@@ -111,12 +112,12 @@ def mlp(x: jax.Array, layer: Params, config: ModelConfig, placement: Placement =
     """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts."""
     if config.num_experts:
         return expert_mlp(x, layer, config, _activation(config), placement.routed)
-    gate, up = (adapt(linear(x, layer[name]), x, layer, name) for name in ("gate", "up"))
+    gate, up = (project(x, layer[name], layer, name, name in placement.joined) for name in ("gate", "up"))
     if config.mlp_bias:
         gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
     gate, up = placement.units(gate), placement.units(up)
     inner = placement.units(_activation(config)(gate) * up)
-    out = adapt(linear(inner, layer["down"]), inner, layer, "down")
+    out = project(inner, layer["down"], layer, "down", "down" in placement.joined)
     return out + layer["down_bias"] if config.mlp_bias else out
 
 
@@ -127,16 +128,16 @@ def _activation(config: ModelConfig) -> Any:
 
 
 @jax.named_scope("projection")
-def _project(x: jax.Array, layer: Params, name: str, bias: bool) -> jax.Array:
+def _project(x: jax.Array, layer: Params, name: str, bias: bool, joined: bool) -> jax.Array:
     D, heads, h = layer[name].shape
-    out = adapt(linear(x, layer[name].reshape(D, heads * h)), x, layer, name).reshape(*x.shape[:2], heads, h)
+    out = project(x, layer[name].reshape(D, heads * h), layer, name, joined).reshape(*x.shape[:2], heads, h)
     return out + layer[name + "_bias"] if bias else out
 
 
 @jax.named_scope("projection")
-def _project_out(y: jax.Array, layer: Params, bias: bool) -> jax.Array:
+def _project_out(y: jax.Array, layer: Params, bias: bool, joined: bool) -> jax.Array:
     y = y.reshape(*y.shape[:2], -1)
-    out = adapt(linear(y, layer["out"].reshape(-1, layer["out"].shape[-1])), y, layer, "out")
+    out = project(y, layer["out"].reshape(-1, layer["out"].shape[-1]), layer, "out", joined)
     return out + layer["out_bias"] if bias else out
 
 
@@ -144,6 +145,11 @@ def _project_out(y: jax.Array, layer: Params, bias: bool) -> jax.Array:
 def _embed(params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any) -> jax.Array:
     x = params["embed"][tokens].astype(dtype)
     return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
+
+
+def _turned(config: ModelConfig, x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Queries or keys [N, L, heads, h] with their norm, where the model has one, and rotation."""
+    return rotate(x if weight is None else norm(x, weight, config), cos, sin)
 
 
 class Attend(Protocol):
@@ -184,15 +190,17 @@ def run(
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
         layer = placement.weights(jax.tree.map(lambda w: w.astype(dtype), layer))
         y = place(norm(x, layer["attention_norm"], config), True)
-        q = _project(y, layer, "query", config.attention_bias)
-        k = _project(y, layer, "key", config.attention_bias)
-        v = _project(y, layer, "value", config.attention_bias)
-        if config.qk_norm:
-            q, k = norm(q, layer["query_norm"], config), norm(k, layer["key_norm"], config)
-        q, k = rotate(q, cos[rope], sin[rope]), rotate(k, cos[rope], sin[rope])
+        q, k, v = (
+            _project(y, layer, name, config.attention_bias, name in placement.joined)
+            for name in ("query", "key", "value")
+        )
+        q, k = (
+            (placement.turned or partial(_turned, config))(x, layer.get(name), cos[rope], sin[rope])
+            for x, name in ((q, "query_norm"), (k, "key_norm"))
+        )
         q, k, v = map(placement.heads, (q, k, v))
         y, remembered = attend(q, k, v, remembered, window)
-        y = _project_out(placement.tokens(y), layer, config.output_bias)
+        y = _project_out(placement.tokens(y), layer, config.output_bias, "out" in placement.joined)
         if config.post_norms:
             y = norm(y, layer["attention_post_norm"], config)
         x = place(x + y, False)

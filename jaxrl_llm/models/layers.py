@@ -156,13 +156,36 @@ def _softmax_backward(p: Array, dp: Array) -> tuple[Array]:
 softmax.defvjp(_softmax, _softmax_backward)
 
 
-def adapt(out: jax.Array, x: jax.Array, layer: dict[str, Any], name: str) -> jax.Array:
-    """x W [..., outputs], plus the adapter's output where one layer's dictionary has an adapter for `name`.
+def project(x: Array, weight: Array, layer: dict[str, Any], name: str, joined: bool = False) -> Array:
+    """x [..., K] @ weight [K, N], plus the adapter's output where one layer's dictionary has an adapter for `name`.
 
-    x [..., inputs], the axes of heads flattened on both sides.
+    The axes of heads are flattened on both sides. joined: compute both as one product, see `joined_product`.
     """
     if name + LORA_IN not in layer:
-        return out
+        return linear(x, weight)
     low_rank = x @ layer[name + LORA_IN].reshape(x.shape[-1], -1)
     low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
-    return out + low_rank @ layer[name + LORA_OUT].reshape(low_rank.shape[-1], -1)
+    out = layer[name + LORA_OUT].reshape(low_rank.shape[-1], -1)
+    return joined_product(x, low_rank, weight, out) if joined else linear(x, weight) + low_rank @ out
+
+
+@jax.custom_vjp
+def joined_product(x: Array, low_rank: Array, weight: Array, out: Array) -> Array:
+    """x [..., K] @ weight [K, N] + low_rank [..., r] @ out [r, N], as one product.
+
+    By itself the second product takes half as long as the first on TPUs, although it has r / K of its operations: the
+    result goes through memory twice more.
+    """
+    return linear(jnp.concatenate([x, low_rank], axis=-1), jnp.concatenate([weight, out], axis=0))
+
+
+def _joined_product_backward(residuals: tuple[Array, ...], dy: Array) -> tuple[Array, ...]:
+    """As of two products: that of the joined weights would be as large where the weight is frozen."""
+    x, low_rank, weight, out = residuals
+    of_rows = lambda a: a.reshape(-1, a.shape[-1])  # noqa: E731
+    return (
+        linear(dy, weight.T), linear(dy, out.T), of_rows(x).T @ of_rows(dy), of_rows(low_rank).T @ of_rows(dy),
+    )  # fmt: skip
+
+
+joined_product.defvjp(lambda *given: (joined_product(*given), given), _joined_product_backward)

@@ -10,32 +10,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
 from jaxrl_kernels import packed_attention
 from jaxrl_kernels.packed_attention import BlockPairs, PackedTokens, block_pairs
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Attend
-from jaxrl_llm.models.placement import ROWS, SEQUENCE, TENSOR, AnyMesh
+from jaxrl_llm.models.placement import ROWS, SEQUENCE, TENSOR, AnyMesh, takes_kernels
 
 Array = jax.Array
 
 EVERYTHING = 2**30  # more than any token's number
 LANES = 128  # lengths of rows are multiples of it where the kernel takes them
-PLATFORMS = ("tpu",)
-
-
-def takes_kernel(mesh: AnyMesh | None) -> bool:
-    """Whether the devices of a mesh, or JAX's own where there is none, take the kernel."""
-    if isinstance(mesh, AbstractMesh):
-        return False
-    platform = mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else jax.default_backend()
-    return platform in PLATFORMS
 
 
 def lanes(mesh: AnyMesh | None) -> int:
     """The multiple of which lengths of packed rows should be one: other lengths would be padded, by copies."""
-    return LANES if takes_kernel(mesh) else 1
+    return LANES if takes_kernels(mesh) else 1
 
 
 def by_kernel(config: ModelConfig, tokens: PackedTokens, attended: int, mesh: AnyMesh | None) -> Attend:

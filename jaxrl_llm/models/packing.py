@@ -24,8 +24,8 @@ from jaxrl_kernels.packed_attention import PackedTokens
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.packed_kernel import by_kernel, takes_kernel
-from jaxrl_llm.models.placement import placement, row_shards, token_shards
+from jaxrl_llm.models.packed_kernel import by_kernel
+from jaxrl_llm.models.placement import placement, row_shards, takes_kernels, token_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.trajectory import Trajectories
 
@@ -146,7 +146,7 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
 
     # Where there is no token, any serves.
     source, *numbers = (concatenated([getattr(level, name) for level in levels]) for name in PackedRows.__annotations__)
-    if takes_kernel(policy.mesh):
+    if takes_kernels(policy.mesh):
         attend = by_kernel(config, PackedTokens(*numbers), _attended(packing, tiles[0]), policy.mesh)
     else:
         attend = _by_levels(config, packing, split, concatenated)

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxrl_kernels import norm_rotate
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import AXES, axis_sizes
@@ -66,6 +68,14 @@ def token_shards(mesh: AnyMesh | None) -> int:
     return row_shards(mesh, (SEQUENCE,))
 
 
+def takes_kernels(mesh: AnyMesh | None) -> bool:
+    """Whether the devices of a mesh, or JAX's own where there is none, take kernels for attention."""
+    if isinstance(mesh, AbstractMesh):
+        return False
+    platform = mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else jax.default_backend()
+    return platform == "tpu"
+
+
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
     """For each kind of split, the number that must divide, and what it counts."""
     return {
@@ -102,6 +112,9 @@ def split_spec(name: str, shape: Sequence[int], config: ModelConfig, mesh: AnyMe
     return PartitionSpec(*spec)
 
 
+Turned = Callable[[jax.Array, jax.Array | None, jax.Array, jax.Array], jax.Array]  # see `norm_rotate`
+
+
 class Placement(NamedTuple):
     """Sharding constraints on a layer's states and weights."""
 
@@ -110,12 +123,15 @@ class Placement(NamedTuple):
     heads: Callable[[jax.Array], jax.Array]  # queries, keys or values [N, L, heads, h], for attention
     tokens: Callable[[jax.Array], jax.Array]  # [N, L, H, h] that attention gives, for the projection
     units: Callable[[jax.Array], jax.Array]  # [N, L, inner units] of the MLP
+    joined: frozenset[str]  # projections that are one product with their adapters, see `layers.joined_product`
+    turned: Turned | None  # norm and rotation of heads by a kernel; None: in JAX
     routed: tuple[tuple[str, ...], tuple[str, ...]]  # axes of the mesh over which [N, L, D] goes through experts
     gathers: bool  # whether `weights` gathers them
 
 
 ANYWHERE = Placement(
-    lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, lambda x: x, (SAMPLED_ROWS, ()), False
+    lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, lambda x: x, frozenset(), None,
+    (SAMPLED_ROWS, ()), False,
 )  # fmt: skip
 
 
@@ -124,8 +140,12 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     sharded, over "tensor"; weights by `split_spec`. What does not divide is replicated, but for key-value heads in
     attention: they are repeated for the devices along "sequence" that need them.
     """
+    turned = partial(norm_rotate, epsilon=config.norm_epsilon, offset=config.norm_offset, mesh=mesh)
+    by_kernel, joined = (turned, frozenset(AXES)) if takes_kernels(mesh) else (None, frozenset())
     if mesh is None:
-        return ANYWHERE
+        return ANYWHERE._replace(turned=by_kernel, joined=joined)
+    if mesh.shape.get(TENSOR, 1) > 1:
+        joined -= {"out", "down"}  # whose inputs are sharded
     parts = mesh.shape.get(SEQUENCE, 1) * mesh.shape.get(TENSOR, 1)
     by_heads = mesh.shape.get(SEQUENCE, 1) > 1 and config.num_heads % parts == 0
 
@@ -172,7 +192,9 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def tokens(x: jax.Array) -> jax.Array:
         return of_tokens(of_heads(x)) if by_heads and x.shape[1] % mesh.shape[SEQUENCE] == 0 else x
 
-    return Placement(states, weights, heads, tokens, units, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1)
+    return Placement(
+        states, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1
+    )
 
 
 def _as_matrix(put: Callable[..., jax.Array], name: str, x: jax.Array, spec: PartitionSpec) -> jax.Array:

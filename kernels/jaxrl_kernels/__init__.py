@@ -8,6 +8,7 @@ chooses between them (see `implementations`). That function works on any mesh of
 from jaxrl_kernels.decode_attention import decode_attention, own_attention
 from jaxrl_kernels.implementations import IMPLEMENTATIONS
 from jaxrl_kernels.logprob import fused_logprob
+from jaxrl_kernels.norm_rotate import norm_rotate
 from jaxrl_kernels.packed_attention import packed_attention
 from jaxrl_kernels.ratio_clip import ratio_clip
 from jaxrl_kernels.sample import fused_sample, sample_logits
@@ -17,6 +18,7 @@ __all__ = [
     "decode_attention",
     "fused_logprob",
     "fused_sample",
+    "norm_rotate",
     "own_attention",
     "packed_attention",
     "ratio_clip",

@@ -1,0 +1,157 @@
+"""`norm_rotate` and its backward pass as Pallas kernels for TPU (Mosaic), with tokens along the lanes.
+
+Arrays are [N, heads x h, tokens], as `packed_attention` reads them. A step of the grid takes some heads of a block of
+tokens; the sums of a head, and the pairs that are rotated, are then along the sublanes.
+"""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxrl_kernels.norm_rotate.reference import Norm
+
+Array = jax.Array
+
+LANES = 128
+MAX_TOKENS = 1024  # of a block
+BLOCK_NUMBERS = 2**19  # of a block of heads and tokens, at most
+MIB = 2**20
+
+
+class _Sizes(NamedTuple):
+    N: int
+    L: int
+    H: int
+    h: int
+    heads: int  # of a block
+    tokens: int  # of a block
+    norm: Norm
+    interpret: bool
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Sequences, blocks of heads, blocks of tokens."""
+        return self.N, self.H // self.heads, self.L // self.tokens
+
+
+def _sizes(x: Array, norm: Norm, interpret: bool) -> _Sizes:
+    N, L, H, h = x.shape
+    tokens = max(t for t in range(LANES, min(L, MAX_TOKENS) + 1, LANES) if L % t == 0)
+    heads = max(n for n in range(1, H + 1) if H % n == 0 and (n == 1 or n * h * tokens <= BLOCK_NUMBERS))
+    return _Sizes(N, L, H, h, heads, tokens, norm, interpret)
+
+
+def _normalised(x: Array, weight: Array | None, of: _Sizes, dtype: Any) -> tuple[Array, Array, Array]:
+    """x / rms(x), the inverse of the rms, and offset + weight, of a head [h, tokens]."""
+    assert weight is not None
+    x = x.astype(dtype)
+    inverse = jax.lax.rsqrt(jnp.sum(x * x, axis=0, keepdims=True) / of.h + of.norm.epsilon)
+    return x * inverse, inverse, of.norm.offset + weight
+
+
+def _forward_kernel(x: Any, weight: Any, cos: Any, sin: Any, out: Any, *, of: _Sizes, scaled: bool) -> None:
+    dtype, half = cos.dtype, of.h // 2
+    c, s, w = cos[...], sin[...], weight[...] if scaled else None
+    for head in range(of.heads):
+        place = head * of.h
+        n = x[place : place + of.h, :]
+        if scaled:
+            unit, _, factor = _normalised(n, w, of, dtype)
+            n = (unit * factor).astype(out.dtype)
+        n = n.astype(dtype)
+        first, second = n[:half], n[half:]
+        out[place : place + half, :] = (first * c - second * s).astype(out.dtype)
+        out[place + half : place + of.h, :] = (second * c + first * s).astype(out.dtype)
+
+
+def _backward_kernel(
+    x: Any, weight: Any, cos: Any, sin: Any, dy: Any, dx: Any, *rest: Any, of: _Sizes, scaled: bool
+) -> None:
+    dtype, half = cos.dtype, of.h // 2
+    c, s, w = cos[...], sin[...], weight[...] if scaled else None
+    sums = jnp.zeros((of.h, LANES), dtype)
+    for head in range(of.heads):
+        place = head * of.h
+        d = dy[place : place + of.h, :].astype(dtype)
+        first, second = d[:half], d[half:]
+        dn = jnp.concatenate([first * c + second * s, second * c - first * s], axis=0)
+        if scaled:
+            unit, inverse, factor = _normalised(x[place : place + of.h, :], w, of, dtype)
+            p = dn * unit
+            sums += reduce(jnp.add, [p[:, i : i + LANES] for i in range(0, of.tokens, LANES)])
+            dn = (dn * factor - unit * (jnp.sum(p * factor, axis=0, keepdims=True) / of.h)) * inverse
+        dx[place : place + of.h, :] = dn.astype(dx.dtype)
+    if scaled:
+        (dweight,) = rest
+
+        @pl.when(pl.program_id(2) == 0)
+        def _() -> None:
+            dweight[...] = jnp.zeros_like(dweight)
+
+        dweight[...] += sums
+
+
+def _call(
+    kernel: Any, name: str, of: _Sizes, arrays: list[Array], weight: Array | None, cos: Array, sin: Array,
+    results: list[Any], out_specs: list[Any],
+) -> Any:  # fmt: skip
+    dtype = jnp.promote_types(arrays[0].dtype, jnp.float32)
+    block = pl.BlockSpec((None, of.heads * of.h, of.tokens), lambda n, k, t: (n, k, t))
+    angle = pl.BlockSpec((None, of.h // 2, of.tokens), lambda n, k, t: (n, 0, t))
+    scale = jnp.zeros((of.h, 1), dtype) if weight is None else weight.astype(dtype)[:, None]
+    angles = [a.astype(dtype).swapaxes(1, 2) for a in (cos, sin)]
+    axes = jax.typeof(arrays[0]).manual_axis_type
+    size = of.heads * of.h * of.tokens * 4
+    return pl.pallas_call(
+        partial(kernel, of=of, scaled=weight is not None),
+        grid=of.grid,
+        in_specs=[block, pl.BlockSpec((of.h, 1), lambda n, k, t: (0, 0)), angle, angle, *[block] * (len(arrays) - 1)],
+        out_specs=[block, *out_specs],
+        out_shape=[jax.ShapeDtypeStruct(r.shape, r.dtype, manual_axis_type=axes) for r in results],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=max(16 * MIB, 8 * size + 4 * MIB),
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=12 * len(arrays) * arrays[0].size,
+            transcendentals=of.N * of.H * of.L,
+            bytes_accessed=sum(a.nbytes for a in (*arrays, *angles)) + arrays[0].nbytes,
+        ),
+        interpret=of.interpret,
+        name=name,
+    )(arrays[0], scale, *angles, *arrays[1:])
+
+
+def _tokens_last(x: Array) -> Array:
+    return x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
+
+
+def forward(
+    x: Array, weight: Array | None, cos: Array, sin: Array, norm: Norm, interpret: bool
+) -> Array:  # fmt: skip
+    """[N, L, H, h]; L is a multiple of 128."""
+    of, array = _sizes(x, norm, interpret), _tokens_last(x)
+    (out,) = _call(_forward_kernel, "norm_rotate", of, [array], weight, cos, sin, [array], [])
+    return out.swapaxes(1, 2).reshape(x.shape)
+
+
+def backward(
+    x: Array, weight: Array | None, cos: Array, sin: Array, dy: Array, norm: Norm, interpret: bool
+) -> tuple[Array, Array | None]:
+    """The derivatives of x and weight."""
+    of, arrays = _sizes(x, norm, interpret), [_tokens_last(x), _tokens_last(dy.astype(x.dtype))]
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    results: list[Any] = [arrays[0]]
+    out_specs: list[Any] = []
+    if weight is not None:
+        results.append(jax.ShapeDtypeStruct((*of.grid[:2], of.h, LANES), dtype))
+        out_specs.append(pl.BlockSpec((None, None, of.h, LANES), lambda n, k, t: (n, k, 0, 0)))
+    dx, *sums = _call(_backward_kernel, "norm_rotate_back", of, arrays, weight, cos, sin, results, out_specs)
+    dx = dx.swapaxes(1, 2).reshape(x.shape)
+    return dx, None if weight is None else jnp.sum(sums[0], axis=(0, 1, 3)).astype(weight.dtype)
