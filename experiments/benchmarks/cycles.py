@@ -46,7 +46,7 @@ def case(topology: str, mesh: str, program: str = "update", model: str = "qwen3-
 CASES = {
     "8b-v5e": case("v5e:4x4", "fsdp=4,tensor=4", micro_batches=4),
     "8b-v6e": case("v6e:4x4", "fsdp=16"),
-    "1.7b-lora": case("v5e:2x2", "data=4", model="qwen3-1.7b", lora_rank=16, prompts_per_step=16, micro_batches=4),
+    "1.7b-lora": case("v5e:2x2", "fsdp=4", model="qwen3-1.7b", lora_rank=16, prompts_per_step=16, micro_batches=4),
     "8b-long": case(
         "v5p:2x2x4", "fsdp=4,tensor=4", prompts_per_step=4, max_prompt_tokens=2048, max_new_tokens=8192
     ),

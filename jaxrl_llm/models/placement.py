@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxrl_kernels import norm_rotate
 
@@ -141,9 +142,12 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     attention: they are repeated for the devices along "sequence" that need them.
     """
     turned = partial(norm_rotate, epsilon=config.norm_epsilon, offset=config.norm_offset, mesh=mesh)
-    by_kernel, joined = (turned, frozenset(AXES)) if takes_kernels(mesh) else (None, frozenset())
+    kernels = takes_kernels(mesh)
+    by_kernel, joined = (turned, frozenset(AXES)) if kernels else (None, frozenset())
     if mesh is None:
-        return ANYWHERE._replace(turned=by_kernel, joined=joined)
+        natural = partial(tokens_before_units, spec=None, mesh=None)
+        states_alone = (lambda x, whole: natural(x) if x.ndim == 3 else x) if kernels else ANYWHERE.states
+        return ANYWHERE._replace(states=states_alone, turned=by_kernel, joined=joined)
     if mesh.shape.get(TENSOR, 1) > 1:
         joined -= {"out", "down"}  # whose inputs are sharded
     parts = mesh.shape.get(SEQUENCE, 1) * mesh.shape.get(TENSOR, 1)
@@ -163,7 +167,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         while names and x.shape[1] % row_shards(mesh, names):
             names = names[:-1]
         split = axes_of(mesh, names)
-        return put(x, rows(x), split) if split else put(x, rows(x))
+        spec = (rows(x), split) if split else (rows(x),)
+        return tokens_before_units(put(x, *spec), PartitionSpec(*spec), mesh) if kernels else put(x, *spec)
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
         return {name: _as_matrix(put, name, x, split_spec(name, x.shape, config, mesh)) for name, x in layer.items()}
@@ -195,6 +200,19 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     return Placement(
         states, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1
     )
+
+
+def tokens_before_units(x: jax.Array, spec: PartitionSpec | None, mesh: Mesh | None) -> jax.Array:
+    """States [N, L, D], and their gradient, with the numbers of a token next to each other in memory.
+
+    Kernels for attention have it the other way round, and XLA for TPUs would lay out all states as those, whose
+    products then take up to twice as long. spec: how the states are sharded over the mesh.
+    """
+
+    def put(x: jax.Array) -> jax.Array:
+        return with_layout_constraint(x, Layout((0, 1, 2)))
+
+    return put(x) if mesh is None else jax.shard_map(put, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
 
 def _as_matrix(put: Callable[..., jax.Array], name: str, x: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -47,7 +47,7 @@ LANES = 128
 ROW_STEP = 32
 MAX_ROWS, ROW_BYTES = 1024, 8 * 2**20  # of a block of hidden states, which is double-buffered
 MAX_TILE, TILE_BYTES = 512, 4 * 2**20  # of a tile of the unembedding, which is double-buffered
-MAX_BLOCK, BLOCK_BYTES = 8192, 128 * 2**20  # of the derivative of a block's logits, in HBM
+MAX_BLOCK, BLOCK_BYTES = 8192, 256 * 2**20  # of the derivative of a block's logits, in HBM
 MIB = 2**20
 
 
