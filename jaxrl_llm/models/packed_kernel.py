@@ -28,10 +28,13 @@ def lanes(mesh: AnyMesh | None) -> int:
     return LANES if takes_kernels(mesh) else 1
 
 
-def by_kernel(config: ModelConfig, tokens: PackedTokens, attended: int, mesh: AnyMesh | None) -> Attend:
+def by_kernel(
+    config: ModelConfig, tokens: PackedTokens, attended: int, mesh: AnyMesh | None, rows: tuple[str, ...] = ROWS
+) -> Attend:
     """Attention of all packed tokens, int32[N, T] each, for `decoder.run`.
 
     attended: how many pairs of tokens attend to each other in each of the N sequences at most, for the estimated cost.
+    mesh: None for that of the arrays. rows: axes of the mesh over which the sequences are sharded.
     """
     windows = sorted(set(config.window_of_layer))
     pairs = [block_pairs(*_padded(tokens), window) for window in windows]
@@ -44,13 +47,15 @@ def by_kernel(config: ModelConfig, tokens: PackedTokens, attended: int, mesh: An
         place = jnp.searchsorted(jnp.asarray(windows, jnp.int32), window)
         return jax.tree.map(lambda *each: jnp.stack(each)[place], *pairs)
 
+    heads = tuple(axis for axis in (TENSOR, SEQUENCE) if axis not in rows)
+
     def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
         # The pairs of blocks are of padded lengths, as the kernel makes them; without padding they serve as they are.
         known = of_window(window) if q.shape[1] % LANES == 0 else None
         with jax.named_scope("attention"):
             out, _ = packed_attention(
                 q, k, v, tokens, pairs=known, query_scale=config.query_scale, softcap=config.attention_softcap,
-                window=window, attended=attended, mesh=mesh, row_axis=ROWS, head_axis=(TENSOR, SEQUENCE),
+                window=window, attended=attended, mesh=mesh, row_axis=rows, head_axis=heads,
             )  # fmt: skip
         return out, None
 

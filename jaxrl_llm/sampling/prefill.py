@@ -17,6 +17,7 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, empty, pack
+from jaxrl_llm.sampling.causal import causal_pass, of_layer
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.requests import Request, Stats
 from jaxrl_llm.sampling.schedule import Assignment, Reused, Shape, Size
@@ -145,7 +146,7 @@ def prefill(
 
     tokens: int32[R, L], right-padded; length: int32[R]; into: int32[R], prompt slots, where P marks a padding row.
     """
-    hidden, kvs = _forward(policy, params, tokens, length)
+    hidden, kvs = causal_pass(policy, params, tokens, length)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
     def put(store: LayerCache, number: int, kv: tuple[Array, Array]) -> LayerCache:
@@ -162,7 +163,7 @@ def prefill(
 
         return each(at_slots, store, new)
 
-    layers = tuple(put(store, i, _layer(kvs, i)) for i, store in enumerate(prefix_cache.layers))
+    layers = tuple(put(store, i, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers))
     return PrefixCache(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),
@@ -186,7 +187,7 @@ def restore(
     tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
     length of the prompt; into: int32[R], rows. The keys of own tokens depend on the prompt, so both are recomputed.
     """
-    _, kvs = _forward(policy, params, tokens, length)
+    _, kvs = causal_pass(policy, params, tokens, length)
     own = length - prompt
 
     def put(store: LayerCache, number: int) -> LayerCache:
@@ -194,7 +195,7 @@ def restore(
         # Column c holds the token `age` before the newest one; columns older than the first own token are unused.
         age = (step - 1 - jnp.arange(S)) % S
         at = jnp.clip(prompt[:, None] + own[:, None] - 1 - age, 0, tokens.shape[1] - 1)
-        k, v = (jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in _layer(kvs, number))
+        k, v = (jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in of_layer(kvs, number))
         return each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, pack(k, v, store.keys.dtype))
 
     return tuple(put(store, number) for number, store in enumerate(ring_layers))
@@ -275,27 +276,3 @@ def _plain(cache: LayerCache) -> tuple[Array, Array]:
     if cache.key_scale is None or cache.value_scale is None:
         return keys, values
     return keys * cache.key_scale[..., None], values * cache.value_scale[..., None]
-
-
-def _forward(policy: Policy, params: Params, tokens: Array, length: Array) -> tuple[Array, Any]:
-    """Hidden states [R, L, D], and the keys (after RoPE) and values [R, L, K, h] of every layer."""
-    R, L = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(L), (R, L))
-    real = positions < length[:, None]
-    config = policy.config
-    seen = real[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
-    distance = positions[:, :, None] - positions[:, None, :]
-
-    def attend(q: Array, k: Array, v: Array, memory: None, window: Any) -> tuple[Array, tuple[Array, Array]]:
-        near = seen & ((distance < window) | (window == 0)) if any(config.window_of_layer) else seen
-        y = decoder.attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), near, config)
-        return y, (k, v)
-
-    return policy.run(params, tokens, positions, attend)
-
-
-def _layer(kvs: Any, number: int) -> tuple[Array, Array]:
-    """Keys and values of one layer, given a tuple of pairs or a pair of stacked arrays."""
-    if isinstance(kvs[0], tuple):
-        return kvs[number]
-    return kvs[0][number], kvs[1][number]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxrl_llm.models.layers import linear, rms_norm, scores, softmax
+from jaxrl_llm.models.layers import joined_product, linear, rms_norm, scores, softmax
 
 
 def draw(seed: int, *shape: int) -> jax.Array:
@@ -45,6 +45,20 @@ def test_the_weights_gradient_by_hand() -> None:
     by_x, by_weight = jax.grad(lambda x, weight: jnp.sum(linear(x, weight)), argnums=(0, 1))(x, weight + 1)
     np.testing.assert_array_equal(by_weight, [[4.0] * 3, [7.0] * 3])
     np.testing.assert_array_equal(by_x, jnp.full((2, 2), 3.0))
+
+
+def test_an_adapter_that_joins_the_product() -> None:
+    """x (W + A B), and the gradients of all four by hand."""
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        x, into, weight, out, dy = (random.normal(size=n) for n in ((2, 3, 5), (5, 2), (5, 7), (2, 7), (2, 3, 7)))
+        found, backward = jax.vjp(joined_product, *map(jnp.asarray, (x, into, weight, out)))
+        np.testing.assert_allclose(found, x @ (weight + into @ out), rtol=1e-13)
+        rows, by_rows = x.reshape(6, 5), dy.reshape(6, 7)
+        by_weight = rows.T @ by_rows
+        expected = dy @ (weight + into @ out).T, by_weight @ out.T, by_weight, into.T @ by_weight
+        for a, b in zip(backward(jnp.asarray(dy)), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 SIZES = st.sampled_from([1, 2, 5])  # each is compiled

@@ -1,0 +1,54 @@
+"""A forward pass over rows of tokens that keeps the keys and values of every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models import decoder
+from jaxrl_llm.models.packed_kernel import LANES, by_kernel, causal_tokens
+from jaxrl_llm.models.placement import SAMPLED_ROWS, takes_kernels
+from jaxrl_llm.models.policy import Params, Policy
+
+Array = jax.Array
+
+
+def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array) -> tuple[Array, Any]:
+    """Hidden states [R, L, D], and the keys (after RoPE) and values [R, L, K, h] of every layer.
+
+    tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one.
+    """
+    R, L = tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(L), (R, L))
+    config, attention = policy.config, dense(policy, positions, length)
+    if takes_kernels(policy.mesh) and L % LANES == 0:
+        # The mesh of the sampler is that of the arrays: it may be one host's.
+        attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
+
+    def attend(q: Array, k: Array, v: Array, memory: None, window: Any) -> tuple[Array, tuple[Array, Array]]:
+        return attention(q, k, v, None, window)[0], (k, v)
+
+    return policy.run(params, tokens, positions, attend)
+
+
+def dense(policy: Policy, positions: Array, length: Array) -> decoder.Attend:
+    """Attention by a mask of all pairs of tokens. positions: int32[R, L]; length: int32[R]."""
+    config = policy.config
+    real = positions < length[:, None]
+    seen = real[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
+    distance = positions[:, :, None] - positions[:, None, :]
+
+    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
+        near = seen & ((distance < window) | (window == 0)) if any(config.window_of_layer) else seen
+        return decoder.attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), near, config), None
+
+    return attend
+
+
+def of_layer(kvs: Any, number: int) -> tuple[Array, Array]:
+    """Keys and values of one layer, given a tuple of pairs or a pair of stacked arrays."""
+    if isinstance(kvs[0], tuple):
+        return kvs[number]
+    return kvs[0][number], kvs[1][number]
