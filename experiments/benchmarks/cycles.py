@@ -50,9 +50,9 @@ CASES = {
     "8b-long": case(
         "v5p:2x2x4", "fsdp=4,tensor=4", prompts_per_step=4, max_prompt_tokens=2048, max_new_tokens=8192
     ),
-    "8b-32k": case("v5p:2x2x2", "fsdp=8", prompts_per_step=8, group_size=1, max_prompt_tokens=2048,
+    "8b-32k": case("v5p:2x2x2", "fsdp=8", prompts_per_step=8, group_size=2, max_prompt_tokens=2048,
                    max_new_tokens=30720),
-    "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=1,
+    "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=2,
                             max_prompt_tokens=2048, max_new_tokens=30720),
     "prefill": case("v5e:4x4", "fsdp=16", "prefill"),
     "decode": case("v5e:4x4", "fsdp=16", "decode"),

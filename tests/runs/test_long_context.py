@@ -1,0 +1,49 @@
+"""Long rows: the memory of an update on TPUs is linear in their length, and attention is the kernel's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tpu_environment import tpu_environment
+
+PROGRAM = """
+import json, sys
+from jaxrl_llm.distributed.chips import topology_of
+from jaxrl_llm.distributed.cycles import kernels_in
+from jaxrl_llm.learner.optimizer import OptimizerConfig
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.plan import learning_programs
+from jaxrl_llm.runs.plan_shapes import config_of, shapes_of, with_layers
+
+topology, found = topology_of("v5p:2x2x1"), []
+for mesh, length in (("data=4", 7168), ("data=4", 15360), ("sequence=4", 15360)):
+    rows = 4 if mesh.startswith("data") else 1
+    config = TrainConfig(
+        model=sys.argv[1], dtype="bfloat16", param_dtype="bfloat16", mesh=mesh, algorithm="dr_grpo", eval_size=0,
+        optimizer=OptimizerConfig(moments="bfloat16"), prompts_per_step=rows, group_size=2, max_prompt_tokens=1024,
+        max_new_tokens=length,
+    )
+    model = with_layers(config_of(config.model), 2)
+    update = learning_programs(shapes_of(config, topology, model))["update"].compiled
+    names = [kernel.name for kernel in kernels_in(update.as_text())]
+    found.append([update.memory_analysis().temp_size_in_bytes, names])
+print("RESULT" + json.dumps(found))
+"""
+
+
+@pytest.mark.heavy
+def test_memory_is_linear_in_the_length_of_rows() -> None:
+    """8,192 and 16,384 tokens in a row, two rows on a device, of a model with SmolLM2's shapes and two layers."""
+    model = Path(__file__).parents[2] / "experiments" / "plan" / "smollm2-135m.json"
+    command = [sys.executable, "-c", PROGRAM, str(model)]
+    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    (short, names), (long, others), (spread, on_sequence) = json.loads(done.stdout.split("RESULT")[1])
+    for kernels in (names, others, on_sequence):
+        assert {"packed_attention", "packed_attention_dq", "packed_attention_dkv", "norm_rotate"} <= set(kernels)
+    assert long <= 2.1 * short
+    assert spread < long, "a row's tokens are spread over the devices"
