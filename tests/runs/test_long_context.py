@@ -20,7 +20,7 @@ from jaxrl_llm.runs.plan import learning_programs
 from jaxrl_llm.runs.plan_shapes import config_of, shapes_of, with_layers
 
 topology, found = topology_of("v5p:2x2x1"), []
-for mesh, length in (("data=4", 7168), ("data=4", 15360), ("sequence=4", 15360)):
+for mesh, length in (("data=4", 3072), ("data=4", 7168), ("sequence=4", 7168)):
     rows = 4 if mesh.startswith("data") else 1
     config = TrainConfig(
         model=sys.argv[1], dtype="bfloat16", param_dtype="bfloat16", mesh=mesh, algorithm="dr_grpo", eval_size=0,
@@ -37,8 +37,8 @@ print("RESULT" + json.dumps(found))
 
 @pytest.mark.heavy
 def test_memory_is_linear_in_the_length_of_rows() -> None:
-    """8,192 and 16,384 tokens in a row, two rows on a device, of a model with SmolLM2's shapes and two layers."""
-    model = Path(__file__).parents[2] / "experiments" / "plan" / "smollm2-135m.json"
+    """4,096 and 8,192 tokens in a row, two rows on a device, of a model with the shapes of Qwen3-1.7B and two layers."""
+    model = Path(__file__).parents[2] / "experiments" / "plan" / "qwen3-1.7b.json"
     command = [sys.executable, "-c", PROGRAM, str(model)]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
