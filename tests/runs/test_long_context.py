@@ -19,12 +19,11 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan import learning_programs
 from jaxrl_llm.runs.plan_shapes import config_of, shapes_of, with_layers
 
-topology, found = topology_of("v5p:2x2x1"), []
-for mesh, length in (("data=4", 3072), ("data=4", 7168), ("sequence=4", 7168)):
-    rows = 4 if mesh.startswith("data") else 1
+topology, found = topology_of("v5e:2x2"), []
+for length in (3072, 7168):
     config = TrainConfig(
-        model=sys.argv[1], dtype="bfloat16", param_dtype="bfloat16", mesh=mesh, algorithm="dr_grpo", eval_size=0,
-        optimizer=OptimizerConfig(moments="bfloat16"), prompts_per_step=rows, group_size=2, max_prompt_tokens=1024,
+        model=sys.argv[1], dtype="bfloat16", param_dtype="bfloat16", mesh="data=4", algorithm="dr_grpo", eval_size=0,
+        optimizer=OptimizerConfig(moments="bfloat16"), prompts_per_step=4, group_size=2, max_prompt_tokens=1024,
         max_new_tokens=length,
     )
     model = with_layers(config_of(config.model), 2)
@@ -37,13 +36,12 @@ print("RESULT" + json.dumps(found))
 
 @pytest.mark.heavy
 def test_memory_is_linear_in_the_length_of_rows() -> None:
-    """4,096 and 8,192 tokens in a row, two rows on a device, of a model with the shapes of Qwen3-1.7B and two layers."""
-    model = Path(__file__).parents[2] / "experiments" / "plan" / "qwen3-1.7b.json"
+    """4,096 and 8,192 tokens in a row, two rows on a device, of a model with SmolLM2's shapes and two layers."""
+    model = Path(__file__).parents[2] / "experiments" / "plan" / "smollm2-135m.json"
     command = [sys.executable, "-c", PROGRAM, str(model)]
     done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
-    (short, names), (long, others), (spread, on_sequence) = json.loads(done.stdout.split("RESULT")[1])
-    for kernels in (names, others, on_sequence):
+    (short, names), (long, others) = json.loads(done.stdout.split("RESULT")[1])
+    for kernels in (names, others):
         assert {"packed_attention", "packed_attention_dq", "packed_attention_dkv", "norm_rotate"} <= set(kernels)
     assert long <= 2.1 * short
-    assert spread < long, "a row's tokens are spread over the devices"
