@@ -54,8 +54,8 @@ CASES = {
                    max_new_tokens=30720),
     "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=2,
                             max_prompt_tokens=2048, max_new_tokens=30720),
-    "prefill": case("v5e:4x4", "fsdp=16", "prefill"),
-    "decode": case("v5e:4x4", "fsdp=16", "decode"),
+    "prefill": case("v5e:4x4", "fsdp=4,tensor=4", "prefill"),
+    "decode": case("v5e:4x4", "fsdp=4,tensor=4", "decode"),
 }  # fmt: skip
 
 
