@@ -43,7 +43,8 @@ def roll_out(
     P, T = task.prompt_length, task.completion_length
     prompts = jnp.repeat(prompts, group_size, axis=0)
     N = prompts.shape[0]
-    cache = decoder.empty_cache(policy.config, N, P + T - 1, policy.dtype, isinstance(params["layers"], dict))
+    stacked = isinstance(params["layers"], dict)
+    cache = decoder.empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, stacked)
 
     def advance(carry: tuple[Any, Array, Array, Any], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
         cache, newest, done, said = carry

@@ -21,6 +21,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import expert_mlp
 from jaxrl_llm.models.layers import accumulation_dtype, project, rms_norm, rotate, rotation, scores, softmax
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
+from jaxrl_llm.models.quantised import cast, straight_through_layer
 
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
@@ -129,15 +130,15 @@ def _activation(config: ModelConfig) -> Any:
 
 @jax.named_scope("projection")
 def _project(x: jax.Array, layer: Params, name: str, bias: bool, joined: bool) -> jax.Array:
-    D, heads, h = layer[name].shape
-    out = project(x, layer[name].reshape(D, heads * h), layer, name, joined).reshape(*x.shape[:2], heads, h)
+    heads, h = layer[name].shape[1:]
+    out = project(x, layer[name], layer, name, joined).reshape(*x.shape[:2], heads, h)
     return out + layer[name + "_bias"] if bias else out
 
 
 @jax.named_scope("projection")
 def _project_out(y: jax.Array, layer: Params, bias: bool, joined: bool) -> jax.Array:
     y = y.reshape(*y.shape[:2], -1)
-    out = project(y, layer["out"].reshape(-1, layer["out"].shape[-1]), layer, "out", joined)
+    out = project(y, layer["out"], layer, "out", joined)
     return out + layer["out_bias"] if bias else out
 
 
@@ -173,6 +174,8 @@ def run(
     *,
     rotations: tuple[jax.Array, jax.Array] | None = None,
     dtype: Any = None,
+    activations: Any = None,
+    rounding: str | None = None,
     remat: Remat = False,
     placement: Placement = ANYWHERE,
 ) -> tuple[jax.Array, Any]:
@@ -184,11 +187,11 @@ def run(
     """
     dtype = dtype or params["embed"].dtype
     place = placement.states
-    x = place(_embed(params, config, tokens, dtype), False)
+    x = place(_embed(params, config, tokens, dtype).astype(activations or dtype), False)
     cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, accumulation_dtype(dtype))
 
     def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
-        layer = placement.weights(jax.tree.map(lambda w: w.astype(dtype), layer))
+        layer = straight_through_layer(placement.weights(cast(layer, dtype)), rounding)
         y = place(norm(x, layer["attention_norm"], config), True)
         q, k, v = (
             _project(y, layer, name, config.attention_bias, name in placement.joined)
@@ -236,17 +239,16 @@ def forward(
     positions: jax.Array,
     segments: jax.Array,
     cache: Cache | None = None,
-    *,
-    dtype: Any = None,
-    remat: Remat = False,
+    **options: Any,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and the cache with these tokens in it.
 
     tokens int32[N, L]; positions int32[N, L] rotate the heads; segments int32[N, L]: a token sees the earlier
     tokens (by slot, not by position) of its own segment, and 0 is padding, which nothing sees. Padding may stand
-    anywhere. With a cache the tokens are written to its next L slots. `dtype` is that of the computation (default: the
-    parameters'); norms, rotations, attention logits and softmax are float32. `remat` recomputes each layer in the
-    backward pass; see `Remat`.
+    anywhere. With a cache the tokens are written to its next L slots. Options: `dtype` is that of weights and states
+    (default: the parameters'); norms, rotations, attention logits and softmax are float32. `activations` is that of
+    states alone. `rounding` rounds projections, see `quantised.KINDS`. `remat` recomputes each layer in the backward
+    pass; see `Remat`.
     """
     L = tokens.shape[1]
     if cache is None:
@@ -276,7 +278,7 @@ def forward(
     memory: Any = None
     if cache is not None:
         memory = (cache.keys, cache.values) if stacked else tuple(zip(cache.keys, cache.values, strict=True))
-    hidden, memory = run(params, config, tokens, positions, attend, memory, dtype=dtype, remat=remat)
+    hidden, memory = run(params, config, tokens, positions, attend, memory, **options)
     if cache is None:
         return hidden, None
     keys, values = memory if stacked else zip(*memory, strict=True)

@@ -22,6 +22,7 @@ from jaxrl_kernels.partition import dividing, mesh_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
+from jaxrl_llm.models.quantised import ragged_product
 
 WEIGHTS = ("router", "gate", "up", "down")
 MAX_ROUTED = 2**16  # choices of gathered tokens beyond which they go through the experts a device's share at a time
@@ -46,8 +47,11 @@ def expert_mlp(
     if mesh is None:
         return _on_device(x, weights, config, activation)
     rows, columns = (dividing(mesh, axes, size) for axes, size in zip(routed, x.shape, strict=False))
-    specs = {name: split_spec(name, w.shape, config, mesh) for name, w in weights.items()}
-    split = {axis for spec in specs.values() for axis in spec}
+    # Of rounded weights, the scales have an axis of length 1 where the values have inputs.
+    specs = {
+        name: jax.tree.map(lambda x, n=name: split_spec(n, x.shape, config, mesh), w) for name, w in weights.items()
+    }
+    split = {axis for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)) for axis in spec}
     run = partial(
         _on_device, config=config, activation=activation, split=EXPERT in split, summed=TENSOR in split,
         exchanged=EXPERT in (rows or ()),
@@ -109,7 +113,7 @@ def _through(
     # Rows that are in no group are not defined, also in gradients.
     keep = (lambda y: jnp.where((numbers < count)[order][:, None], y, 0)) if some else (lambda y: y)
     rows = keep(x[order // chosen])
-    inner = activation(jax.lax.ragged_dot(rows, layer["gate"], sizes)) * jax.lax.ragged_dot(rows, layer["up"], sizes)
-    out = keep(jax.lax.ragged_dot(inner, layer["down"], sizes))
+    inner = activation(ragged_product(rows, layer["gate"], sizes)) * ragged_product(rows, layer["up"], sizes)
+    out = keep(ragged_product(inner, layer["down"], sizes))
     back = jnp.argsort(order).reshape(experts.shape)
     return jnp.sum(out[back] * weights[..., None].astype(x.dtype), axis=1)

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxrl_llm.models import exact_bits
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
+from jaxrl_llm.models.quantised import Weight, product
 from jaxrl_llm.models.rope_config import Rope
 
 Array = jax.Array
@@ -75,13 +76,14 @@ def accumulation_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def linear(x: Array, weight: Array) -> Array:
-    """x [..., K] @ weight [K, N] -> [..., N], as a product of two matrices.
+def linear(x: Array, weight: Weight) -> Array:
+    """x [..., K] @ weight [K, N] -> [..., N], as a product of two matrices. The axes of inputs, and of outputs, of the
+    weight may be several; it may be rounded (`quantised`).
 
     With more axes, XLA on CPU writes transposed copies of x and of the output's gradient for the weight's gradient,
     and recomputes what they are made from: a gated MLP's gradient takes 1.4 times as long.
     """
-    return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
+    return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -156,17 +158,18 @@ def _softmax_backward(p: Array, dp: Array) -> tuple[Array]:
 softmax.defvjp(_softmax, _softmax_backward)
 
 
-def project(x: Array, weight: Array, layer: dict[str, Any], name: str, joined: bool = False) -> Array:
-    """x [..., K] @ weight [K, N], plus the adapter's output where one layer's dictionary has an adapter for `name`.
+def project(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: bool = False) -> Array:
+    """`linear`, plus the adapter's output where one layer's dictionary has an adapter for `name`.
 
-    The axes of heads are flattened on both sides. joined: compute both as one product, see `joined_product`.
+    joined: compute both as one product, see `joined_product`, unless the weight is rounded.
     """
     if name + LORA_IN not in layer:
         return linear(x, weight)
     into, out = layer[name + LORA_IN].reshape(x.shape[-1], -1), layer[name + LORA_OUT]
     out = out.reshape(into.shape[-1], -1)
-    if joined:
-        return joined_product(x, into * layer[LORA_SCALE] if LORA_SCALE in layer else into, weight, out)
+    if joined and isinstance(weight, Array):
+        into = into * layer[LORA_SCALE] if LORA_SCALE in layer else into
+        return joined_product(x, into, weight.reshape(x.shape[-1], -1), out)
     low_rank = x @ into
     low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
     return linear(x, weight) + low_rank @ out

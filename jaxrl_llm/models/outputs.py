@@ -174,7 +174,8 @@ def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, pa
         raise InputError("this method needs values: give the policy a critic (models.critic)")
     states = view.states
     if policy.critic.kind == "tower":
-        states = _view(policy, params["critic"]["tower"], batch, packing).states
+        exact = dataclasses.replace(policy, rounding=None)  # nothing is sampled from it
+        states = _view(exact, params["critic"]["tower"], batch, packing).states
     return values_of(policy.critic, params, states)
 
 

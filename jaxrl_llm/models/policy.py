@@ -30,10 +30,12 @@ class Policy:
     """
 
     config: ModelConfig
-    dtype: Any = jnp.float32  # of the computation; parameters may be kept in another
+    dtype: Any = jnp.float32  # of weights and states in the computation; parameters may be kept in another
     remat: decoder.Remat = True  # recompute layers in the backward pass instead of keeping their activations
     critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
     mesh: Mesh | None = None  # of the training, with the axes of models.placement
+    activations: Any = None  # dtype of states, if it is not that of weights
+    rounding: str | None = None  # "int8" or "float8": compute with projections rounded to it (models.quantised)
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
 
     def __repr__(self) -> str:
@@ -42,8 +44,15 @@ class Policy:
         count = sum(math.prod(shape_of(weight.axes, config)) for weight in weights(config).values())
         size = f"{count:,} parameters in {config.num_layers} layers, {config.vocab_size:,} tokens"
         unusual = {"remat": (self.remat, True), "critic": (self.critic, None), "mesh": (self.mesh, None)}
+        unusual["activations"] = jnp.dtype(self.activation_dtype).name, dtype
+        unusual["rounding"] = self.rounding, None
         others = [f", {name}={value}" for name, (value, usual) in unusual.items() if value != usual]
         return f"Policy({config.family}: {size}, {dtype}{''.join(others)})"
+
+    @property
+    def activation_dtype(self) -> Any:
+        """Dtype of hidden states, queries, keys and values."""
+        return self.dtype if self.activations is None else self.activations
 
     def forward(
         self,
@@ -56,7 +65,8 @@ class Policy:
         remat: decoder.Remat = False,
     ) -> tuple[jax.Array, Any]:
         """Hidden states [N, L, D] and the cache; see `decoder.forward`."""
-        return decoder.forward(params, self.config, tokens, positions, segments, cache, dtype=self.dtype, remat=remat)
+        own = self._precision()
+        return decoder.forward(params, self.config, tokens, positions, segments, cache, remat=remat, **own)
 
     def run(
         self,
@@ -68,7 +78,11 @@ class Policy:
         **options: Any,
     ) -> tuple[jax.Array, Any]:
         """Hidden states [N, L, D] and the layers' memory, with attention as a function; see `decoder.run`."""
-        return decoder.run(params, self.config, tokens, positions, attend, memory, dtype=self.dtype, **options)
+        own = self._precision()
+        return decoder.run(params, self.config, tokens, positions, attend, memory, **own, **options)
+
+    def _precision(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "activations": self.activations, "rounding": self.rounding}
 
     def unembedding(self, params: Params) -> jax.Array:
         """The matrix [V, D] whose product with a hidden state gives its logits."""

@@ -249,7 +249,7 @@ def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, ste
     groups: in flight on this unit of hosts.
     """
     policy, sampling, mesh, units = setup.policy, setup.sampling, setup.mesh, setup.hosts.units
-    weights = take_weights(policy, params, mesh)
+    weights = take_weights(policy, params, mesh, sampling.weight_dtype)
     devices, slots = row_shards(mesh, SAMPLED_ROWS), -(-sampling.slots // units)
     shape = None
     if setup.partial is not None:

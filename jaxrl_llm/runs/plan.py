@@ -269,7 +269,7 @@ def sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[st
     config = shapes.config.sampling
     return compile_sampling(
         shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
-        filtered=config.truncating, platform=platform, own=shapes.own,
+        filtered=config.truncating, platform=platform, own=shapes.own, weight_dtype=config.weight_dtype,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, SAMPLED_ROWS, SEQUENC
 from jaxrl_llm.needs import value_of
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan_shapes import StateShapes, bytes_on_a_device
-from jaxrl_llm.sampling.cache import columns
+from jaxrl_llm.sampling.cache import columns, eight_bit
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS
 from jaxrl_llm.sampling.schedule import Size
 from jaxrl_llm.shapes import bucket
@@ -93,8 +93,10 @@ def arithmetic(
     """
     shards, tensor, (size, evaluation) = row_shards(mesh), mesh.shape.get(TENSOR, 1), engines
     own = sampled_shards(mesh, hosts)
-    item = jnp.dtype(config.dtype).itemsize
-    sampler = 0 if mesh.size == 1 and config.dtype == config.param_dtype == "float32" else held.sampler
+    states = config.dtype if config.activations == "dtype" else config.activations
+    item, held = jnp.dtype(states).itemsize, held._replace(sampler=sampler_bytes(config, model, held, mesh))
+    shares = mesh.size == 1 and config.dtype == config.param_dtype == "float32" and config.weight_dtype == "dtype"
+    sampler = 0 if shares else held.sampler
     working = 2**28 + held.sampler // 50
     if platform == "tpu" and config.dtype == "float32":
         working += held.sampler // 2  # products read bfloat16, of which decoding makes a copy before its first step
@@ -102,7 +104,7 @@ def arithmetic(
         working += 3 * 4 * size.shape.rows // own * model.vocab_size
     caches = {"sampling": cache_bytes(config.sampling.cache_dtype, model, size, own, tensor)}
     if evaluation is not None:
-        caches["evaluation"] = cache_bytes(config.dtype, model, evaluation, own, tensor)
+        caches["evaluation"] = cache_bytes(states, model, evaluation, own, tensor)
     phases = {
         name: {"sampler's weights": sampler, "caches": cached, "temporaries": working}
         for name, cached in caches.items()
@@ -114,6 +116,15 @@ def arithmetic(
     kept = {"parameters": held.parameters, "frozen": held.frozen, "optimiser": held.optimiser}
     costs = costs_of(config, model, algorithm, mesh, held, caches["sampling"], size, own)
     return Arithmetic({**kept, "reference": held.reference, "padding": 0}, phases, costs)
+
+
+def sampler_bytes(config: TrainConfig, model: ModelConfig, held: Held, mesh: AbstractMesh) -> int:
+    """Bytes on a device of the sampler's weights: projections of layers are one a number where they are rounded."""
+    if config.weight_dtype == "dtype":
+        return held.sampler
+    attention, mlp = model_weights(model)
+    numbers = (attention + mlp / mesh.shape.get(EXPERT, 1)) / mesh.shape.get(TENSOR, 1)
+    return int(held.sampler - (jnp.dtype(config.dtype).itemsize - 1) * numbers)
 
 
 def sampled_shards(mesh: AbstractMesh, hosts: int = 1) -> int:
@@ -137,7 +148,7 @@ def slice_tokens(config: TrainConfig, shards: int) -> int:
 def cache_bytes(dtype: Any, model: ModelConfig, size: Size, shards: int, tensor: int) -> int:
     """Bytes on a device of an engine's caches."""
     item, heads = jnp.dtype(dtype).itemsize, model.num_kv_heads
-    each = 2 * (model.head_dim * item + (4 if jnp.dtype(dtype) == jnp.int8 else 0))
+    each = 2 * (model.head_dim * item + (4 if eight_bit(dtype) else 0))
     of_rows = sum(
         size.shape.prompts * columns(model, layer, size.width) + size.shape.rows * columns(model, layer, size.tokens)
         for layer in range(model.num_layers)

@@ -222,7 +222,7 @@ def _settings(config: TrainConfig, algorithm: Algorithm) -> list[Change]:
         moments += [(3, {"optimizer.moments": "bfloat16"})]
     if config.optimizer.moments != "factored":
         moments += [(20, {"optimizer.moments": "factored"})]
-    if config.cache_dtype != "int8":
+    if config.cache_dtype not in ("int8", "float8"):
         caches += [(8, {"cache_dtype": "int8"})]
     rows = config.slots or config.prompts_per_step * config.group_size
     slots += [(n, {"slots": rows >> n}) for n in range(1, 6) if rows >> n >= 1]

@@ -31,7 +31,7 @@ from jaxrl_llm.needs import need_of, of_reference, value_of
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import check_method
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
-from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic
+from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
@@ -76,8 +76,10 @@ class RunShapes(NamedTuple):
 
     def engine(self, size: Size | None = None) -> Arrays:
         """The weights and caches of sampling, or of another engine."""
-        dtype = self.policy.dtype if size is not None else jnp.dtype(self.config.sampling.cache_dtype)
-        return engine_arrays(self.policy, self.params, self.mesh, size or self.size, dtype, self.own)
+        sampling, (dtype, weights) = self.config.sampling, (self.policy.activation_dtype, None)
+        if size is None:
+            dtype, weights = jnp.dtype(sampling.cache_dtype), sampling.weight_dtype
+        return engine_arrays(self.policy, self.params, self.mesh, size or self.size, dtype, self.own, weights)
 
 
 def config_of(model: str) -> ModelConfig:
@@ -169,7 +171,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     made: dict[str, Policy] = {}
 
     def parameters() -> Any:
-        policy = Policy(model, jnp.dtype(config.dtype), remat_of(config))
+        policy = with_precision(config, Policy(model, jnp.dtype(config.dtype), remat_of(config)))
         params = init_params(jax.random.key(0), model, jnp.dtype(config.param_dtype))
         made["policy"], params = with_critic(config, algorithm.needs, policy, params)
         return params, split_parameters(config, made["policy"], params)

@@ -77,6 +77,15 @@ def remat_of(config: TrainConfig) -> Remat:
     return config.remat
 
 
+def with_precision(config: TrainConfig, policy: Policy) -> Policy:
+    """The policy, which computes as the configuration says."""
+    return dataclasses.replace(
+        policy,
+        activations=None if config.activations in ("dtype", config.dtype) else jnp.dtype(config.activations),
+        rounding=config.weight_dtype if config.same_rounding else None,
+    )
+
+
 def load_model(
     config: TrainConfig, needs: Collection[str], mesh: jax.sharding.Mesh | None = None
 ) -> tuple[Policy, Params, Any]:
@@ -88,6 +97,7 @@ def load_model(
     policy, params, tokenizer = load_policy(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread
     )
+    policy = with_precision(config, policy)
     return *with_critic(config, needs, policy, params), tokenizer
 
 

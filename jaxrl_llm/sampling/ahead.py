@@ -13,12 +13,20 @@ from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
 from jaxrl_llm.distributed.programs import Program, program_of
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.sampling.cache import PrefixCache, PrefixSlots
 from jaxrl_llm.sampling.decode import DrawSettings, RingCache, begin, decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill
 from jaxrl_llm.sampling.schedule import Size
-from jaxrl_llm.sampling.weights import abstract_weights, converter, loop_params, outside_layers, shardings
+from jaxrl_llm.sampling.weights import (
+    abstract_weights,
+    converter,
+    loop_params,
+    options_for,
+    outside_layers,
+    shardings,
+)
 
 Shapes = Any  # a pytree of jax.ShapeDtypeStruct
 NAMES = ("convert", "convert_layer", "prefill", "begin", "decode")
@@ -40,20 +48,24 @@ class Arrays(NamedTuple):
 
 
 def engine_arrays(
-    policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_dtype: Any = None, own: Mesh | None = None
-) -> Arrays:
+    policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_dtype: Any = None, own: Mesh | None = None,
+    weight_dtype: Any = None,
+) -> Arrays:  # fmt: skip
     """The weights and caches of an engine of this size.
 
     params: shapes, with shardings, of the policy's parameters. mesh: of the training. cache_dtype: the policy's by
-    default. own: the devices of a host to compile for; by default `of_this_host(mesh)`.
+    default. own: the devices of a host to compile for; by default `of_this_host(mesh)`. weight_dtype: as for
+    `take_weights`.
     """
     params = {name: x for name, x in params.items() if name != "critic"}
-    dtype, own = cache_dtype or policy.dtype, own or of_this_host(mesh)
+    dtype, own = cache_dtype or policy.activation_dtype, own or of_this_host(mesh)
     prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype))
     ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype))
-    loop = abstract_weights(policy, params, own)
+    loop = abstract_weights(policy, params, own, weight_dtype)
     prefix_cache, ring_cache = (spread(tree, own) for tree in (prefix_cache, ring_cache))
-    if mesh.size > 1:
+    rounding = kind_of(weight_dtype) or policy.rounding
+    if mesh.size > 1 or rounding is not None:
+        loop = spread(loop, own) if mesh.size == 1 else loop
         return Arrays(loop, loop, prefix_cache, ring_cache)
     # On one CPU, in float32, the loop reads views of the parameters.
     floats = {x.dtype for x in jax.tree.leaves(params)} | {jnp.dtype(policy.dtype)}
@@ -85,15 +97,16 @@ def compile_sampling(
     names: tuple[str, ...] = NAMES,
     platform: str | None = None,
     own: Mesh | None = None,
+    weight_dtype: Any = None,
 ) -> dict[str, Program]:
     """The programs of an engine of this size, by name, as a run calls them.
 
     "convert" makes the loop's weights from the parameters, where they are others; on a mesh "convert_layer" makes those
-    of a layer, and "convert" the others. params, cache_dtype, own: as for `engine_arrays`. filtered: with top-k, top-p
-    or min-p. names: which programs to compile. platform: see `ahead_of_time`.
+    of a layer, and "convert" the others. params, cache_dtype, own, weight_dtype: as for `engine_arrays`. filtered: with
+    top-k, top-p or min-p. names: which programs to compile. platform: see `ahead_of_time`.
     """
     own = own or of_this_host(mesh)
-    arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own), size.shape
+    arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own, weight_dtype), size.shape
     params = {name: x for name, x in params.items() if name != "critic"}
     weights, prefix_cache, ring = arrays.loop, arrays.prefix_cache, arrays.ring_cache
 
@@ -117,17 +130,18 @@ def compile_sampling(
         "decode": lambda: decode.trace(policy, weights, prefix_cache, slots, ring, rows, settings, one, one),
     }
     if not arrays.shares:
-        trace |= _convert(policy, params, mesh)
+        trace |= _convert(policy, params, mesh, kind_of(weight_dtype) or policy.rounding)
     return {name: program_of(name, trace[name](), platform) for name in names if name in trace}
 
 
-def _convert(policy: Policy, params: Params, mesh: Mesh) -> dict[str, Callable[[], Any]]:
+def _convert(policy: Policy, params: Params, mesh: Mesh, rounding: str | None) -> dict[str, Callable[[], Any]]:
     if mesh.size == 1:
-        return {"convert": lambda: loop_params.trace(policy, params, 1, mesh.devices.flat[0].platform == "tpu")}
+        options = options_for(mesh.devices.flat[0], rounding=rounding)
+        return {"convert": lambda: loop_params.trace(policy, params, options)}
     several = len({device.process_index for device in mesh.devices.flat}) > 1
-    convert = converter(policy, params, by_unit(mesh) if several else mesh)
+    convert = converter(policy, params, by_unit(mesh) if several else mesh, rounding)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     return {
-        "convert": lambda: convert.others.trace(policy, outside_layers(params), *convert.options),
-        "convert_layer": lambda: convert.layer.trace(policy, params["layers"], number),
+        "convert": lambda: convert.others.trace(policy, outside_layers(params), convert.options),
+        "convert_layer": lambda: convert.layer.trace(policy, params["layers"], number, convert.options),
     }

@@ -21,12 +21,13 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import PartialAttention, decode_attention, own_attention
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.quantised import kind_of, quantise
 
 Array = jax.Array
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer. int8 caches have a scale for each token and head."""
+    """Keys and values of one layer. Caches of eight bits have a scale for each token and head."""
 
     keys: Array  # [N, K, h, S], so that the product with a query runs along S
     values: Array  # [N, K, S, h]
@@ -49,6 +50,11 @@ class PrefixSlots(NamedTuple):
     row: Array  # int32[P * W], the row in each prefix slot; any row where the slot is empty
 
 
+def eight_bit(dtype: Any) -> bool:
+    """Whether keys and values in a dtype have scales."""
+    return jnp.dtype(dtype) in (jnp.int8, jnp.float8_e4m3fn)
+
+
 def each(f: Callable[..., Array], *caches: LayerCache) -> LayerCache:
     """Map f(*arrays of all caches, column axis) over keys, values and, if present, scales."""
     arrays = zip(*caches, (3, 2, 2, 2), strict=True)
@@ -67,17 +73,16 @@ def columns(config: ModelConfig, layer: int, most: int) -> int:
 
 
 def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerCache, ...]:
-    """Empty caches for `most` tokens of each row in every layer. dtype: a floating dtype, or int8."""
+    """Empty caches for `most` tokens of each row in every layer. dtype: floating, or int8."""
 
     def layer(number: int) -> LayerCache:
         S = columns(config, number, most)
         shape = (rows, config.num_kv_heads, config.head_dim, S)
         scales = jnp.zeros((rows, config.num_kv_heads, S), jnp.float32)
-        eight_bit = jnp.dtype(dtype) == jnp.int8
         # Separate buffers, because both are donated.
         return LayerCache(
             jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], S, shape[2]), dtype),
-            *((scales, jnp.zeros_like(scales)) if eight_bit else (None, None)),
+            *((scales, jnp.zeros_like(scales)) if eight_bit(dtype) else (None, None)),
         )  # fmt: skip
 
     return tuple(layer(number) for number in range(config.num_layers))
@@ -85,15 +90,20 @@ def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerC
 
 @jax.named_scope("cache")
 def pack(k: Array, v: Array, dtype: Any) -> LayerCache:
-    """Keys and values [N, S, K, h] in the cache's layout. int8: each vector is divided by its largest |entry| / 127."""
+    """Keys and values [N, S, K, h] in the cache's layout.
+
+    Eight bits: each vector's largest |entry| becomes 127, or 448 in float8, beyond which keys of some models would be.
+    """
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    if jnp.dtype(dtype) != jnp.int8:
+    if not eight_bit(dtype):
         return LayerCache(k.swapaxes(2, 3).astype(dtype), v.astype(dtype))
 
+    kind = kind_of(dtype)
+    assert kind is not None
+
     def rounded(x: Array) -> tuple[Array, Array]:
-        x = x.astype(jnp.float32)
-        scale = jnp.maximum(jnp.max(jnp.abs(x), axis=-1), 1e-30) / 127
-        return jnp.round(x / scale[..., None]).astype(jnp.int8), scale
+        values, scale = quantise(x, kind, (-1,))
+        return values, scale[..., 0]
 
     (k, key_scale), (v, value_scale) = rounded(k), rounded(v)
     return LayerCache(k.swapaxes(2, 3), v, key_scale, value_scale)

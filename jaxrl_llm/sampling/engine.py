@@ -50,7 +50,7 @@ class Engine:
     ) -> None:
         self.policy, self.weights, self.settings = policy, weights, settings
         self.cut, self.policy_step = cut, policy_step
-        self.dtype, self.stats = cache_dtype or policy.dtype, Stats() if stats is None else stats
+        self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats
         self.requests: dict[int, Request] = {}  # not completed yet, by number
         self.kept: dict[int, Kept] = {}  # rows that ended and have not been reassigned
         self._submitted = 0

@@ -134,7 +134,7 @@ def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any) ->
     return PrefixCache(
         empty(policy.config, prompts, length, dtype),
         jnp.zeros(prompts, jnp.int32),
-        jnp.zeros((prompts, policy.config.hidden_size), policy.dtype),
+        jnp.zeros((prompts, policy.config.hidden_size), policy.activation_dtype),
     )
 
 
@@ -271,8 +271,9 @@ def _take(x: Array, columns: Array, axis: int) -> Array:
 
 
 def _plain(cache: LayerCache) -> tuple[Array, Array]:
-    """Keys and values [R, K, S, h] of a cache, dequantised if it is int8."""
+    """Keys and values [R, K, S, h] of a cache, dequantised if it has scales."""
     keys, values = cache.keys.swapaxes(2, 3), cache.values
     if cache.key_scale is None or cache.value_scale is None:
         return keys, values
+    keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
     return keys * cache.key_scale[..., None], values * cache.value_scale[..., None]

@@ -236,6 +236,8 @@ class SamplingConfig:
     """Completions decoded at a time; 0: all of a step."""
     cache_dtype: Any = None
     """Dtype of keys and values; None: the policy's."""
+    weight_dtype: Any = None
+    """int8 or float8: projections of layers are rounded; None: the policy's dtype and rounding."""
 
     @property
     def truncating(self) -> bool:

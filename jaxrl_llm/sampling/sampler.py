@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
 from jaxrl_llm.models.check import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.process import stop_if
 from jaxrl_llm.sampling.arguments import (
     allowed_tokens,
@@ -70,6 +71,7 @@ def sample(
     slots: int = 0,
     allowed: Sequence[int] | np.ndarray | None = None,
     cache_dtype: Any = None,
+    weight_dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     stats: Stats | None = None,
     on_completion: Callable[[Completion], None] | None = None,
@@ -90,7 +92,10 @@ def sample(
     memory and speed only.
     allowed: token ids, or bool[V], that may be sampled; None: all. `behaviour_logp` is under the distribution over
     them. With `allowed` or filters, `untruncated_logp` is under the model's own distribution.
-    cache_dtype: dtype of keys and values, e.g. jnp.bfloat16 or jnp.int8; by default the policy's.
+    cache_dtype: dtype of keys and values, e.g. jnp.bfloat16, or int8 or float8_e4m3fn with a scale for each vector; by
+    default that of the policy's activations.
+    weight_dtype: int8 or float8 rounds the projections of layers; `behaviour_logp` is under the rounded weights. By
+    default the policy's own rounding, if any.
     mesh: shards rows over its axes but "tensor", and heads and vocabulary over "tensor"; the parameters must be on it.
     stats: filled in with counts and times. on_completion: called with each completion as it ends.
 
@@ -100,6 +105,7 @@ def sample(
     """
     check_params(policy, params)
     check_running(slots, policy_step, cache_dtype, mesh, stats, on_completion)
+    kind_of(weight_dtype)
     asked = requests_of(
         policy, prompts, key, group_size=group_size, max_new_tokens=max_new_tokens, temperature=temperature,
         top_p=top_p, top_k=top_k, min_p=min_p, stop=stop, stop_token_ids=stop_token_ids, system_prompt=system_prompt,
@@ -109,9 +115,10 @@ def sample(
     truncating = settings.filters is not None
     found: dict[int, Completion] = {}
     has_stats, stats = stats is not None, Stats() if stats is None else stats
+    weights = take_weights(policy, params, mesh, weight_dtype)
     completions = stream(
-        policy, take_weights(policy, params, mesh), requests, settings, slots=slots, cache_dtype=cache_dtype,
-        cut=cut, chunk=CHUNK if stop else LONG_CHUNK, policy_step=policy_step, stats=stats,
+        policy, weights, requests, settings, slots=slots, cache_dtype=cache_dtype, cut=cut,
+        chunk=CHUNK if stop else LONG_CHUNK, policy_step=policy_step, stats=stats,
     )  # fmt: skip
     with closing(completions):  # also where `on_completion` raises
         for completion in completions:

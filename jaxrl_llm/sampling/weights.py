@@ -19,9 +19,11 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_axes
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
 
+AnyMesh = Mesh | AbstractMesh
 LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
 
 
@@ -58,22 +60,51 @@ class Weights(NamedTuple):
         return tree if self.mesh is None else to_numpy(tree, self.mesh)
 
 
-def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> Weights:
+class LoopOptions(NamedTuple):
+    """How `loop_params` stores weights; static."""
+
+    vocab_shards: int = 1  # slices of the vocabulary; if there are several, each is a multiple of LANE tokens
+    # Pad the rows of the unembedding to a multiple of LANE numbers. XLA for TPUs stores a matrix with other rows
+    # transposed, so that the loop, which both embeds and draws tokens, would begin with copies of it.
+    pad_lanes: bool = False
+    wide_head: bool = False  # the unembedding in the activations' dtype, for CPUs, which would convert it at each step
+    rounding: str | None = None  # projections of layers are `Quantised`
+
+    def padding(self, policy: Policy) -> tuple[int, int]:
+        """How many rows, and how many numbers in each row, the unembedding is padded by."""
+        rows = -policy.config.vocab_size % (self.vocab_shards * LANE) if self.vocab_shards > 1 else 0
+        return rows, -policy.config.hidden_size % LANE if self.pad_lanes else 0
+
+    def own_head(self, policy: Policy) -> bool:
+        """Whether the loop has an unembedding of its own, "head"."""
+        widens = self.wide_head and jnp.dtype(policy.activation_dtype) != jnp.dtype(policy.dtype)
+        return any(self.padding(policy)) or widens
+
+
+PLAIN = LoopOptions()
+
+
+def take_weights(
+    policy: Policy, params: Params, mesh: Mesh | None = None, weight_dtype: str | Any | None = None
+) -> Weights:
     """Weights for the engine, in the dtype that the policy computes in.
 
     mesh: the devices to decode on, with axes of `models.placement`: rows over all but "tensor", which splits heads,
     hidden units of the MLP and vocabulary; experts over "expert". Without a mesh the parameters are used where they
     are. Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`); then
     all hosts must call this.
-    Transfers are counted and timed. Raises InputError for a policy in float64.
+    weight_dtype: int8 or float8, to which the projections of layers are rounded (`models.quantised`): adapters are
+    added to products with the rounded matrices, in full precision. By default the policy's own rounding, if any.
+    Transfers are counted and timed. Raises InputError for a policy in float64, and for another weight_dtype.
     """
+    rounding = kind_of(weight_dtype) or policy.rounding
     if policy.dtype == jnp.float64:
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
     params = {name: x for name, x in params.items() if name != "critic"}
     if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
-        return _on_this_host(policy, params, spread.sharding.mesh)
+        return _on_this_host(policy, params, spread.sharding.mesh, rounding)
     if mesh is None or mesh.size == 1:
-        if _is_ready(policy, params):
+        if rounding is None and _is_ready(policy, params):
             return Weights(*_views(params))
         bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
@@ -81,13 +112,14 @@ def take_weights(policy: Policy, params: Params, mesh: Mesh | None = None) -> We
             meshes = [jax.typeof(x).sharding.mesh for x in bound]
             spread = any(not mesh.empty and mesh.size > 1 for mesh in meshes)
             params = jax.device_put(params, _on_one_device(device) if spread else device)
-        return Weights(params, loop_params(policy, params, 1, _is_tpu(device)), device=device)
+        loop = loop_params(policy, params, options_for(device, rounding=rounding))
+        return Weights(params if rounding is None else loop, loop, device=device)
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh))
     start = time.perf_counter()
     if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
         params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    loop = jax.block_until_ready(converter(policy, params, mesh)(policy, params))
+    loop = jax.block_until_ready(converter(policy, params, mesh, rounding)(policy, params))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
@@ -99,24 +131,32 @@ class Converter(NamedTuple):
 
     others: Any  # of all arrays but those of layers
     layer: Any  # of the layers, stacked, and the number of one; or of one, and None
-    options: tuple[int, bool]  # of `loop_params`
+    options: LoopOptions
 
     def __call__(self, policy: Policy, params: Params) -> Params:
         layers = params["layers"]
         if isinstance(layers, tuple):
-            found = [self.layer(policy, layer, None) for layer in layers]
+            found = [self.layer(policy, layer, None, self.options) for layer in layers]
         else:
             count = len(jax.tree.leaves(layers)[0])
-            found = [self.layer(policy, layers, np.int32(number)) for number in range(count)]
-        return self.others(policy, outside_layers(params), *self.options) | {"layers": tuple(found)}
+            found = [self.layer(policy, layers, np.int32(number), self.options) for number in range(count)]
+        return self.others(policy, outside_layers(params), self.options) | {"layers": tuple(found)}
 
 
-def converter(policy: Policy, params: Params, mesh: Mesh) -> Converter:
+def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None = None) -> Converter:
     """`loop_params` with the loop's shardings on a mesh of several devices."""
-    options = mesh.shape.get("tensor", 1), _is_tpu(mesh.devices.flat[0])
-    target = named_shardings(loop_specs(policy, mesh, params, options[1]), mesh)
-    others = jax.jit(_others, static_argnums=(0, 2, 3), out_shardings=outside_layers(target))
-    return Converter(others, jax.jit(_layer, static_argnums=0, out_shardings=target["layers"][0]), options)
+    options = options_for(mesh.devices.flat[0], mesh, rounding)
+    target = named_shardings(loop_specs(policy, mesh, params, options), mesh)
+    others = jax.jit(_others, static_argnums=(0, 2), out_shardings=outside_layers(target))
+    layer = jax.jit(_layer, static_argnums=(0, 3), out_shardings=target["layers"][0])
+    return Converter(others, layer, options)
+
+
+def options_for(device: jax.Device | None, mesh: AnyMesh | None = None, rounding: str | None = None) -> LoopOptions:
+    """The options for a device, None is the default one, or for a mesh of such."""
+    platform = jax.default_backend() if device is None else device.platform
+    shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    return LoopOptions(shards, platform == "tpu", platform == "cpu", rounding)
 
 
 def outside_layers(params: Params) -> Params:
@@ -129,13 +169,13 @@ def _is_here(x: Any) -> bool:
     return not _is_array(x) or x.is_fully_addressable
 
 
-def _on_this_host(policy: Policy, params: Params, mesh: Mesh) -> Weights:
+def _on_this_host(policy: Policy, params: Params, mesh: Mesh, rounding: str | None) -> Weights:
     """`take_weights` of parameters on the devices of several hosts: one program gives each unit a copy of its own."""
     wide, start = by_unit(mesh), time.perf_counter()
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, wide, stacked, params), wide))
     own = of_this_host(mesh)
-    loop = jax.block_until_ready(own_copy(converter(policy, params, wide)(policy, params), own))
+    loop = jax.block_until_ready(own_copy(converter(policy, params, wide, rounding)(policy, params), own))
     return Weights(loop, loop, own, moved, time.perf_counter() - start)
 
 
@@ -175,17 +215,19 @@ def _views(params: Params) -> tuple[Params, Params]:
     return whole, whole | {"layers": layers}
 
 
-def abstract_weights(policy: Policy, params: Any, mesh: Mesh | None = None) -> Params:
+def abstract_weights(
+    policy: Policy, params: Any, mesh: Mesh | None = None, weight_dtype: str | Any | None = None
+) -> Params:
     """ShapeDtypeStructs of the loop's weights, with shardings on a mesh, for compiling ahead of time.
 
-    params: arrays or ShapeDtypeStructs.
+    params: arrays or ShapeDtypeStructs. The other arguments are those of `take_weights`.
     """
-    vocab_shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    pad_lanes = _is_tpu(None if mesh is None else mesh.devices.flat[0])
-    shapes = jax.eval_shape(lambda p: loop_params(policy, p, vocab_shards, pad_lanes), params)
+    device = None if mesh is None else mesh.devices.flat[0]
+    options = options_for(device, mesh, kind_of(weight_dtype) or policy.rounding)
+    shapes = jax.eval_shape(lambda p: loop_params(policy, p, options), params)
     if mesh is None:
         return shapes
-    places = named_shardings(loop_specs(policy, mesh, params, pad_lanes), mesh)
+    places = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
 
@@ -193,55 +235,40 @@ def _is_on(x: Any, mesh: Mesh) -> bool:
     return isinstance(x, jax.Array) and x.sharding.device_set == set(mesh.devices.flat)
 
 
-def _is_tpu(device: jax.Device | None) -> bool:
-    """Whether a device, or for None the default device, is a TPU."""
-    return (jax.default_backend() if device is None else device.platform) == "tpu"
+@partial(jax.jit, static_argnums=(0, 2))
+def loop_params(policy: Policy, params: Params, options: LoopOptions = PLAIN) -> Params:
+    """The parameters with a dict per layer, in the policy's dtype; "head" is the unembedding if it is another."""
+    layers = tuple(_layer(policy, layer, None, options) for layer in decoder.unstack(params)["layers"])
+    return _others(policy, outside_layers(params), options) | {"layers": layers}
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3))
-def loop_params(policy: Policy, params: Params, vocab_shards: int, pad_lanes: bool = False) -> Params:
-    """The parameters with a dict per layer, in the policy's dtype; "head" is the unembedding if it had to be padded.
-
-    vocab_shards: slices of the vocabulary; if there are several, each is a multiple of LANE tokens. pad_lanes: pad the
-    rows of the unembedding to a multiple of LANE numbers. XLA for TPUs stores a matrix with other rows transposed, so
-    that the loop, which both embeds and draws tokens, would begin with copies of it.
-    """
-    layers = tuple(_layer(policy, layer, None) for layer in decoder.unstack(params)["layers"])
-    return _others(policy, outside_layers(params), vocab_shards, pad_lanes) | {"layers": layers}
-
-
-def _others(policy: Policy, params: Params, vocab_shards: int, pad_lanes: bool) -> Params:
+def _others(policy: Policy, params: Params, options: LoopOptions) -> Params:
     """`loop_params` of all arrays but those of layers."""
     # The decoder casts the norms of layers, but not the final norm.
-    out = {name: x if name == "final_norm" else _cast(policy, x) for name, x in params.items()}
-    if any(padding := _padding(policy, vocab_shards, pad_lanes)):
-        out["head"] = jnp.pad(policy.unembedding(out), [(0, n) for n in padding])
+    out = {name: x if name == "final_norm" else x.astype(policy.dtype) for name, x in params.items()}
+    if options.own_head(policy):
+        head = jnp.pad(policy.unembedding(out), [(0, n) for n in options.padding(policy)])
+        out["head"] = head.astype(policy.activation_dtype) if options.wide_head else head
         out.pop("unembed", None)
     return out
 
 
-def _layer(policy: Policy, layers: Params, number: Any) -> Params:
+def _layer(policy: Policy, layers: Params, number: Any, options: LoopOptions) -> Params:
     """`loop_params` of one layer. number: which, of stacked ones; None if `layers` are the arrays of one."""
-    return _cast(policy, layers if number is None else jax.tree.map(lambda x: x[number], layers))
+    layer = layers if number is None else jax.tree.map(lambda x: x[number], layers)
+    # Rounded from the policy's dtype, as in the update.
+    return quantised_layer(jax.tree.map(lambda x: x.astype(policy.dtype), layer), options.rounding)
 
 
-def _cast(policy: Policy, tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.astype(policy.dtype), tree)
-
-
-def _padding(policy: Policy, vocab_shards: int, pad_lanes: bool) -> tuple[int, int]:
-    """How many rows, and how many numbers in each row, the unembedding is padded by; see `loop_params`."""
-    rows = -policy.config.vocab_size % (vocab_shards * LANE) if vocab_shards > 1 else 0
-    return rows, -policy.config.hidden_size % LANE if pad_lanes else 0
-
-
-def loop_specs(policy: Policy, mesh: Mesh | AbstractMesh, adapted: Any = None, pad_lanes: bool = False) -> Any:
+def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: LoopOptions = PLAIN) -> Any:
     """A PartitionSpec for each array of `loop_params`. adapted: parameters whose LoRA adapters are included."""
     specs = parameter_specs(policy.config, mesh, False, adapted)
-    vocab_shards = mesh.shape.get("tensor", 1)
-    if any(_padding(policy, vocab_shards, pad_lanes)):
+    options = options._replace(vocab_shards=mesh.shape.get("tensor", 1))
+    if options.own_head(policy):
         specs.pop("unembed", None)
-        specs["head"] = PartitionSpec("tensor") if vocab_shards > 1 else PartitionSpec()
+        specs["head"] = PartitionSpec("tensor") if options.vocab_shards > 1 else PartitionSpec()
+    if options.rounding is not None:
+        specs["layers"] = tuple(quantised_specs(policy.config, mesh, layer) for layer in specs["layers"])
     return specs
 
 

@@ -18,7 +18,7 @@ from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weights import converter, loop_params, loop_specs, take_weights
+from jaxrl_llm.sampling.weights import LoopOptions, converter, loop_params, loop_specs, take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -70,10 +70,10 @@ def test_the_unembedding_is_padded_to_cut_the_vocabulary(vectors: Any) -> None:
     """257 tokens over 2 devices at multiples of 128: 512 rows, the last 255 zero."""
     for family, owned in (("llama", "unembed"), ("llama_tied", "embed")):
         model = vectors(family)
-        loop = jax.eval_shape(lambda p, model=model: loop_params(model.policy, p, 2), model.params)
+        loop = jax.eval_shape(lambda p, model=model: loop_params(model.policy, p, LoopOptions(2)), model.params)
         assert loop["head"].shape == (512, model.policy.config.hidden_size)
         assert "unembed" not in loop
-        head = np.asarray(loop_params(model.policy, model.params, 2)["head"])
+        head = np.asarray(loop_params(model.policy, model.params, LoopOptions(2))["head"])
         np.testing.assert_array_equal(head[:257], model.params[owned])
         assert not head[257:].any()
         specs = loop_specs(model.policy, AbstractMesh((4, 2), ("data", "tensor")))
@@ -87,12 +87,12 @@ def test_for_a_tpu_rows_of_the_unembedding_are_padded(vectors: Any) -> None:
         D = model.policy.config.hidden_size
         assert D % 128
         for tensor, rows in ((1, 257), (2, 512)):
-            loop = loop_params(model.policy, model.params, tensor, True)
+            loop = loop_params(model.policy, model.params, LoopOptions(tensor, pad_lanes=True))
             assert loop["head"].shape == (rows, -(-D // 128) * 128)
             np.testing.assert_array_equal(loop["head"][:257, :D], model.params[owned])
             assert not loop["head"][257:].any()
             assert not loop["head"][:, D:].any()
-            specs = loop_specs(model.policy, AbstractMesh((4, tensor), ("data", "tensor")), pad_lanes=True)
+            specs = loop_specs(model.policy, AbstractMesh((4, tensor), ("data", "tensor")), options=LoopOptions(pad_lanes=True))
             assert specs["head"] == (PartitionSpec("tensor") if tensor > 1 else PartitionSpec())
             assert jax.tree.structure(specs) == jax.tree.structure(loop)
 
@@ -104,7 +104,7 @@ def test_layer_by_layer_or_all_at_once_they_are_the_same(vectors: Any, stacked: 
     policy = dataclasses.replace(model.policy, dtype=jnp.dtype(jnp.bfloat16))
     mesh = make_mesh(1, 1, jax.devices()[:1])
     found = converter(policy, params, mesh)(policy, params)
-    jax.tree.map(np.testing.assert_array_equal, found, loop_params(policy, params, 1))
+    jax.tree.map(np.testing.assert_array_equal, found, loop_params(policy, params))
     assert {x.dtype for x in jax.tree.leaves(found["layers"])} == {jnp.dtype(jnp.bfloat16)}
 
 
@@ -117,7 +117,7 @@ def test_padded_or_not_tokens_are_the_same(vectors: Any, family: str, filtered: 
     requests = [Request((5, 9, 200), 12, 0, number) for number in range(3)]
     weights = take_weights(model.policy, model.params)
     assert "head" not in weights.loop
-    padded = weights._replace(loop=loop_params(model.policy, model.params, 1, True))
+    padded = weights._replace(loop=loop_params(model.policy, model.params, LoopOptions(pad_lanes=True)))
     if family == "llama_tied":
         del padded.loop["embed"]  # not looked at
     with quick_compiles():

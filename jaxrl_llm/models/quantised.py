@@ -1,0 +1,243 @@
+"""Matrices of decoder layers rounded to eight bits, with a scale for each output, and products with them.
+
+A matrix W [K, N] is stored as values of int8 or float8 (E4M3) and scales f32[1, N], W ~ values * scale, with
+scale = max |W| / 127 over the inputs of an output (448 for float8), and 1 where all are zero; as in Jet-RL
+(2601.14243), but by output instead of by block of 128 x 128, so that the scale is applied after the product:
+x W ~ (x values) * scale. A product reads the values themselves: no wide copy of the weights is in memory. Activations
+are not rounded. The sampler keeps `Quantised` weights; the update, where it shall compute the same numbers, rounds its
+own at each use (`StraightThrough`), with gradients as if W had not been rounded but was that matrix.
+
+Embeddings, unembedding, norms, biases, routers of experts and adapters stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxrl_kernels.partition import vary_together
+
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
+from jaxrl_llm.models.placement import AnyMesh, split_spec
+
+Array = jax.Array
+# Name -> dtype of the values, and the greatest of them.
+KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
+NAMES = frozenset(PROJECTIONS) - {"router"}
+FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
+SMALLEST = 1e-30  # what is below is 0
+BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
+
+
+class Quantised(NamedTuple):
+    """A matrix, or several: values of eight bits, and a scale for each output."""
+
+    values: Array  # int8 or float8_e4m3fn, of the matrix's shape
+    scale: Array  # f32, of length 1 along the axes of inputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the matrix."""
+        return self.values.shape
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["kind"])
+@dataclass(frozen=True)
+class StraightThrough:
+    """A matrix that is rounded where it is used."""
+
+    weight: Array
+    kind: str  # of KINDS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the matrix."""
+        return self.weight.shape
+
+
+Weight = Array | Quantised | StraightThrough
+
+
+def kind_of(dtype: Any, name: str = "weight_dtype") -> str | None:
+    """The kind of KINDS that a setting names, also by its dtype; None for None. InputError for others."""
+    if dtype is None or (isinstance(dtype, str) and dtype in KINDS):
+        return dtype
+    try:
+        found = next((kind for kind, (values, _) in KINDS.items() if jnp.dtype(dtype) == values), None)
+    except Exception:  # numpy has several for what is no dtype
+        found = None
+    if found is None:
+        raise InputError(f"{name} is {shown(dtype)}, but must be int8, float8, or None for the policy's dtype")
+    return found
+
+
+def quantise(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> Quantised:
+    """Round w, with a scale over its axes `inputs`. |w - values * scale| <= scale / 2 for int8.
+
+    For float8, it is at most |w| / 16, or scale / 1024 where that is more.
+    """
+    dtype, most = KINDS[kind]
+    w = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+    largest = jnp.max(jnp.abs(w), axis=inputs, keepdims=True)
+    scale = jnp.where(largest > SMALLEST, largest / most, 1.0)
+    scaled = jnp.clip(w / scale, -most, most)
+    return Quantised((jnp.round(scaled) if kind == "int8" else scaled).astype(dtype), scale.astype(jnp.float32))
+
+
+def dequantised(q: Quantised, dtype: Any = jnp.float32) -> Array:
+    """The matrix that the values and scales stand for."""
+    return (q.values.astype(q.scale.dtype) * q.scale).astype(dtype)
+
+
+def quantised_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
+    """A layer's parameters, or those of all layers, with its projections rounded; as it is for None."""
+    if kind is None:
+        return layer
+    return {name: quantise(w, kind, inputs_of(name)) if name in NAMES else w for name, w in layer.items()}
+
+
+def inputs_of(name: str) -> tuple[int, ...]:
+    """The axes of a projection that are its inputs, counted from the last."""
+    weight = PROJECTIONS[name]
+    first = len(weight.stacked) - len(weight.axes)
+    return tuple(range(first, first + weight.inputs))
+
+
+def quantised_specs(config: ModelConfig, mesh: AnyMesh, specs: dict[str, PartitionSpec]) -> dict[str, Any]:
+    """PartitionSpecs of a `quantised_layer`, given those of the layer: scales are split over outputs as values are."""
+    shapes = parameter_shapes(config)
+
+    def of_scale(name: str) -> PartitionSpec:
+        shape = list(shapes["layers", name][1:])
+        for axis in inputs_of(name):
+            shape[axis] = 1
+        return split_spec(name, shape, config, mesh)
+
+    return {name: Quantised(spec, of_scale(name)) if name in NAMES else spec for name, spec in specs.items()}  # type: ignore[arg-type]
+
+
+def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
+    """A layer's parameters, whose projections are rounded where they are used, but for those that are already."""
+    if kind is None:
+        return layer
+    rounds = lambda name, w: name in NAMES and not isinstance(w, Quantised)  # noqa: E731
+    return {name: StraightThrough(w, kind) if rounds(name, w) else w for name, w in layer.items()}
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """Arrays in a dtype; `Quantised` ones as they are."""
+    is_quantised = lambda x: isinstance(x, Quantised)  # noqa: E731
+    return jax.tree.map(lambda x: x if is_quantised(x) else x.astype(dtype), tree, is_leaf=is_quantised)
+
+
+def product(x: Array, weight: Weight) -> Array:
+    """x [M, K] times a matrix of K inputs, whose axes may be several: [M, N], in the dtype of x if it is rounded."""
+    K = x.shape[1]
+    if isinstance(weight, Quantised):
+        return _product(x, Quantised(weight.values.reshape(K, -1), weight.scale.reshape(1, -1)), None)
+    if isinstance(weight, StraightThrough):
+        return _straight_through(*vary_together(x, weight.weight.reshape(K, -1)), None, weight.kind)
+    return x @ weight.reshape(K, -1)
+
+
+def ragged_product(x: Array, weight: Weight, sizes: Array) -> Array:
+    """x [M, K], whose rows are sizes[0] for the first expert and so on, times their matrices [E, K, N]: [M, N].
+
+    sizes: int32[E]. Rows of no expert are not defined.
+    """
+    if isinstance(weight, Quantised):
+        return _product(x, weight, sizes)
+    if isinstance(weight, StraightThrough):
+        return _straight_through(*vary_together(x, weight.weight, sizes), weight.kind)
+    return jax.lax.ragged_dot(x, weight.astype(x.dtype), sizes)
+
+
+def _product(x: Array, q: Quantised, sizes: Array | None) -> Array:
+    """x times the values, summed in float32, and then times the scale."""
+    sums = jnp.promote_types(x.dtype, jnp.float32)
+    if sizes is not None:
+        y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), sizes, preferred_element_type=sums)
+        return (y * _scale_of_rows(q.scale, sizes, len(x))).astype(x.dtype)
+
+    def whole(x: Array, values: Array) -> Array:
+        return jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)
+
+    by_blocks = len(x) <= FEW_ROWS and q.values.size > BLOCK and sums == jnp.float32
+    y = jax.lax.platform_dependent(x, q.values, cpu=_blocked if by_blocks else whole, default=whole)
+    return (y * q.scale).astype(x.dtype)
+
+
+def _scale_of_rows(scale: Array, sizes: Array, rows: int) -> Array:
+    """Of scales [E, 1, N] those of each row's expert, [rows, N]."""
+    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows), side="right")
+    return scale[jnp.minimum(expert, len(scale) - 1), 0]
+
+
+def _blocked(x: Array, values: Array) -> Array:
+    """x [M, K] times values [K, N], f32[M, N], for CPUs: XLA first writes a wide copy of a product's narrow operand.
+
+    So that the copy stays in a core's cache, it is made of some columns at a time. The last block overlaps.
+    """
+    K, N = values.shape
+    width = min(max(BLOCK // K // 64, 1) * 64, N)
+
+    def step(number: Array, out: Array) -> Array:
+        first = jnp.minimum(number * width, N - width)
+        # Without the barrier XLA converts all blocks at once, before the loop.
+        block = jax.lax.optimization_barrier(jax.lax.dynamic_slice_in_dim(values, first, width, axis=1))
+        y = jnp.matmul(x, _widened(block, x.dtype), preferred_element_type=jnp.float32)
+        return jax.lax.dynamic_update_slice_in_dim(out, y, first, axis=1)
+
+    return jax.lax.fori_loop(0, math.ceil(N / width), step, jnp.zeros((len(x), N), jnp.float32))
+
+
+def _widened(values: Array, dtype: Any) -> Array:
+    """values.astype(dtype). XLA for CPUs (2026) takes six times as long for float8 as for these operations on bits."""
+    if values.dtype != jnp.float8_e4m3fn:
+        return values.astype(dtype)
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint32)
+    size, sign = bits & 0x7F, (bits & 0x80) << 24
+    normal = jax.lax.bitcast_convert_type((size << 20) + (120 << 23), jnp.float32)  # exponents count from -127, not -7
+    found = jnp.where(size < 8, size.astype(jnp.float32) * 2.0**-9, normal)
+    found = jax.lax.bitcast_convert_type(found, jnp.uint32) | sign
+    return jax.lax.bitcast_convert_type(found, jnp.float32).astype(dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _straight_through(x: Array, w: Array, sizes: Array | None, kind: str) -> Array:
+    """The product of x [M, K] with w [K, N], or of rows with those of their experts [E, K, N], rounded.
+
+    The gradient of x is that of the product with the rounded matrix, the gradient of w as if it was not rounded.
+    Nothing that is rounded is kept for the backward pass.
+    """
+    return _product(x, quantise(w, kind), sizes)
+
+
+def _straight_through_backward(
+    kind: str, residuals: tuple[Array, Array, Array | None], dy: Array
+) -> tuple[Array, Array, None]:
+    x, w, sizes = residuals
+    q = quantise(w, kind)
+    scale = q.scale if sizes is None else _scale_of_rows(q.scale, sizes, len(x))
+    scaled, values = (dy * scale).astype(x.dtype), q.values.astype(x.dtype)
+    sums = jnp.promote_types(x.dtype, jnp.float32)
+    if sizes is None:
+        dx = jnp.einsum("mn,kn->mk", scaled, values, preferred_element_type=sums)
+        dw = jnp.einsum("mk,mn->kn", x, dy, preferred_element_type=sums)
+    else:
+        times = partial(jax.lax.ragged_dot, group_sizes=sizes)
+        (dx,) = jax.vjp(lambda x: times(x, values), x)[1](scaled)
+        (dw,) = jax.vjp(lambda v: times(x, v), values)[1](dy)
+    return dx.astype(x.dtype), dw.astype(w.dtype), None
+
+
+_straight_through.defvjp(
+    lambda x, w, sizes, kind: (_straight_through(x, w, sizes, kind), (x, w, sizes)), _straight_through_backward
+)
