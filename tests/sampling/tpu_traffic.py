@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1}
+BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1}
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
 INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
 NOTHING = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional"}
