@@ -92,7 +92,9 @@ def test_for_a_tpu_rows_of_the_unembedding_are_padded(vectors: Any) -> None:
             np.testing.assert_array_equal(loop["head"][:257, :D], model.params[owned])
             assert not loop["head"][257:].any()
             assert not loop["head"][:, D:].any()
-            specs = loop_specs(model.policy, AbstractMesh((4, tensor), ("data", "tensor")), options=LoopOptions(pad_lanes=True))
+            specs = loop_specs(
+                model.policy, AbstractMesh((4, tensor), ("data", "tensor")), options=LoopOptions(pad_lanes=True)
+            )
             assert specs["head"] == (PartitionSpec("tensor") if tensor > 1 else PartitionSpec())
             assert jax.tree.structure(specs) == jax.tree.structure(loop)
 
