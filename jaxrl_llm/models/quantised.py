@@ -48,12 +48,16 @@ class Quantised(NamedTuple):
         return self.values.shape
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["kind"])
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "scale"], meta_fields=["kind"])
 @dataclass(frozen=True)
 class StraightThrough:
-    """A matrix that is rounded where it is used."""
+    """A matrix that is rounded where it is used.
+
+    The scale is found before, of the whole matrix: where it is used, devices may each have some of its inputs.
+    """
 
     weight: Array
+    scale: Array  # as in `Quantised`
     kind: str  # of KINDS
 
     @property
@@ -83,12 +87,23 @@ def quantise(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> Quantised:
 
     For float8, it is at most |w| / 16, or scale / 1024 where that is more.
     """
+    return _rounded(w, _scale_of(w, kind, inputs), kind)
+
+
+def straight_through(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> StraightThrough:
+    """As `quantise`, but the matrix is rounded where it is used, with gradients as if it was not."""
+    return StraightThrough(w, _scale_of(jax.lax.stop_gradient(w), kind, inputs), kind)
+
+
+def _scale_of(w: Array, kind: str, inputs: tuple[int, ...]) -> Array:
+    largest = jnp.max(jnp.abs(w), axis=inputs, keepdims=True).astype(jnp.float32)
+    return jnp.where(largest > SMALLEST, largest / KINDS[kind][1], 1.0)
+
+
+def _rounded(w: Array, scale: Array, kind: str) -> Quantised:
     dtype, most = KINDS[kind]
-    w = w.astype(jnp.promote_types(w.dtype, jnp.float32))
-    largest = jnp.max(jnp.abs(w), axis=inputs, keepdims=True)
-    scale = jnp.where(largest > SMALLEST, largest / most, 1.0)
-    scaled = jnp.clip(w / scale, -most, most)
-    return Quantised((jnp.round(scaled) if kind == "int8" else scaled).astype(dtype), scale.astype(jnp.float32))
+    scaled = jnp.clip(w.astype(jnp.float32) / scale, -most, most)
+    return Quantised((jnp.round(scaled) if kind == "int8" else scaled).astype(dtype), scale)
 
 
 def dequantised(q: Quantised, dtype: Any = jnp.float32) -> Array:
@@ -128,7 +143,8 @@ def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str,
     if kind is None:
         return layer
     rounds = lambda name, w: name in NAMES and not isinstance(w, Quantised)  # noqa: E731
-    return {name: StraightThrough(w, kind) if rounds(name, w) else w for name, w in layer.items()}
+    own = {name: straight_through(w, kind, inputs_of(name)) for name, w in layer.items() if rounds(name, w)}
+    return {**layer, **own}
 
 
 def cast(tree: Any, dtype: Any) -> Any:
@@ -143,7 +159,8 @@ def product(x: Array, weight: Weight) -> Array:
     if isinstance(weight, Quantised):
         return _product(x, Quantised(weight.values.reshape(K, -1), weight.scale.reshape(1, -1)), None)
     if isinstance(weight, StraightThrough):
-        return _straight_through(*vary_together(x, weight.weight.reshape(K, -1)), None, weight.kind)
+        w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
+        return _straight_through(*vary_together(x, w, scale), None, weight.kind)
     return x @ weight.reshape(K, -1)
 
 
@@ -155,7 +172,7 @@ def ragged_product(x: Array, weight: Weight, sizes: Array) -> Array:
     if isinstance(weight, Quantised):
         return _product(x, weight, sizes)
     if isinstance(weight, StraightThrough):
-        return _straight_through(*vary_together(x, weight.weight, sizes), weight.kind)
+        return _straight_through(*vary_together(x, weight.weight, weight.scale, sizes), weight.kind)
     return jax.lax.ragged_dot(x, weight.astype(x.dtype), sizes)
 
 
@@ -212,24 +229,23 @@ def _widened(values: Array, dtype: Any) -> Array:
     return jax.lax.bitcast_convert_type(found, jnp.float32).astype(dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _straight_through(x: Array, w: Array, sizes: Array | None, kind: str) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _straight_through(x: Array, w: Array, scale: Array, sizes: Array | None, kind: str) -> Array:
     """The product of x [M, K] with w [K, N], or of rows with those of their experts [E, K, N], rounded.
 
     The gradient of x is that of the product with the rounded matrix, the gradient of w as if it was not rounded.
     Nothing that is rounded is kept for the backward pass.
     """
-    return _product(x, quantise(w, kind), sizes)
+    return _product(x, _rounded(w, scale, kind), sizes)
 
 
 def _straight_through_backward(
-    kind: str, residuals: tuple[Array, Array, Array | None], dy: Array
-) -> tuple[Array, Array, None]:
-    x, w, sizes = residuals
-    q = quantise(w, kind)
-    scale = q.scale if sizes is None else _scale_of_rows(q.scale, sizes, len(x))
-    scaled, values = (dy * scale).astype(x.dtype), q.values.astype(x.dtype)
-    sums = jnp.promote_types(x.dtype, jnp.float32)
+    kind: str, residuals: tuple[Array, Array, Array, Array | None], dy: Array
+) -> tuple[Array, Array, None, None]:
+    x, w, scale, sizes = residuals
+    values = _rounded(w, scale, kind).values.astype(x.dtype)
+    of_rows = scale if sizes is None else _scale_of_rows(scale, sizes, len(x))
+    scaled, sums = (dy * of_rows).astype(x.dtype), jnp.promote_types(x.dtype, jnp.float32)
     if sizes is None:
         dx = jnp.einsum("mn,kn->mk", scaled, values, preferred_element_type=sums)
         dw = jnp.einsum("mk,mn->kn", x, dy, preferred_element_type=sums)
@@ -237,9 +253,10 @@ def _straight_through_backward(
         times = partial(jax.lax.ragged_dot, group_sizes=sizes)
         (dx,) = jax.vjp(lambda x: times(x, values), x)[1](scaled)
         (dw,) = jax.vjp(lambda v: times(x, v), values)[1](dy)
-    return dx.astype(x.dtype), dw.astype(w.dtype), None
+    return dx.astype(x.dtype), dw.astype(w.dtype), None, None
 
 
 _straight_through.defvjp(
-    lambda x, w, sizes, kind: (_straight_through(x, w, sizes, kind), (x, w, sizes)), _straight_through_backward
+    lambda x, w, scale, sizes, kind: (_straight_through(x, w, scale, sizes, kind), (x, w, scale, sizes)),
+    _straight_through_backward,
 )

@@ -20,7 +20,6 @@ from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.quantised import (
     NAMES,
     Quantised,
-    StraightThrough,
     cast,
     dequantised,
     kind_of,
@@ -29,6 +28,7 @@ from jaxrl_llm.models.quantised import (
     quantised_layer,
     quantised_specs,
     ragged_product,
+    straight_through,
 )
 
 # All numbers of E4M3 but NaN by their bits, from the format's definition: bias 7, subnormals below 2^-6.
@@ -136,7 +136,7 @@ def test_straight_through_gradients(kind: str) -> None:
     """Of y = x R(W), with the rounded matrix for x, and as if R was the identity for W: x^T dy."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, w, dy = (jax.random.normal(k, s) for k, s in zip(keys, ((5, 6), (6, 2, 4), (5, 8)), strict=True))
-    y, back = jax.vjp(lambda x, w: product(x, StraightThrough(w, kind)), x, w)
+    y, back = jax.vjp(lambda x, w: product(x, straight_through(w, kind, (0,))), x, w)
     rounded = dequantised(quantise(w.reshape(6, 8), kind))
     assert np.abs(rounded - w.reshape(6, 8)).max() > 1e-3
     np.testing.assert_allclose(y, x @ rounded, rtol=1e-5, atol=1e-5)
@@ -152,7 +152,7 @@ def test_straight_through_gradients_of_experts(kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     x, w, dy = (jax.random.normal(k, s) for k, s in zip(keys, ((9, 6), (4, 6, 5), (9, 5)), strict=True))
     sizes = jnp.asarray([2, 0, 4, 3], jnp.int32)
-    y, back = jax.vjp(lambda x, w: ragged_product(x, StraightThrough(w, kind), sizes), x, w)
+    y, back = jax.vjp(lambda x, w: ragged_product(x, straight_through(w, kind), sizes), x, w)
     np.testing.assert_array_equal(y, ragged_product(x, quantise(w, kind), sizes))
     dx, dw = back(dy)
     ends = np.cumsum(sizes)
@@ -217,5 +217,5 @@ def test_names_of_dtypes() -> None:
         None, "int8", "float8", "int8", "float8", "float8",
     ]  # fmt: skip
     for wrong in ("int4", jnp.int32, 8, object()):
-        with pytest.raises(InputError, match="weight_dtype is .*, but must be int8, float8, or None"):
+        with pytest.raises(InputError, match=r"weight_dtype is .*, but must be int8, float8, or None"):
             kind_of(wrong)

@@ -8,16 +8,20 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import load_vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.lora import TARGETS
+from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.runs.config import LoraTarget, TrainConfig
 from jaxrl_llm.runs.config_json import from_dict, located, to_dict
+from jaxrl_llm.runs.setup import with_precision
 from jaxrl_llm.sampling.requests import SamplingConfig
 
 FULL = TrainConfig(
@@ -224,10 +228,10 @@ def test_targets_of_lora_are_those_of_the_module() -> None:
 
 
 def test_settings_of_sampling_are_one_value() -> None:
-    """Each setting of `SamplingConfig` is one of the run, with the same default; the cache's dtype by its name."""
+    """Each setting of `SamplingConfig` is one of the run, with the same default; dtypes by their names."""
     plain = SamplingConfig()
     for field in dataclasses.fields(SamplingConfig):
-        if field.name != "cache_dtype":
+        if field.name not in ("cache_dtype", "weight_dtype"):
             assert getattr(TrainConfig(), field.name) == getattr(plain, field.name)
     changes = {
         "max_new_tokens": 7,
@@ -241,3 +245,21 @@ def test_settings_of_sampling_are_one_value() -> None:
     found = TrainConfig(**changes, dtype="bfloat16").sampling
     assert found == SamplingConfig(**changes, cache_dtype="bfloat16")
     assert TrainConfig(cache_dtype="int8").sampling.cache_dtype == "int8"
+    assert TrainConfig(cache_dtype="float8").sampling.cache_dtype == "float8_e4m3fn"
+    assert TrainConfig(dtype="bfloat16", activations="float32").sampling.cache_dtype == "float32"
+    assert [TrainConfig(weight_dtype=x).sampling.weight_dtype for x in ("dtype", "int8")] == [None, "int8"]
+
+
+def test_one_precision_needs_rounded_weights() -> None:
+    with pytest.raises(InputError, match="same_rounding is given, but weight_dtype is not int8 or float8"):
+        TrainConfig(same_rounding=True)
+    policy = Policy(load_vectors("llama").policy.config, jnp.dtype(jnp.bfloat16))
+    for changes, activations, rounding in (
+        ({}, None, None),
+        ({"activations": "float32"}, jnp.float32, None),
+        ({"weight_dtype": "int8"}, None, None),
+        ({"weight_dtype": "float8", "same_rounding": True}, None, "float8"),
+    ):
+        found = with_precision(TrainConfig(dtype="bfloat16", **changes), policy)
+        assert (found.activations, found.rounding) == (activations, rounding)
+    assert with_precision(TrainConfig(activations="float32"), policy).activations is None  # it is the dtype
