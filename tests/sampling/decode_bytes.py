@@ -37,15 +37,16 @@ def config_of(layers: int, hidden: int, inner: int, vocabulary: int, experts: in
 
 
 def measured(
-    device: Any, config: ModelConfig, rows: int, weight_dtype: str | None, cache_dtype: str | None, prompt: int = 128
-) -> dict[str, float]:
+    device: Any, config: ModelConfig, rows: int, weight_dtype: str | None, cache_dtype: str | None,
+    group: int = 1, prompt: int = 128, new: int = 64,
+) -> dict[str, float]:  # fmt: skip
     """Of the decode loop: bytes of its arguments and temporaries, what XLA counts, what the loop's text moves (TPU)."""
     mesh = make_mesh(1, 1, [device])
     policy = Policy(config, jnp.dtype(jnp.bfloat16))
     shapes = jax.eval_shape(partial(init_params, config=config, dtype=jnp.bfloat16), jax.random.key(0))
     places = fully_sharded(shapes, config, mesh)
     params = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
-    size = Size(Shape(rows, rows, 1, True), prompt, 64)
+    size = Size(Shape(rows, rows // group, group, True), prompt, new)
     cache = None if cache_dtype is None else jnp.dtype(cache_dtype)
     program = compile_sampling(
         policy, params, mesh, size, cache_dtype=cache, names=("decode",), weight_dtype=weight_dtype
