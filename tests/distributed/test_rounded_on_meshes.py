@@ -1,4 +1,4 @@
-"""Rounded projections on meshes: samples, and log-probabilities and gradients of the update, are those of one device."""
+"""Rounded projections on meshes: samples, and log-probabilities and gradients of updates, are those of one device."""
 
 from __future__ import annotations
 
