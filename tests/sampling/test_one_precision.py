@@ -143,6 +143,8 @@ def test_another_dtype_is_refused(vectors: Any) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy
+@pytest.mark.usefixtures("own_programs")
 def test_smollm2_samples_what_it_trains_on() -> None:
     """30 layers in bfloat16: int8 weights in both, float32 activations; and with other settings, how far they are."""
     policy, params, _ = load_policy("smollm2-135m", dtype="bfloat16")
