@@ -44,11 +44,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = rest
 
 
+def memory_maps() -> float:
+    """Memory maps of this process, of which it may have some 65,000; without /proc, infinitely many."""
+    return MAPS.read_bytes().count(b"\n") if MAPS.exists() else float("inf")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs() -> Iterator[None]:
-    """Drop programs once there are many: each holds memory maps, of which a process may have some 65,000."""
+    """Drop programs once there are many: each holds memory maps."""
     yield
-    if not MAPS.exists() or MAPS.read_bytes().count(b"\n") > 12_000:
+    if memory_maps() > 12_000:
+        jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _forget_them_within_a_module() -> Iterator[None]:
+    """Drop them earlier if a module alone compiles very many."""
+    yield
+    if MAPS.exists() and memory_maps() > 30_000:
         jax.clear_caches()
 
 
@@ -66,7 +79,8 @@ def importable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def own_programs() -> Iterator[None]:
-    """Drop programs after the test: for those that compile large ones which no other test can use."""
+    """Drop programs before and after the test: for those that compile large ones which no other test can use."""
+    jax.clear_caches()
     yield
     jax.clear_caches()
 

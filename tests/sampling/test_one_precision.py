@@ -143,7 +143,6 @@ def test_another_dtype_is_refused(vectors: Any) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.heavy
 @pytest.mark.usefixtures("own_programs")
 def test_smollm2_samples_what_it_trains_on() -> None:
     """30 layers in bfloat16: int8 weights in both, float32 activations; and with other settings, how far they are."""
