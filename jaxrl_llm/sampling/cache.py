@@ -61,6 +61,11 @@ def each(f: Callable[..., Array], *caches: LayerCache) -> LayerCache:
     return LayerCache(*(None if xs[0] is None else f(*xs) for xs in arrays))  # type: ignore[arg-type]
 
 
+def take_columns(x: Array, columns: Array, axis: int) -> Array:
+    """x[r, ..., columns[r], ...] along an axis; columns: int32[R, S]."""
+    return jnp.take_along_axis(x, jnp.expand_dims(columns, tuple(a for a in range(1, x.ndim) if a != axis)), axis=axis)
+
+
 def scales(cache: LayerCache) -> tuple[Array, Array] | None:
     """Scales of keys and values; None for a floating cache."""
     return None if cache.key_scale is None or cache.value_scale is None else (cache.key_scale, cache.value_scale)

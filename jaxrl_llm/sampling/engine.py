@@ -11,13 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import PrefixSlots
-from jaxrl_llm.sampling.decode import DrawSettings, RowState, begin, decode, empty_ring_cache, finished, no_rows
+from jaxrl_llm.sampling.decode import DrawSettings, RowState, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.drawn import check_finite, in_ring
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens, as_tokens, first_not_finite
+from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step, best_reuse
+from jaxrl_llm.sampling.tail import Drafts, TailRows, most_rows
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.shapes import bucket
 
@@ -47,12 +48,15 @@ class Engine:
         cache_dtype: Any = None,
         policy_step: int = 0,
         stats: Stats | None = None,
+        speculative_tokens: int = 0,
+        drafts: Drafts | None = None,
     ) -> None:
         self.policy, self.weights, self.settings = policy, weights, settings
         self.cut, self.policy_step = cut, policy_step
         self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats
         self.requests: dict[int, Request] = {}  # not completed yet, by number
         self.kept: dict[int, Kept] = {}  # rows that ended and have not been reassigned
+        self.speculative_tokens, self.drafts = speculative_tokens, Drafts() if drafts is None else drafts
         self._submitted = 0
         self._done: list[Completion] = []  # complete on submission
         self._allocate(size)
@@ -67,6 +71,7 @@ class Engine:
         self.ring_cache = weights.zeros(partial(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype))
         self.rows = no_rows(shape.rows)
         self.kept, self.steps = {}, 0
+        self.tail: TailRows | None = None  # the rows that decode by speculation
         self.shortest = min(layer.values.shape[2] for layer in self.ring_cache.layers)
         self.prefix_slot = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
         self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
@@ -110,6 +115,8 @@ class Engine:
     def advance(self, chunk: int) -> None:
         """Give free rows to waiting requests and decode for at most `chunk` steps."""
         if self.requests:
+            if self.tail is not None and self.schedule.queue:
+                self._leave_tail()
             self.admit()
             # The first call takes one step, to measure the time to the first token.
             self.decode(min(chunk, CHUNK) if self.stats.steps else 1)
@@ -128,7 +135,7 @@ class Engine:
             left.append(Completion(number, tokens, False, self.requests.pop(number).limit))
         for number, request in self.requests.items():
             left.append(Completion(number, request.begun, False, request.limit))
-        self.requests = {}
+        self.requests, self.tail = {}, None
         self.schedule = Schedule((), self.shape)
         self.rows = self.rows._replace(done=np.ones(self.shape.rows, bool))  # type: ignore[arg-type]
         return left
@@ -173,16 +180,23 @@ class Engine:
 
     def decode(self, chunk: int) -> None:
         """Run the decode loop until enough rows are done or `chunk` steps are taken."""
-        rows, waiting = self.shape.rows, self.schedule.queue
+        rows, waiting, live = self.shape.rows, self.schedule.queue, len(self.schedule.placed)
+        fresh = int(np.sum(np.asarray(self.rows.fresh) & ~np.asarray(self.rows.done)))
+        leave_at = rows
+        if self.speculative_tokens and not waiting:
+            few = most_rows(self.size, self.weights)
+            if live <= few and not fresh:
+                self._decode_tail(chunk)
+                return
+            leave_at, chunk = (rows - few, chunk) if live > few else (rows, 1)
         prefix_slots = None
         if not self.shape.fixed:
             row_in = np.zeros(self.shape.prompts * self.shape.slots_per_prompt, np.int32)
             for place in self.schedule.placed.values():
                 row_in[place.prefix_slot] = place.row
             prefix_slots = PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(row_in))
-        free = rows - len(self.schedule.placed)
-        leave_at = min(free + max(rows // IDLE_SHARE, 1), rows) if waiting else rows
-        fresh = int(np.sum(np.asarray(self.rows.fresh) & ~np.asarray(self.rows.done)))
+        if waiting:
+            leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         numbers = self.weights.spread(RowState(*map(jnp.asarray, self.rows)))
         shared = self.policy, self.weights.loop, self.prefix_cache, prefix_slots
         if fresh:
@@ -202,6 +216,39 @@ class Engine:
         if waiting:
             stats.busy_steps, stats.busy_live = stats.busy_steps + steps, stats.busy_live + live
 
+    def _decode_tail(self, chunk: int) -> None:
+        """Let the rows that are decoding, which are few, take at most `chunk` passes of speculation."""
+        if self.tail is None:
+            for row, tokens in self._drawn(list(self.schedule.placed)).items():
+                number = self.schedule.placed[row].request
+                self.requests[number] = replace(self.requests[number], begun=tokens)
+            placed = self.schedule.placed.values()
+            self.tail = TailRows(
+                self.policy, self.weights, self.settings, self.size, self.speculative_tokens,
+                {place.row: self.requests[place.request] for place in placed},
+                {place.row: place.prefix_slot // self.shape.slots_per_prompt for place in placed},
+                (self.prefix_cache, self.ring_cache), self.rows,
+            )  # fmt: skip
+        done = np.array(self.rows.done)
+        done[self.tail.advance(chunk, self.drafts, self.stats)] = True
+        self.rows = self.rows._replace(done=done)  # type: ignore[arg-type]
+        self._drawn(list(self.schedule.placed))
+
+    def _leave_tail(self) -> None:
+        """Requeue the rows that decode by speculation, with their tokens."""
+        for row, tokens in self._drawn(list(self.schedule.placed)).items():
+            number = self.schedule.placed[row].request
+            request = self.requests[number]
+            self.kept[row] = self._kept(row, request, request.begun.token)
+            self.requests[number] = replace(request, begun=tokens)
+            self._free(row)
+            self.schedule.add(number, request.prompt)
+        self.tail = None
+
+    def _kept(self, row: int, request: Request, tokens: np.ndarray) -> Kept:
+        last = absolute_step(self.steps, int(np.asarray(self.rows.last)[row]), self.size.tokens)
+        return Kept(request.prompt, tokens, last)
+
     def ended(self) -> Iterator[Completion]:
         """Yield the completions of rows that are done, and free the rows."""
         done, cut = np.asarray(self.rows.done), self.cut
@@ -215,12 +262,16 @@ class Engine:
                 continue
             stop_tokens = np.asarray(self.settings.stop_tokens)
             ended = end is not None or bool(np.isin(tokens.token[-1], stop_tokens))
-            last = absolute_step(self.steps, int(np.asarray(self.rows.last)[row]), self.size.tokens)
-            self.kept[row] = Kept(request.prompt, drawn.token, last)
+            # Tokens of speculation are not in the ring KV cache.
+            self.kept[row] = self._kept(row, request, drawn.token if self.tail is None else request.begun.token)
             self._free(row)
+            if self.speculative_tokens:
+                self.drafts.add(request.prompt_id, tokens.token)
             del self.requests[number]
             self.stats.finished += 1
             yield Completion(number, tokens, ended, request.limit)
+        if not self.schedule.placed:
+            self.tail = None
 
     def running(self) -> Iterator[tuple[int, np.ndarray]]:
         """The number and tokens of each request that is decoding."""
@@ -231,23 +282,13 @@ class Engine:
         """The tokens of rows so far, including those that they began with. InputError where logits are not finite."""
         if not rows:
             return {}
-        size = 1 << (len(rows) - 1).bit_length()
-        index = np.resize(np.asarray(rows, np.int32), size)
-        last = np.asarray(self.rows.last)[index]
-        count, fresh = np.asarray(self.rows.own), np.asarray(self.rows.fresh)
-        drawn = [np.asarray(x) for x in self.weights.fetched(finished(self.ring_cache.drawn, index, last))]
-        out = {}
-        for i, row in enumerate(rows):
-            begun = self.requests[self.schedule.placed[row].request].begun
-            own = 0 if fresh[row] else int(count[row]) + 1
-            new = as_tokens(drawn, i, own - begun.size, self.policy_step)
-            if (place := first_not_finite(new)) is not None:
-                request = self.requests[self.schedule.placed[row].request]
-                raise InputError(
-                    f"the policy's logits are not finite at token {begun.size + place + 1} of the completion of prompt "
-                    f"{request.prompt_id}, sample {request.sample}: check the weights"
-                )
-            out[row] = begun.followed_by(new)
+        asked = {row: self.requests[self.schedule.placed[row].request] for row in rows}
+        if self.tail is None:
+            out = in_ring(self.weights, self.ring_cache, self.rows, asked, self.policy_step)
+        else:
+            out = self.tail.drawn(rows, self.policy_step)
+        for row, tokens in out.items():
+            check_finite(asked[row], tokens)
         return out
 
     def _free(self, row: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, empty, pack
+from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, empty, pack, take_columns
 from jaxrl_llm.sampling.causal import causal_pass, of_layer
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.requests import Request, Stats
@@ -233,7 +233,7 @@ def extend(
         first = (step - own - shift)[:, None]  # column (mod S) of the source row's first own token
         # The S tokens before the new ones, in order: no query attends to older ones.
         old = usable[:, None] - S + column
-        seen_before = each(lambda x, axis: _take(x[source], (first + old) % S, axis), store)
+        seen_before = each(lambda x, axis: take_columns(x[source], (first + old) % S, axis), store)
         at_prompt = jnp.arange(P)[None] + jnp.maximum(prefix_cache.length[slot] - P, 0)[:, None]
         places = jnp.concatenate([at_prompt, prefix_cache.length[slot][:, None] + old, positions], axis=1)
         real = jnp.concatenate([
@@ -252,9 +252,9 @@ def extend(
 
         def merged(old: Array, x: Array, axis: int) -> Array:
             place = jnp.expand_dims(index >= usable[:, None], tuple(a for a in range(1, old.ndim) if a != axis))
-            return jnp.where(place, _take(x, at_new, axis), old)
+            return jnp.where(place, take_columns(x, at_new, axis), old)
 
-        copied = each(lambda x, axis: _take(x[source], (first + index) % S, axis), store)
+        copied = each(lambda x, axis: take_columns(x[source], (first + index) % S, axis), store)
         return y, each(merged, copied, new)
 
     memory = tuple(zip(ring_layers, prefix_cache.layers, strict=True))
@@ -263,11 +263,6 @@ def extend(
         each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, new)
         for store, new in zip(ring_layers, rows, strict=True)
     )
-
-
-def _take(x: Array, columns: Array, axis: int) -> Array:
-    """x[r, ..., columns[r], ...] along an axis; columns: int32[R, S]."""
-    return jnp.take_along_axis(x, jnp.expand_dims(columns, tuple(a for a in range(1, x.ndim) if a != axis)), axis=axis)
 
 
 def _plain(cache: LayerCache) -> tuple[Array, Array]:

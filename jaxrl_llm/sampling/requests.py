@@ -97,6 +97,8 @@ class Stats:
     prompt_tokens: int = 0
     padded_tokens: int = 0  # of all prefills, including padding
     reused_tokens: int = 0  # after prompts, whose keys and values were copied within the cache
+    drafted: int = 0  # tokens that speculation verified
+    accepted: int = 0  # of them, right
     first_token: float = 0.0  # seconds until the first token
     seconds: float = 0.0
     compiles: int = 0
@@ -128,6 +130,7 @@ class Stats:
             "rollout/compiles": self.compiles,
             "rollout/moved_bytes": self.moved_bytes,
             "rollout/moved_seconds": self.moved_seconds,
+            **({"rollout/draft_acceptance": self.accepted / self.drafted} if self.drafted else {}),
         }
 
 
@@ -236,6 +239,8 @@ class SamplingConfig:
     """Completions decoded at a time; 0: all of a step."""
     cache_dtype: Any = None
     """Dtype of keys and values; None: the policy's."""
+    speculative_tokens: int = 0
+    """Tokens drafted and verified in one pass once few completions are unfinished; 0 is off."""
     weight_dtype: Any = None
     """int8 or float8: projections of layers are rounded; None: the policy's dtype and rounding."""
 

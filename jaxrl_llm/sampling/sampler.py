@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
 from jaxrl_llm.models.check import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
@@ -34,6 +35,7 @@ from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.stream import stream
+from jaxrl_llm.sampling.tail import Drafts
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.shapes import bucket, pad_rows
 from jaxrl_llm.trajectory import Trajectories, check_batch
@@ -72,6 +74,8 @@ def sample(
     allowed: Sequence[int] | np.ndarray | None = None,
     cache_dtype: Any = None,
     weight_dtype: Any = None,
+    speculative_tokens: int = 0,
+    drafts: Drafts | None = None,
     mesh: jax.sharding.Mesh | None = None,
     stats: Stats | None = None,
     on_completion: Callable[[Completion], None] | None = None,
@@ -96,6 +100,10 @@ def sample(
     default that of the policy's activations.
     weight_dtype: int8 or float8 rounds the projections of layers; `behaviour_logp` is under the rounded weights. By
     default the policy's own rounding, if any.
+    speculative_tokens: once few completions are unfinished, draft this many tokens of each and verify them in one pass;
+    0 is off. Drafts are what followed the last tokens before: in the completion, in others of the prompt, and in
+    `drafts`, completions of earlier calls, to which those of this call are added. No token changes, but where two
+    scores tie within rounding; log-probabilities are those of the verifying pass.
     mesh: shards rows over its axes but "tensor", and heads and vocabulary over "tensor"; the parameters must be on it.
     stats: filled in with counts and times. on_completion: called with each completion as it ends.
 
@@ -106,6 +114,7 @@ def sample(
     check_params(policy, params)
     check_running(slots, policy_step, cache_dtype, mesh, stats, on_completion)
     kind_of(weight_dtype)
+    check_number("speculative_tokens", speculative_tokens, least=0, most=64, whole=True)
     asked = requests_of(
         policy, prompts, key, group_size=group_size, max_new_tokens=max_new_tokens, temperature=temperature,
         top_p=top_p, top_k=top_k, min_p=min_p, stop=stop, stop_token_ids=stop_token_ids, system_prompt=system_prompt,
@@ -119,6 +128,7 @@ def sample(
     completions = stream(
         policy, weights, requests, settings, slots=slots, cache_dtype=cache_dtype, cut=cut,
         chunk=CHUNK if stop else LONG_CHUNK, policy_step=policy_step, stats=stats,
+        speculative_tokens=speculative_tokens, drafts=drafts,
     )  # fmt: skip
     with closing(completions):  # also where `on_completion` raises
         for completion in completions:

@@ -17,6 +17,7 @@ from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
 from jaxrl_llm.sampling.schedule import Shape, size_for
+from jaxrl_llm.sampling.tail import Drafts
 from jaxrl_llm.sampling.weights import Weights
 
 
@@ -35,6 +36,8 @@ def stream(
     cache_dtype: Any = None,
     policy_step: int = 0,
     stats: Stats | None = None,
+    speculative_tokens: int = 0,
+    drafts: Drafts | None = None,
 ) -> Generator[Completion, None, None]:
     """Complete requests, yielding each completion as it ends.
 
@@ -47,6 +50,9 @@ def stream(
     watch: called every `chunk` steps with the index of each running request and its tokens so far.
     cache_dtype: dtype of keys and values, floating or int8; by default the policy's.
     policy_step: recorded with every token drawn. stats: filled in.
+    speculative_tokens: once few requests are left, draft this many tokens and verify them in one pass; 0: never. Tokens
+    do not change, but where two scores tie within rounding; log-probabilities are those of the verifying pass.
+    drafts: earlier completions to draft from. Those of this call are added.
 
     The tokens of a request depend only on the seed and its prompt, prompt id and sample number.
 
@@ -60,13 +66,18 @@ def stream(
     ):
         if not isinstance(value, kind):
             raise InputError(f"{name} is a {type(value).__name__}, but must be the result of {made}")
-    for name, number, least in (("slots", slots, 0), ("chunk", chunk, 1)):
+    for name, number, least in (
+        ("slots", slots, 0),
+        ("chunk", chunk, 1),
+        ("speculative_tokens", speculative_tokens, 0),
+    ):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
     check_requests(requests, policy.config.vocab_size)
     return _stream(
-        policy, weights, requests, settings, slots, shape, cut, chunk, enough, watch, cache_dtype, policy_step, stats
-    )
+        policy, weights, requests, settings, slots, shape, cut, chunk, enough, watch, cache_dtype, policy_step, stats,
+        speculative_tokens, drafts,
+    )  # fmt: skip
 
 
 def _stream(
@@ -83,6 +94,8 @@ def _stream(
     cache_dtype: Any,
     policy_step: int,
     stats: Stats | None,
+    speculative_tokens: int,
+    drafts: Drafts | None,
 ) -> Generator[Completion, None, None]:
     stats = Stats() if stats is None else stats
     count_compiles()
@@ -98,6 +111,7 @@ def _stream(
         engine = Engine(
             policy, weights, settings, size_for(open_ones, slots, devices, shape),
             cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
+            speculative_tokens=speculative_tokens, drafts=drafts,
         )  # fmt: skip
         for request in requests:
             engine.submit(request)

@@ -22,6 +22,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
+from jaxrl_llm.sampling.speculate import Tail
 
 AnyMesh = Mesh | AbstractMesh
 LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
@@ -287,7 +288,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     def cache(layer: LayerCache) -> LayerCache:
         return LayerCache(*(None if x is None else place(x, x.shape[1]) for x in layer))  # type: ignore[arg-type]
 
-    if isinstance(tree, PrefixCache | RingCache):
+    if isinstance(tree, PrefixCache | RingCache | Tail):
         rest = jax.tree.map(place, tree._replace(layers=()))
         return rest._replace(layers=tuple(cache(layer) for layer in tree.layers))
     return jax.tree.map(place, tree)

@@ -1,0 +1,38 @@
+"""The tokens that rows of the engine drew, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.sampling.decode import RingCache, RowState, finished
+from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens, first_not_finite
+from jaxrl_llm.sampling.weights import Weights
+
+
+def in_ring(
+    weights: Weights, ring_cache: RingCache, state: RowState, requests: Mapping[int, Request], policy_step: int
+) -> dict[int, Tokens]:
+    """The tokens of some rows so far, including those that they began with. requests: by row."""
+    rows = list(requests)
+    size = 1 << (len(rows) - 1).bit_length()
+    index = np.resize(np.asarray(rows, np.int32), size)
+    last = np.asarray(state.last)[index]
+    count, fresh = np.asarray(state.own), np.asarray(state.fresh)
+    drawn = [np.asarray(x) for x in weights.fetched(finished(ring_cache.drawn, index, last))]
+    out = {}
+    for i, (row, request) in enumerate(requests.items()):
+        own = 0 if fresh[row] else int(count[row]) + 1
+        out[row] = request.begun.followed_by(as_tokens(drawn, i, own - request.begun.size, policy_step))
+    return out
+
+
+def check_finite(request: Request, tokens: Tokens) -> None:
+    """InputError if a token of a request was drawn from logits that are not finite."""
+    if (place := first_not_finite(tokens.after(request.begun.size))) is not None:
+        raise InputError(
+            f"the policy's logits are not finite at token {request.begun.size + place + 1} of the completion of prompt "
+            f"{request.prompt_id}, sample {request.sample}: check the weights"
+        )
