@@ -31,7 +31,7 @@ from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
-from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, to_arrays
+from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, named, to_arrays, unnamed
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import (
@@ -47,14 +47,15 @@ from jaxrl_llm.rollouts.sources import (
     window_metrics,
 )
 from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import MakeEngine, Request, SamplingConfig, Stats
-from jaxrl_llm.sampling.sampler import cut_at, settings_of
+from jaxrl_llm.sampling.sampler import completion_ids, cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
-REPLAY = "replay_"  # before the names of a replay's arrays in a checkpoint
+REPLAY, DRAFTS = "replay_", "drafts_"  # before the names of their arrays in a checkpoint
 LOOK = 16  # tokens between two checks for complete groups and for stop strings
 Clock = Callable[[str], AbstractContextManager[Any]]
 
@@ -95,6 +96,7 @@ class ExperienceState(NamedTuple):
     curriculum: Any
     replay: dict[str, np.ndarray]
     pool: Pool  # groups that continue in the next step
+    drafts: Drafts  # completions of earlier steps, for speculation
 
 
 def experience(setup: Experience) -> Source:
@@ -109,26 +111,31 @@ def experience(setup: Experience) -> Source:
     """
 
     def init() -> ExperienceState:
-        return ExperienceState(setup.curriculum.init(), setup.replay.init(), ())
+        return ExperienceState(setup.curriculum.init(), setup.replay.init(), (), Drafts())
 
     def next_step(state: ExperienceState, params: Params, key: jax.Array, step: int) -> tuple[Step, ExperienceState]:
         if setup.partial is not None:
             found, state = _partial_step(setup, setup.partial, state, params, key, step)
         else:
             found, state = _complete_step(setup, state, params, key, step)
+        if setup.sampling.speculative_tokens:
+            ids = np.asarray(found.scored.batch.prompt_id).tolist()
+            added = zip(ids, completion_ids(found.scored.batch), strict=True)
+            state = state._replace(drafts=state.drafts.with_added(added))
         scored, replay = setup.replay.mix(state.replay, found.scored)
         found = found._replace(scored=scored)
         return found, state._replace(replay=replay, curriculum=setup.curriculum.observe(state.curriculum, found))
 
     def save(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         pool = to_arrays(state.pool) if setup.partial is not None else {}
-        return {"curriculum": state.curriculum}, pool | {REPLAY + name: x for name, x in state.replay.items()}
+        drafts = state.drafts.to_arrays() if setup.sampling.speculative_tokens else {}
+        return {"curriculum": state.curriculum}, pool | named(REPLAY, state.replay) | named(DRAFTS, drafts)
 
     def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
         setup.curriculum.select(saved["curriculum"], 0)  # so that the curriculum checks its state
-        replay = {name.removeprefix(REPLAY): x for name, x in arrays.items() if name.startswith(REPLAY)}
-        pool = {name: x for name, x in arrays.items() if not name.startswith(REPLAY)}
-        return ExperienceState(saved["curriculum"], replay, from_arrays(pool))
+        pool = {name: x for name, x in arrays.items() if not name.startswith((REPLAY, DRAFTS))}
+        drafts = Drafts.from_arrays(unnamed(DRAFTS, arrays))
+        return ExperienceState(saved["curriculum"], unnamed(REPLAY, arrays), from_arrays(pool), drafts)
 
     return Source(init, next_step, save, load, setup.rollout.provides)
 
@@ -147,7 +154,7 @@ def _complete_step(
         ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
         state, dropped = state._replace(curriculum=curriculum), dropped + lost
         flight = [_begin(setup, i, step) for i in ids]
-        found, scored = _round(setup, flight, Rule(), params, round_key, step)
+        found, scored = _round(setup, flight, Rule(), params, round_key, step, state.drafts)
         stats += found.stats
         rounds += 1
         runs.append(program_metrics(found.groups))
@@ -174,7 +181,7 @@ def _partial_step(
     flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, i, step) for i in ids]
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
-    found, scored = _round(setup, flight, rule, params, key, step)
+    found, scored = _round(setup, flight, rule, params, key, step, state.drafts)
     batch = scored.batch
     # Age in steps of the tokens that are trained on.
     age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
@@ -202,8 +209,9 @@ def _task(setup: Experience, log: GroupLog) -> Task:
 
 
 def _round(
-    setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int
-) -> tuple[Collected, Scored]:
+    setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int,
+    drafts: Drafts,
+) -> tuple[Collected, Scored]:  # fmt: skip
     """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
     policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
     chunk = LOOK if sampling.stop or setup.partial is not None else CHUNK
@@ -226,7 +234,7 @@ def _round(
             )  # fmt: skip
             return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
 
-        make = _engines(setup, len(places), params, key, step)
+        make = _engines(setup, len(places), params, key, step, drafts)
         with setup.clock("sample"):
             found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
             batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
@@ -243,10 +251,10 @@ def _round(
         return of_all_hosts(hosts, places, found, scored, batch_of)
 
 
-def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, step: int) -> MakeEngine:
+def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, step: int, drafts: Drafts) -> MakeEngine:
     """The function with which the driver builds its engines, which share the weights.
 
-    groups: in flight on this unit of hosts.
+    groups: in flight on this unit of hosts. drafts: of earlier steps.
     """
     policy, sampling, mesh, units = setup.policy, setup.sampling, setup.mesh, setup.hosts.units
     weights = take_weights(policy, params, mesh, sampling.weight_dtype)
@@ -269,6 +277,7 @@ def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, ste
         return Engine(
             policy, weights, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
+            speculative_tokens=sampling.speculative_tokens, drafts=drafts.with_added(()),
         )  # fmt: skip
 
     return make

@@ -166,6 +166,8 @@ def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]
         "tokens",
         "prompt_tokens",
         "padded_tokens",
+        "drafted",
+        "accepted",
         "seconds",
         "compiles",
         "moved_bytes",

@@ -25,7 +25,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
-    "reward_default": (-1e30, 1e30),
+    "reward_default": (-1e30, 1e30), "speculative_tokens": (0, 64),
     "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
     "spike_window": (4, 2**20), "spike_rollbacks": (1, 2**20),
 }  # fmt: skip
@@ -111,6 +111,10 @@ class TrainConfig:
     same_rounding: bool = False
     """Compute with the rounded weights of weight_dtype in updates and evaluations too, with straight-through gradients
     (as Jet-RL, 2601.14243, but activations are not rounded): ratios start at 1 again. float32 weights are updated."""
+    speculative_tokens: int = 0
+    """Once few completions of a step are unfinished, draft this many tokens of each from what followed the same tokens
+    before, and verify them in one pass: no token changes. Drafts come from the completion, from others of its prompt,
+    and from earlier epochs. 0 is off; 4 is a good start."""
     oversample: float = 1.0
     """Prompts in flight, as a multiple of prompts_per_step. Above 1, a step ends when prompts_per_step groups are
     complete, and the other completions continue in the next step (partial rollouts)."""

@@ -14,11 +14,12 @@ import numpy as np
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import PrefixSlots
 from jaxrl_llm.sampling.decode import DrawSettings, RowState, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.drawn import check_finite, in_ring
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step, best_reuse
-from jaxrl_llm.sampling.tail import Drafts, TailRows, most_rows
+from jaxrl_llm.sampling.tail import TailRows, most_rows
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.shapes import bucket
 

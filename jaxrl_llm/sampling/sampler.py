@@ -30,12 +30,12 @@ from jaxrl_llm.sampling.arguments import (
     checked_stop_tokens,
 )
 from jaxrl_llm.sampling.decode import DrawSettings, seed_of
+from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.tail import Drafts
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.shapes import bucket, pad_rows
 from jaxrl_llm.trajectory import Trajectories, check_batch

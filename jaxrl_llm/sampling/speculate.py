@@ -51,7 +51,7 @@ class Draft(NamedTuple):
     """Drafted tokens of each row."""
 
     tokens: Array  # int32[R, k]
-    count: Array  # int32[R], how many of them there are, 0 to k
+    number: Array  # int32[R], how many of them there are, 0 to k
 
 
 @jax.jit
@@ -136,17 +136,17 @@ def verify(
 
     def draft(tail: Tail, rows: RowState) -> Draft:
         found = drafts(tail, rows.prompt + rows.own, sources, width)
-        return found._replace(count=jnp.where(rows.done, 0, found.count))
+        return found._replace(number=jnp.where(rows.done, 0, found.number))
 
     def unfinished(carry: Carry) -> Array:
         return (carry[2].steps < most) & ~jnp.all(carry[1].done)
 
     def drafted(carry: Carry) -> Array:
-        return 2 * jnp.sum(carry[3].count > 0) >= jnp.sum(~carry[1].done)
+        return 2 * jnp.sum(carry[3].number > 0) >= jnp.sum(~carry[1].done)
 
     def advance(carry: Carry, few: int) -> Carry:
         tail, rows, counts, found = carry
-        found = Draft(found.tokens[:, :few], jnp.minimum(found.count, few))
+        found = Draft(found.tokens[:, :few], jnp.minimum(found.number, few))
         tail, rows, counts = _advance(policy, params, tail, rows, counts, found, settings)
         return tail, rows, counts, draft(tail, rows)
 
@@ -181,7 +181,7 @@ def _advance(
     counters = jnp.stack(jnp.broadcast_arrays(settings.seed, rows.prompt_id[:, None], rows.sample[:, None], at), axis=2)
     new = draw(policy, params, hidden.reshape(R * (k + 1), -1), counters.reshape(-1, 4).astype(jnp.uint32), settings)
     new = Drawn(*(x.reshape(R, k + 1) for x in new))
-    right = (new.token[:, :k] == draft.tokens) & (ahead[:, :k] < draft.count[:, None])
+    right = (new.token[:, :k] == draft.tokens) & (ahead[:, :k] < draft.number[:, None])
     right_count = jnp.sum(jnp.cumprod(right, axis=1), axis=1)
     # -1 comes from logits that are not finite: the host reports it.
     ends = jnp.any(new.token[:, :, None] == settings.stop_tokens, axis=2) | (at + 1 >= rows.limit[:, None])
@@ -193,7 +193,7 @@ def _advance(
         return old.at[jnp.arange(R)[:, None], jnp.where(kept, column, old.shape[1])].set(x, mode="drop")
 
     newest = jnp.take_along_axis(new.token, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-    tried = (draft.count > 0) & ~rows.done
+    tried = (draft.number > 0) & ~rows.done
     misses = jnp.where(right_count > 0, 0, jnp.minimum(tail.misses + 1, MOST_MISSES))
     tail = Tail(
         layers,
@@ -202,7 +202,7 @@ def _advance(
         jnp.where(tried, misses, tail.misses),
     )
     added = (
-        1, jnp.sum(~rows.done), jnp.sum(count), jnp.sum(jnp.where(rows.done, 0, draft.count)),
+        1, jnp.sum(~rows.done), jnp.sum(count), jnp.sum(jnp.where(rows.done, 0, draft.number)),
         jnp.sum(jnp.maximum(count - 1, 0)),
     )  # fmt: skip
     counts = TailCounts(*(old + jnp.int32(x) for old, x in zip(counts, added, strict=True)))
@@ -240,8 +240,9 @@ def _attend(
     y = merge(old, among).astype(q.dtype).swapaxes(1, 2).reshape(R, W, H, h)
 
     def put(store: Array, x: Array, axis: int) -> Array:
-        store, x = jnp.moveaxis(store, axis, 1), jnp.moveaxis(x, axis, 1)
-        store = store.at[jnp.arange(R)[:, None], position[:, None] + ahead].set(x, mode="drop")
-        return jnp.moveaxis(store, 1, axis)
+        """Write x from column `position` on, which columns there are enough of."""
+        return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, axis - 1))(
+            store, x, position
+        )
 
     return y, each(put, memory, new)

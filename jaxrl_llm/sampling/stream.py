@@ -14,10 +14,10 @@ from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.process import compiles, count_compiles, interruptible
 from jaxrl_llm.sampling.decode import DrawSettings
+from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
 from jaxrl_llm.sampling.schedule import Shape, size_for
-from jaxrl_llm.sampling.tail import Drafts
 from jaxrl_llm.sampling.weights import Weights
 
 

@@ -1,9 +1,8 @@
-"""The last rows of an engine on the host: how they enter speculation, and the texts from which tokens are drafted."""
+"""The last rows of an engine on the host: how they enter speculation, and the texts that each drafts from."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import PrefixCache
 from jaxrl_llm.sampling.decode import DrawSettings, RingCache, RowState
+from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.requests import Request, Stats, Tokens
 from jaxrl_llm.sampling.schedule import Size
 from jaxrl_llm.sampling.speculate import Tail, TailCounts, gather, rows_of, verify
@@ -21,41 +21,6 @@ from jaxrl_llm.sampling.weights import Weights
 TAIL_SHARE = 8  # speculation begins once one row in this many is decoding
 SOURCE_TEXTS = 16  # completions of the greatest length that a row can draft from
 COLUMNS = 128  # numbers of columns are multiples of it, as accelerators tile them
-
-
-class Drafts:
-    """Completions of prompts, by prompt id, from which later completions of the same prompt are drafted.
-
-    The latest `texts` of each of the `prompts` latest prompts are kept. They change speed only, never a token.
-    """
-
-    def __init__(self, of: Mapping[int, Iterable[Sequence[int]]] | None = None, prompts: int = 4096, texts: int = 64):
-        self.prompts, self.texts = prompts, texts
-        self.of: dict[int, deque[np.ndarray]] = {}
-        for prompt_id, completions in (of or {}).items():
-            for completion in completions:
-                self.add(prompt_id, completion)
-
-    def add(self, prompt_id: int, completion: Sequence[int] | np.ndarray) -> None:
-        """Keep a completion of a prompt, which becomes its latest and the prompt the latest of all."""
-        kept = self.of.pop(prompt_id, None) or deque(maxlen=self.texts)
-        kept.append(np.asarray(completion, np.int32))
-        self.of[prompt_id] = kept
-        if len(self.of) > self.prompts:
-            del self.of[next(iter(self.of))]
-
-    def source(self, prompt_id: int, length: int, others: Iterable[np.ndarray] = ()) -> np.ndarray:
-        """int32[length]: the latest completions that fit, the latest last, each followed by -1, and others after them.
-
-        Unused places, which come first, are -1.
-        """
-        out, end = np.full(length, -1, np.int32), length
-        for text in reversed([*self.of.get(prompt_id, ()), *others]):
-            if text.size + 1 > end:
-                break
-            out[end - 1 - text.size : end - 1] = text
-            end -= text.size + 1
-        return out
 
 
 def most_rows(size: Size, weights: Weights) -> int:
@@ -108,7 +73,7 @@ class TailRows:
         self.shards = row_shards(weights.mesh, SAMPLED_ROWS)
         index = self._index(list(range(len(self.rows))))
         rows = np.asarray(self.rows, np.int32)[index]
-        self.state = RowState(*(np.array(x)[rows] for x in state))  # type: ignore[arg-type]
+        self.state = RowState(*(np.array(x)[rows] for x in state))
         self._only_first(len(self.rows))
         tokens = np.full((len(rows), columns_of(size, width)), -1, np.int32)
         for i, row in enumerate(rows.tolist()):
@@ -149,7 +114,7 @@ class TailRows:
         if 4 * len(index) > len(np.asarray(self.state.done)):
             return
         self.rows = [self.rows[i] for i in live]
-        self.state = RowState(*(np.array(x)[index] for x in self.state))  # type: ignore[arg-type]
+        self.state = RowState(*(np.array(x)[index] for x in self.state))
         self._only_first(len(live))
         self.tail = self.weights.spread(rows_of(self.tail, index))
 
@@ -170,6 +135,7 @@ class TailRows:
         for row in rows:
             i, begun = self.rows.index(row), self.requests[row].begun
             end = int(np.asarray(self.state.own)[i]) + 1
-            new = [x[i, begun.size : end] for x in drawn]
-            out[row] = begun.followed_by(Tokens(*new, np.full(end - begun.size, policy_step, np.int32)))
+            token, *numbers = (x[i, begun.size : end] for x in drawn)
+            new: list[np.ndarray] = [token, *numbers, np.full(end - begun.size, policy_step, np.int32)]
+            out[row] = begun.followed_by(Tokens(*new))
         return out

@@ -17,11 +17,11 @@ from jaxrl_llm import sample
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.sampling import Completion, Request, Stats, stream, take_weights
 from jaxrl_llm.sampling.decode import Drawn
+from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.schedule import size_for
 from jaxrl_llm.sampling.speculate import LEAST_MATCH, LONGEST_MATCH, Tail, drafts
-from jaxrl_llm.sampling.tail import Drafts
 
 PROMPTS = ((3, 5, 7, 9, 11, 2, 4, 8), (3, 5, 9, 1, 2))
 SHORT, LONG, K = 4, 40, 3
@@ -231,21 +231,32 @@ def test_drafts_against_a_loop(text: list[int], sources: list[int], misses: int)
     tail = Tail((), tokens, Drawn(*[jnp.zeros((1, 1))] * 5), jnp.asarray([misses], jnp.int32))
     found = jax.jit(drafts, static_argnums=3)(tail, jnp.asarray([len(text) - 1]), jnp.asarray([sources], jnp.int32), 5)
     expected = slow_draft(text, sources, misses, 5)
-    assert np.asarray(found.tokens)[0, : int(found.count[0])].tolist() == expected
+    assert np.asarray(found.tokens)[0, : int(found.number[0])].tolist() == expected
 
 
 def test_sources_of_drafts() -> None:
     """The latest texts that fit, each with a mark behind it; the oldest texts and prompts are dropped."""
-    known = Drafts({1: [[1, 2], [3]]}, prompts=2, texts=2)
+    known = Drafts({1: [[1, 2], [3]]}, texts=2, tokens=4)
     assert known.source(1, 8).tolist() == [-1, -1, -1, 1, 2, -1, 3, -1]
     assert known.source(1, 4).tolist() == [-1, -1, 3, -1]
     assert known.source(1, 5, [np.asarray([7, 8], np.int32)]).tolist() == [3, -1, 7, 8, -1]
-    known.add(1, [4])
-    assert [text.tolist() for text in known.of[1]] == [[3], [4]]
-    known.add(2, [5])
-    known.add(1, [6])
-    known.add(3, [7])
-    assert list(known.of) == [1, 3]
+    more = known.with_added([(1, [4])])
+    assert [text.tolist() for text in more.of[1]] == [[3], [4]]
+    assert [text.tolist() for text in known.of[1]] == [[1, 2], [3]]
+    more = more.with_added([(2, [5, 6]), (1, [6]), (3, [7])])
+    assert list(more.of) == [1, 3]
+    assert more.size == 3
+
+
+def test_drafts_in_a_checkpoint() -> None:
+    """What is saved is what is loaded, in its order, also nothing."""
+    known = Drafts({5: [[1, 2], []], 3: [[4]]})
+    again = Drafts.from_arrays(known.to_arrays())
+    assert list(again.of) == [5, 3]
+    assert [[text.tolist() for text in again.of[i]] for i in again.of] == [[[1, 2], []], [[4]]]
+    assert again.size == known.size == 3
+    assert not Drafts.from_arrays(Drafts().to_arrays()).of
+    assert not Drafts.from_arrays({}).of
 
 
 def test_sample_with_speculation(vectors: Any) -> None:
