@@ -61,7 +61,7 @@ def run(policy: Any, weights: Any, requests: list[Request], slots: int, seed: in
     tail = begin
     while engine.busy:
         placed, waiting = engine.schedule.placed, engine.schedule.queue
-        in_tail = not waiting and placed and len(placed) <= most_rows(size, weights)
+        in_tail = not waiting and placed and len(placed) <= most_rows(size, weights.mesh)
         if not in_tail:
             tail = time.perf_counter()
         done |= {c.index: c for c in engine.step(CHUNK if in_tail else LOOK)}

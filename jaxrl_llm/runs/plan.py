@@ -40,7 +40,7 @@ from jaxrl_llm.runs.plan_shapes import (
     with_layers,
 )
 from jaxrl_llm.runs.plan_times import Seconds, calls, seconds_of
-from jaxrl_llm.sampling.ahead import NAMES, compile_sampling
+from jaxrl_llm.sampling.ahead import NAMES, compile_sampling, tail_arrays
 from jaxrl_llm.sampling.schedule import Size
 
 SAMPLING = NAMES  # the programs of sampling; the others are of learning
@@ -156,6 +156,8 @@ def compiled_plan(
     engine = shapes.engine()
     sampler = bytes_on_a_device(engine.weights)
     caches = bytes_on_a_device((engine.prefix_cache, engine.ring_cache))
+    if width := config.speculative_tokens:
+        caches += bytes_on_a_device(tail_arrays(engine, shapes.size, shapes.own, width))
     of_sampling = {name: costs[name] for name in SAMPLING if name in costs}
     working = {
         "padding": max(max(cost.arguments - cost.given, 0) for cost in of_sampling.values()),
@@ -270,6 +272,7 @@ def sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[st
     return compile_sampling(
         shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
         filtered=config.truncating, platform=platform, own=shapes.own, weight_dtype=config.weight_dtype,
+        speculative_tokens=config.speculative_tokens,
     )  # fmt: skip
 
 

@@ -38,7 +38,8 @@ def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) 
         return rounds * config.max_new_tokens
     if name == "prefill":
         return math.ceil(prompts / prompts_together(size, devices))
-    return rounds if name == "begin" else 1
+    # Passes of speculation take the place of decode steps.
+    return {"begin": rounds, "verify": 0}.get(name, 1)
 
 
 def seconds_of(cost: Cost, chip: Chip, times: int) -> Seconds:

@@ -19,6 +19,8 @@ from jaxrl_llm.sampling.decode import DrawSettings, RingCache, begin, decode, em
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill
 from jaxrl_llm.sampling.schedule import Size
+from jaxrl_llm.sampling.speculate import Tail, gather, verify
+from jaxrl_llm.sampling.tail import columns_of, most_rows, source_length
 from jaxrl_llm.sampling.weights import (
     abstract_weights,
     converter,
@@ -29,7 +31,7 @@ from jaxrl_llm.sampling.weights import (
 )
 
 Shapes = Any  # a pytree of jax.ShapeDtypeStruct
-NAMES = ("convert", "convert_layer", "prefill", "begin", "decode")
+NAMES = ("convert", "convert_layer", "prefill", "begin", "decode", "verify")
 
 
 class Arrays(NamedTuple):
@@ -80,6 +82,16 @@ def spread(tree: Shapes, own: Mesh) -> Shapes:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
+def tail_arrays(arrays: Arrays, size: Size, own: Mesh, speculative_tokens: int) -> Tail:
+    """The caches of the rows that decode by speculation, at most."""
+    few = most_rows(size, own)
+    numbers = jax.ShapeDtypeStruct((few,), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((few, columns_of(size, speculative_tokens)), jnp.int32)
+    caches = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (arrays.prefix_cache, arrays.ring_cache))
+    tail: Tail = spread(jax.eval_shape(gather, *caches, numbers, numbers, numbers, tokens), own)
+    return tail
+
+
 def prompts_together(size: Size, devices: int) -> int:
     """How many prompts of the full width go through one call of prefill. devices: over which rows are sharded."""
     most = min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // devices))
@@ -98,12 +110,14 @@ def compile_sampling(
     platform: str | None = None,
     own: Mesh | None = None,
     weight_dtype: Any = None,
+    speculative_tokens: int = 0,
 ) -> dict[str, Program]:
     """The programs of an engine of this size, by name, as a run calls them.
 
     "convert" makes the loop's weights from the parameters, where they are others; on a mesh "convert_layer" makes those
     of a layer, and "convert" the others. params, cache_dtype, own, weight_dtype: as for `engine_arrays`. filtered: with
-    top-k, top-p or min-p. names: which programs to compile. platform: see `ahead_of_time`.
+    top-k, top-p or min-p. names: which programs to compile. platform: see `ahead_of_time`. speculative_tokens: above 0,
+    "verify" is among them, with as many rows as it can have.
     """
     own = own or of_this_host(mesh)
     arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own, weight_dtype), size.shape
@@ -129,6 +143,11 @@ def compile_sampling(
         "begin": lambda: begin.trace(policy, weights, prefix_cache, slots, ring.drawn, ring.step, rows, settings),
         "decode": lambda: decode.trace(policy, weights, prefix_cache, slots, ring, rows, settings, one, one),
     }
+    if speculative_tokens:
+        tail = tail_arrays(arrays, size, own, speculative_tokens)
+        few, sources = most_rows(size, own), source_length(size)
+        last = spread((jax.eval_shape(lambda: no_rows(few)), number(jnp.int32, few, sources)), own)
+        trace["verify"] = lambda: verify.trace(policy, weights, tail, *last, settings, one, width=speculative_tokens)
     if not arrays.shares:
         trace |= _convert(policy, params, mesh, kind_of(weight_dtype) or policy.rounding)
     return {name: program_of(name, trace[name](), platform) for name in names if name in trace}

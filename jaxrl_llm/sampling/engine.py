@@ -185,7 +185,7 @@ class Engine:
         fresh = int(np.sum(np.asarray(self.rows.fresh) & ~np.asarray(self.rows.done)))
         leave_at = rows
         if self.speculative_tokens and not waiting:
-            few = most_rows(self.size, self.weights)
+            few = most_rows(self.size, self.weights.mesh)
             if live <= few and not fresh:
                 self._decode_tail(chunk)
                 return

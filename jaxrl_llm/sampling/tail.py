@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
@@ -23,10 +24,9 @@ SOURCE_TEXTS = 16  # completions of the greatest length that a row can draft fro
 COLUMNS = 128  # numbers of columns are multiples of it, as accelerators tile them
 
 
-def most_rows(size: Size, weights: Weights) -> int:
+def most_rows(size: Size, mesh: Mesh | None) -> int:
     """The most rows that decode by speculation in an engine of this size: a multiple of the shards of rows."""
-    shards = row_shards(weights.mesh, SAMPLED_ROWS)
-    return _rounded(max(size.shape.rows // TAIL_SHARE, 1), shards, down=True)
+    return _rounded(max(size.shape.rows // TAIL_SHARE, 1), row_shards(mesh, SAMPLED_ROWS), down=True)
 
 
 def _rounded(rows: int, shards: int, down: bool = False) -> int:

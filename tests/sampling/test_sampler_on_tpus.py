@@ -221,3 +221,53 @@ def test_weights_reach_the_sampler_layer_by_layer() -> None:
     assert found["convert"][0] == pytest.approx(2 * 32768 * 2048, rel=0.01)
     for results, temporaries in found.values():
         assert 0 < temporaries <= 1.01 * results
+
+
+VERIFY = """
+import json
+from functools import partial
+
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+
+from jaxrl_llm.distributed import make_mesh, named_shardings
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.distributed.sharding import parameter_specs
+from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.sampling.ahead import compile_sampling, engine_arrays, tail_arrays
+from jaxrl_llm.sampling.schedule import Shape, Size
+
+config = ModelConfig(
+    family="llama", vocab_size=32768, hidden_size=1024, intermediate_size=4096, num_layers=2, num_heads=16,
+    num_kv_heads=8, head_dim=128, norm_epsilon=1e-6, tie_embeddings=True, ropes=(Rope(1e4),), rope_of_layer=(0, 0),
+    window_of_layer=(0, 256), query_scale=0.1, max_positions=4096,
+)
+chips = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+policy, size = Policy(config, jnp.dtype(jnp.bfloat16)), Size(Shape(64, 8, 8, True), 256, 256)
+out = {}
+for data, tensor in ((1, 1), (2, 2)):
+    mesh = make_mesh(data, tensor, list(chips)[: data * tensor])
+    params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+    places = named_shardings(parameter_specs(config, mesh, True, params), mesh)
+    params = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, places)
+    program, = compile_sampling(policy, params, mesh, size, names=("verify",), speculative_tokens=4).values()
+    memory, text = program.compiled.memory_analysis(), program.compiled.as_text()
+    tail = tail_arrays(engine_arrays(policy, params, mesh, size), size, mesh, 4)
+    out[f"{data} x {tensor}"] = {
+        "reused": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
+        "kernels": len(__import__("re").findall("custom_call_target=.tpu_custom_call.", text)),
+        "caches": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tail.layers)) / (data * tensor),
+    }
+print("RESULT" + json.dumps(out))
+"""
+
+
+@pytest.mark.heavy
+def test_speculation_compiles() -> None:
+    """Passes of one token and of five: in each a kernel for each layer's cache, and one for the draw."""
+    done = subprocess.run([sys.executable, "-c", VERIFY], env=tpu_environment(), capture_output=True, text=True)
+    assert "RESULT" in done.stdout, done.stderr[-3000:]
+    for found in json.loads(done.stdout.split("RESULT")[1]).values():
+        assert found["kernels"] == 2 * (2 + 1)
+        assert found["reused"] >= found["caches"]
+        assert found["temporaries"] < 2 * found["caches"] + 64 * 2**20
