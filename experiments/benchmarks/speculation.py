@@ -17,12 +17,13 @@ import statistics
 import time
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from rollout_tail import endless, tail_limits
 from rollout_worker import random_prompts
 
 from jaxrl_llm import load_policy
+from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, Stats
@@ -48,13 +49,15 @@ def questions(tokenizer: Any, count: int) -> list[list[int]]:
     return out
 
 
-def run(policy: Any, weights: Any, requests: list[Request], slots: int, seed: int, width: int, drafts: Drafts) -> Any:
+def run(
+    policy: Any, weights: Any, requests: list[Request], slots: int, settings: DrawSettings, width: int, drafts: Drafts
+) -> Any:
     """(seconds of the tail, of the whole, completions by index, counts)."""
     stats, done = Stats(), {}
     size = size_for(requests, slots)
     begin = time.perf_counter()
     engine = Engine(
-        policy, weights, endless(seed), size, stats=stats, speculative_tokens=width, drafts=drafts if width else None
+        policy, weights, settings, size, stats=stats, speculative_tokens=width, drafts=drafts if width else None
     )
     for request in requests:
         engine.submit(request)
@@ -80,6 +83,7 @@ def main() -> None:
     parser.add_argument("--median", type=float, default=24)
     parser.add_argument("--longest", type=float, default=16)
     parser.add_argument("--width", type=int, default=4)
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     policy, params, tokenizer = load_policy(given.model)
@@ -97,12 +101,16 @@ def main() -> None:
     for repeat in range(given.repeats + 1):  # the first compiles
         drafts = Drafts()
         for epoch in range(2):
-            seed = 2 * repeat + epoch
-            plain = run(policy, weights, requests, given.slots, seed, 0, Drafts())
-            fast = run(policy, weights, requests, given.slots, seed, given.width, drafts)
+            settings = endless(2 * repeat + epoch)._replace(temperature=jnp.float32(given.temperature))
+            plain = run(policy, weights, requests, given.slots, settings, 0, Drafts())
+            fast = run(policy, weights, requests, given.slots, settings, given.width, drafts)
             same = sum(np.array_equal(plain[2][i].tokens.token, fast[2][i].tokens.token) for i in range(len(requests)))
             if repeat:
                 found[epoch].append((plain, fast, same))
+                print(
+                    f"epoch {epoch}: tail {plain[0]:.2f} and {fast[0]:.2f} s, whole {plain[1]:.2f} and {fast[1]:.2f} s",
+                    flush=True,
+                )
     for epoch, runs in found.items():
         tails = [plain[0] / fast[0] for plain, fast, _ in runs]
         wholes = [plain[1] / fast[1] for plain, fast, _ in runs]
@@ -118,5 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", None)
     main()
