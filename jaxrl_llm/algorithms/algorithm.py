@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.part_checks import expect
+from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
+from jaxrl_llm.rollouts.sources import MakeCurriculum, Replay
 from jaxrl_llm.transform import Objective, Transform
 
 
@@ -15,23 +17,40 @@ from jaxrl_llm.transform import Objective, Transform
 class Algorithm:
     """A `transform` from rewards to advantages, an `objective` from advantages to a loss, and rules for rollouts.
 
-    `needs` names what the loop must provide beyond a sampled and scored batch. A `strategy` requests partial rollouts;
-    the run's settings override it. Its repr is the code that composes it; a notebook shows its equations too. Raises
-    InputError for a part of another type, such as a factory that was not called.
+    `needs` names what the loop must provide beyond a sampled and scored batch. What comes before the batch: `rollout`
+    is the program that samples a group (None: `rollouts.programs.group`); `curriculum` chooses prompts, a function
+    (training rows, seed) -> `Curriculum`, or is the rule by which groups without a signal are replaced; `replay` mixes
+    in what was sampled before; a `strategy` requests partial rollouts. The run's settings override them.
+
+    Its repr is the code that composes it; a notebook shows its equations too. Raises InputError for a part of another
+    type, such as a factory that was not called.
     """
 
     transform: Transform
     objective: Objective
-    curriculum: DynamicSampling | None = None
+    curriculum: DynamicSampling | MakeCurriculum | None = None
     strategy: Partial | None = None
+    rollout: Rollout | None = None
+    replay: Replay | None = None
 
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
         expect("an algorithm's objective", self.objective, Objective)
-        if self.curriculum is not None:
+        if self.curriculum is not None and (isinstance(self.curriculum, type) or not callable(self.curriculum)):
             expect("an algorithm's curriculum", self.curriculum, DynamicSampling)
-        if self.strategy is not None:
-            expect("an algorithm's strategy", self.strategy, Partial)
+        for name, kind in (("strategy", Partial), ("rollout", Rollout), ("replay", Replay)):
+            if getattr(self, name) is not None:
+                expect(f"an algorithm's {name}", getattr(self, name), kind)
+
+    @property
+    def resampling(self) -> DynamicSampling | None:
+        """The rule by which groups without a signal are replaced, if that is the curriculum."""
+        return self.curriculum if isinstance(self.curriculum, DynamicSampling) else None
+
+    @property
+    def prompts(self) -> MakeCurriculum | None:
+        """The function that makes the curriculum, if it chooses prompts."""
+        return None if isinstance(self.curriculum, DynamicSampling) else self.curriculum
 
     @property
     def needs(self) -> frozenset[str]:

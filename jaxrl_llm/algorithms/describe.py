@@ -251,10 +251,11 @@ def _outputs(name: str) -> str:
     """The method's outputs: advantages and loss, and the rollout rules that it sets."""
     method = get(name)
     lines = ["  batch.advantages f32[N, L], and the loss"]
-    if method.curriculum is not None:
+    if method.resampling is not None:
         lines.append(
-            f"  curriculum: other prompts for groups without signal, at most {method.curriculum.rounds} batches"
+            f"  curriculum: other prompts for groups without signal, at most {method.resampling.rounds} batches"
         )
-    if method.strategy is not None:
-        lines.append(f"  strategy: {method.strategy}")
+    for name in ("prompts", "strategy", "rollout", "replay"):
+        if (found := getattr(method, name)) is not None:
+            lines.append(f"  {'curriculum' if name == 'prompts' else name}: {found}")
     return "\n".join(lines)

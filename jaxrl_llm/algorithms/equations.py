@@ -38,7 +38,8 @@ def equations(algorithm: Any) -> str:
 
 def markdown(algorithm: Any) -> str:
     """The equations, the rules for rollouts, and the code of an algorithm, for notebooks."""
-    rules = [code(rule) for rule in (algorithm.curriculum, algorithm.strategy) if rule is not None]
+    before = algorithm.curriculum, algorithm.strategy, algorithm.rollout, algorithm.replay
+    rules = [code(rule) for rule in before if rule is not None]
     about = "Sample $i$ of $N$ has the actions $o_{i,t}$ and belongs to the prompt's group $g$."
     parts = [f"$$\n{equations(algorithm)}\n$$", about, *(f"Rollouts: `{rule}`" for rule in rules)]
     return "\n\n".join([*parts, f"```python\n{algorithm!r}\n```"]) + "\n"

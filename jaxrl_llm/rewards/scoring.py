@@ -102,8 +102,12 @@ PADDING = {"turn": -1, "support_floor": -np.inf}  # of [N, L] fields; 0 of the o
 
 
 def rows_of_group(scored: Scored, number: int, size: int) -> Scored:
-    """The rows of one group. Failures are not known per row, so all are attributed to the first group."""
-    place = slice(number * size, (number + 1) * size)
+    """The rows of one group, where all have `size`. Failures are attributed to the first group."""
+    return some_rows(scored, number, slice(number * size, (number + 1) * size))
+
+
+def some_rows(scored: Scored, number: int, place: slice) -> Scored:
+    """The rows of group `number`. Failures are not known per row, so all are attributed to the first group."""
     failures = {name: 0 if number else count for name, count in scored.failures.items()}
     return Scored(jax.tree.map(lambda x: np.asarray(x)[place], scored.batch), scored.texts[place], failures)
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
@@ -21,17 +22,18 @@ from jaxrl_llm.rewards.scoring import (
     Scored,
     StreamedScores,
     concatenate_groups,
-    rows_of_group,
     score_batch,
+    some_rows,
     with_defaults,
 )
 from jaxrl_llm.rollouts.batch import to_batch
 from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first, first_samples_of
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
+from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
-from jaxrl_llm.rollouts.log import GroupLog, Pool, from_arrays, named, to_arrays, unnamed
+from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import (
@@ -55,7 +57,6 @@ from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
-REPLAY, DRAFTS = "replay_", "drafts_"  # before the names of their arrays in a checkpoint
 LOOK = 16  # tokens between two checks for complete groups and for stop strings
 Clock = Callable[[str], AbstractContextManager[Any]]
 
@@ -90,15 +91,6 @@ class Experience:
     """Called with the counts of each engine, which it goes on to fill in."""
 
 
-class ExperienceState(NamedTuple):
-    """State of the standard source."""
-
-    curriculum: Any
-    replay: dict[str, np.ndarray]
-    pool: Pool  # groups that continue in the next step
-    drafts: Drafts  # completions of earlier steps, for speculation
-
-
 def experience(setup: Experience) -> Source:
     """The source that samples and scores `prompts_per_step` groups a step.
 
@@ -124,20 +116,16 @@ def experience(setup: Experience) -> Source:
             state = state._replace(drafts=state.drafts.with_added(added))
         scored, replay = setup.replay.mix(state.replay, found.scored)
         found = found._replace(scored=scored)
-        return found, state._replace(replay=replay, curriculum=setup.curriculum.observe(state.curriculum, found))
-
-    def save(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        pool = to_arrays(state.pool) if setup.partial is not None else {}
-        drafts = state.drafts.to_arrays() if setup.sampling.speculative_tokens else {}
-        return {"curriculum": state.curriculum}, pool | named(REPLAY, state.replay) | named(DRAFTS, drafts)
+        curriculum = setup.curriculum.observe(state.curriculum, found)
+        found = found._replace(metrics=found.metrics | setup.curriculum.metrics(curriculum))
+        return found, state._replace(replay=replay, curriculum=curriculum)
 
     def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
-        setup.curriculum.select(saved["curriculum"], 0)  # so that the curriculum checks its state
-        pool = {name: x for name, x in arrays.items() if not name.startswith((REPLAY, DRAFTS))}
-        drafts = Drafts.from_arrays(unnamed(DRAFTS, arrays))
-        return ExperienceState(saved["curriculum"], unnamed(REPLAY, arrays), from_arrays(pool), drafts)
+        state = loaded(saved, arrays)
+        setup.curriculum.select(state.curriculum, 0)  # so that the curriculum checks its state
+        return state
 
-    return Source(init, next_step, save, load, setup.rollout.provides)
+    return Source(init, next_step, saved, load, setup.rollout.provides)
 
 
 def _complete_step(
@@ -153,7 +141,7 @@ def _complete_step(
         round_key = jax.random.fold_in(key, rounds) if rounds else key
         ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
         state, dropped = state._replace(curriculum=curriculum), dropped + lost
-        flight = [_begin(setup, i, step) for i in ids]
+        flight = _begin(setup, state.curriculum, ids, step)
         found, scored = _round(setup, flight, Rule(), params, round_key, step, state.drafts)
         stats += found.stats
         rounds += 1
@@ -161,8 +149,13 @@ def _complete_step(
         rows = [dict(one.task.row) for one in found.groups]
         if dynamic is None:
             return Step(scored, rows, rollout_metrics(stats, dropped) | mean_metrics(runs)), state
-        good = np.asarray(dynamic.informative(scored.batch))[:: setup.group_size]
-        groups = [(rows_of_group(scored, i, setup.group_size), row) for i, row in enumerate(rows)]
+        ends = np.cumsum([len(one.episodes) for one in found.groups]).tolist()
+        starts = [0, *ends[:-1]]
+        good = np.asarray(dynamic.informative(scored.batch))[starts]
+        groups = [
+            (some_rows(scored, i, slice(*place)), row)
+            for i, (*place, row) in enumerate(zip(starts, ends, rows, strict=True))
+        ]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
         spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
         if len(kept) >= wanted or rounds >= dynamic.rounds:
@@ -178,7 +171,7 @@ def _partial_step(
     """A step that leaves unfinished groups to the next."""
     wanted, new = setup.prompts_per_step, strategy.in_flight(setup.prompts_per_step) - len(state.pool)
     ids, curriculum, dropped = draw(setup.curriculum, setup.prompts, state.curriculum, new)
-    flight = [(log, _task(setup, log)) for log in state.pool] + [_begin(setup, i, step) for i in ids]
+    flight = [(log, _task(setup, log)) for log in state.pool] + _begin(setup, curriculum, ids, step)
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
     found, scored = _round(setup, flight, rule, params, key, step, state.drafts)
@@ -198,9 +191,18 @@ def _partial_step(
     return Step(scored, rows, metrics), state._replace(curriculum=curriculum, pool=found.left)
 
 
-def _begin(setup: Experience, prompt_id: int, step: int) -> tuple[GroupLog, Task]:
-    log = GroupLog(tuple(setup.prompts.ids[prompt_id]), prompt_id, setup.group_size, step)
-    return log, _task(setup, log)
+def _begin(setup: Experience, curriculum: Any, ids: Sequence[int], step: int) -> list[tuple[GroupLog, Task]]:
+    counts = setup.curriculum.counts
+    total = len(ids) * setup.group_size
+    samples = [setup.group_size] * len(ids)
+    if counts is not None and ids:
+        samples = counts(curriculum, np.asarray(ids, np.int32), total).tolist()
+        if min(samples) < 1 or sum(samples) != total:
+            raise InputError(
+                f"the curriculum gives {shown(samples)} samples, but must give 1 at least, and {total} in all"
+            )
+    logs = [GroupLog(tuple(setup.prompts.ids[i]), i, number, step) for i, number in zip(ids, samples, strict=True)]
+    return [(log, _task(setup, log)) for log in logs]
 
 
 def _task(setup: Experience, log: GroupLog) -> Task:

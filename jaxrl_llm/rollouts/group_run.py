@@ -108,8 +108,10 @@ class GroupRun:
         try:
             found = await driver.rollout.program(Tools(self, driver.tokenizer, driver.context), self.task)
             episodes = list(found)
-            if len(episodes) != self.task.samples or not all(isinstance(one, Episode) for one in episodes):
-                raise InputError(f"a program must return {self.task.samples} episodes, but returned {len(episodes)}")
+            right = len(episodes) > 0 if driver.rollout.ragged else len(episodes) == self.task.samples
+            if not right or not all(isinstance(one, Episode) for one in episodes):
+                number = "some" if driver.rollout.ragged else self.task.samples
+                raise InputError(f"a program must return {number} episodes, but returned {len(episodes)}")
             if unused := [name for name in self.before.recorded if name not in self.named]:
                 raise self._not_deterministic(f"it did not ask for {unused[0]!r} again")
             if left := [call for call in self.before.drawn if (call.number, call.place) not in self.asked]:

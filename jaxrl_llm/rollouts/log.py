@@ -87,13 +87,3 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
         pool.append(GroupLog(ids, row, samples, step, drawn, recorded[i]))
         prompt, first = prompt + length, first + count
     return tuple(pool)
-
-
-def named(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays with a prefix before each name, which keeps them apart from others in a checkpoint."""
-    return {prefix + name: x for name, x in arrays.items()}
-
-
-def unnamed(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of some arrays whose names have a prefix, without it."""
-    return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}

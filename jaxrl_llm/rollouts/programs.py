@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.tools import Task, Tools
 from jaxrl_llm.selection.rows import max_variance_subset
@@ -21,7 +22,7 @@ OBSERVATION = 32  # tokens per observation that the engine initially has room fo
 Program = Callable[[Tools, Task], Awaitable[Sequence[Episode]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rollout:
     """A program, and its properties that a run needs before the first group."""
 
@@ -33,10 +34,14 @@ class Rollout:
     """Columns of the data set that it reads."""
     turns: int = 1
     """Most completions of an episode, for which the engine initially has room."""
+    ragged: bool = False
+    """The program may return any number of episodes, at least one, and not as many as the task has samples."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")
+
+    __repr__ = layout
 
     def room(self, limit: int) -> int:
         """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more."""
@@ -47,11 +52,13 @@ async def _group(tools: Tools, task: Task) -> list[Episode]:
     return list(await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples))))
 
 
+@part
 def group() -> Rollout:
     """`task.samples` independent samples of the prompt, as in GRPO."""
     return Rollout(_group, "group")
 
 
+@part
 def with_greedy_baseline(rollout: Rollout) -> Rollout:
     """A rollout that also samples the greedy completion of the prompt, whose reward is a baseline (ReMax).
 
@@ -72,6 +79,7 @@ def with_greedy_baseline(rollout: Rollout) -> Rollout:
     )
 
 
+@part
 def down_sampled(times: int = 2) -> Rollout:
     """Sample `times` as many completions as a group has, and train on those whose rewards have the largest variance.
 
@@ -105,6 +113,7 @@ def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
     return sorted([*chosen.tolist(), *np.flatnonzero(~known)[: keep - len(chosen)].tolist()])
 
 
+@part
 def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
     """Sample a group again with a hint if none of its rewards is above `above`.
 
@@ -124,6 +133,7 @@ def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
     return Rollout(program, f"hinted({column})", frozenset({"guided"}), (column,))
 
 
+@part
 def forked(*places: int) -> Rollout:
     """Samples that fork: every episode splits in two at each of the places, ascending numbers of completion tokens.
 
@@ -160,6 +170,7 @@ def forked(*places: int) -> Rollout:
     return Rollout(program, f"forked({', '.join(map(str, places))})")
 
 
+@part
 def conversation(environment: Callable[[dict[str, Any]], Any], turns: int = 2) -> Rollout:
     """Episodes of at most `turns` turns with an environment.
 

@@ -51,16 +51,24 @@ class Source(NamedTuple):
 
 
 class Curriculum(NamedTuple):
-    """Selects prompts.
+    """Selects prompts, and how many samples each gets. A state is not changed: functions return new ones.
 
-    init: () -> state, a JSON value.
+    init: () -> state, a JSON value, or a dict of JSON values and numpy arrays.
     select: (state, count) -> (prompt ids int32[count], state).
     observe: (state, Step) -> state, updated with the results of a step.
+    counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
+    as many of each as a group has.
+    metrics: state -> metrics for the log.
     """
 
     init: Callable[[], State]
     select: Callable[[State, int], tuple[np.ndarray, State]]
     observe: Callable[[State, Step], State]
+    counts: Callable[[State, np.ndarray, int], np.ndarray] | None = None
+    metrics: Callable[[State], dict[str, float]] = lambda state: {}
+
+
+MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum
 
 
 class Replay(NamedTuple):

@@ -42,7 +42,9 @@ def learn(
         config.micro_batches, parts.reference, parts.frozen,
     )  # fmt: skip
     needs.check_provided(batch, learner.algorithm.needs)
-    batch = fill_up(batch, config.prompts_per_step * config.group_size, config.group_size)
+    usual = config.prompts_per_step * config.group_size
+    # Programs may return more rows than the usual: then a multiple, so that few sizes are compiled.
+    batch = fill_up(batch, -(-batch.tokens.shape[0] // usual) * usual, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)

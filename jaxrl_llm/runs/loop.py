@@ -54,7 +54,7 @@ from jaxrl_llm.runs.rollback import Judged, undo_spike
 from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
 from jaxrl_llm.runs.run_report import write_report
 from jaxrl_llm.runs.setup import RunParts, set_up
-from jaxrl_llm.runs.source import MakeCurriculum, source_of, timed
+from jaxrl_llm.runs.source import OfRows, source_of, timed
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
 from jaxrl_llm.runs.watchdog import watched
 
@@ -71,7 +71,7 @@ def train(
     accept_changed_inputs: bool = False,
     algorithm: Given | None = None,
     source: Callable[[RunParts], Source] | None = None,
-    curriculum: MakeCurriculum | None = None,
+    curriculum: OfRows | None = None,
 ) -> dict[str, Any]:
     """Start or resume a training run, and return its summary, which is also written to summary.json.
 

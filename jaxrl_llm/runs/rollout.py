@@ -22,17 +22,22 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
     strategy_of(config, algorithm)
 
 
-def check_columns(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> None:
+def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapping[str, Any]]) -> None:
     """InputError if the rollout reads a column that the prompts do not have. All rows have the same columns."""
-    rollout = rollout_by_name(config.rollout)
+    rollout = rollout_of(config, algorithm)
     for column in rollout.columns:
         if not any(column in row for row in rows[:1]):
-            raise InputError(f"the rollout {config.rollout} reads the column {column!r}, which no prompt has")
+            raise InputError(f"the rollout {rollout.name} reads the column {column!r}, which no prompt has")
 
 
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
-    """The run's rollout program, with a greedy baseline if the method needs one. InputError for an unknown program."""
+    """The configured rollout program, else the method's, with a greedy baseline if the method needs one.
+
+    InputError for an unknown program.
+    """
     rollout = rollout_by_name(config.rollout)
+    if config.rollout == TrainConfig.rollout and algorithm.rollout is not None:
+        rollout = algorithm.rollout
     return with_greedy_baseline(rollout) if GREEDY in algorithm.needs else rollout
 
 
@@ -49,7 +54,7 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
         given["segment_tokens"] = config.segment_tokens
     if given:
         strategy = dataclasses.replace(strategy or Partial(), **given)
-    if strategy is not None and algorithm.curriculum is not None:
+    if strategy is not None and algorithm.resampling is not None:
         raise InputError(
             f"{config.algorithm} resamples groups without a learning signal, which partial rollouts (oversample, "
             "segment_tokens) do not support: leave out one of the two"

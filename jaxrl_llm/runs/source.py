@@ -7,27 +7,30 @@ from typing import Any
 
 from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
-from jaxrl_llm.rollouts.sources import Curriculum, Source, Step, shuffled_epochs
+from jaxrl_llm.rollouts.sources import Curriculum, Source, Step, no_replay, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.sampling.requests import Stats
 
-MakeCurriculum = Callable[[Sequence[dict[str, Any]]], Curriculum]  # from the training rows
+OfRows = Callable[[Sequence[dict[str, Any]]], Curriculum]  # makes it from the training rows
 
 
 def source_of(
-    config: TrainConfig, parts: RunParts, clock: Clock, curriculum: MakeCurriculum | None = None,
+    config: TrainConfig, parts: RunParts, clock: Clock, curriculum: OfRows | None = None,
     watch: Callable[[Stats], object] = lambda stats: None,
 ) -> Source:  # fmt: skip
-    """The `Source` of a run: curriculum (shuffled epochs if None), rollouts, rewards. watch: see `Experience`."""
-    rows = parts.prompts.rows
-    order = shuffled_epochs(rows, config.seed) if curriculum is None else curriculum(rows)
+    """The `Source` of a run: curriculum, rollouts, rewards, replay. watch: see `Experience`.
+
+    curriculum: instead of the method's, which are shuffled epochs by default.
+    """
+    rows, algorithm = parts.prompts.rows, parts.algorithm
+    order = (algorithm.prompts or shuffled_epochs)(rows, config.seed) if curriculum is None else curriculum(rows)
     return experience(
         Experience(
-            parts.policy, parts.prompts, parts.rewards, order, config.sampling, rollout_of(config, parts.algorithm),
-            prompts_per_step=config.prompts_per_step, group_size=config.group_size,
-            dynamic_sampling=parts.algorithm.curriculum, partial=strategy_of(config, parts.algorithm),
+            parts.policy, parts.prompts, parts.rewards, order, config.sampling, rollout_of(config, algorithm),
+            algorithm.replay or no_replay(), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
+            dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
             mesh=of_this_host(parts.mesh),
             hosts=parts.hosts, clock=clock, watch=watch,
