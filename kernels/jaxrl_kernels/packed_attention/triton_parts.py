@@ -1,0 +1,183 @@
+"""What the Triton kernels of `packed_attention` share: layout, sizes of blocks, logits and masks.
+
+Pallas has two compilers for NVIDIA GPUs. These kernels go through Triton, which serves Ampere and Hopper alike; Mosaic
+GPU needs Hopper, and JAX deprecates it under `pallas_call`. Triton wants sizes that are powers of two, so heads of
+another size are read with a mask.
+
+Arrays have their natural layout, [N, L, H, h]. A program takes one block of queries of a head, or one block of keys of
+a key-value head, and loops over the blocks of 128 that `Visits` lists for it, some tokens at a time (`Tile`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from jaxrl_kernels.packed_attention.blocks import LANES, PackedTokens
+from jaxrl_kernels.packed_attention.pallas_parts import NT, product
+from jaxrl_kernels.packed_attention.reference import Numbers, accumulation_dtype
+
+Array = jax.Array
+
+LOG2E = math.log2(math.e)  # GPUs compute powers of two: logits and their sums are in that unit within the kernels
+WINDOW = pl.BlockSpec((1,), lambda i, head, n: (0,))
+
+
+class Tile(NamedTuple):
+    """What a program holds at a time, and how Triton compiles it."""
+
+    queries: int  # powers of two, 128 at most
+    keys: int
+    warps: int
+    stages: int
+
+
+class Sizes(NamedTuple):
+    """Static sizes and options of the kernels."""
+
+    N: int
+    K: int  # key-value heads
+    R: int  # query heads for each
+    h: int
+    L: int  # queries, a multiple of 128
+    S: int  # keys, a multiple of 128
+    dtype: Any
+    numbers: Numbers
+    interpret: bool
+
+    @property
+    def units(self) -> int:
+        """Head size in the kernels, a power of two; products need 16 at least."""
+        return max(16, pl.next_power_of_2(self.h))
+
+    @property
+    def accumulation(self) -> jnp.dtype:
+        """Of logits and sums."""
+        return accumulation_dtype(self.dtype)
+
+
+def tile_of(of: Sizes, kernel: str) -> Tile:
+    """The tile of a kernel: "forward", "dq" or "dkv"."""
+    return Tile(64, 64, 4, 2)
+
+
+def sizes_of(q: Array, k: Array, numbers: Numbers, interpret: bool) -> Sizes:
+    """The sizes for queries [N, L, H, h] and keys [N, S, K, h]."""
+    (N, L, H, h), (S, K) = q.shape, k.shape[1:3]
+    return Sizes(N, K, H // K, h, L, S, q.dtype, numbers, interpret)
+
+
+def read(x: Any, at: tuple[Any, ...], of: Sizes) -> Array:
+    """Tokens of a head, [tokens, units]; what is beyond the head size is 0."""
+    if of.units == of.h:
+        return x[at]
+    return plgpu.load(x.at[at], mask=(jnp.arange(of.units) < of.h)[None, :], other=0.0)
+
+
+def write(x: Any, value: Array, of: Sizes) -> None:
+    """Store the tokens of a head, [tokens, units], without what is beyond the head size."""
+    if of.units == of.h:
+        x[...] = value.astype(x.dtype)
+    else:
+        plgpu.store(x, value.astype(x.dtype), mask=(jnp.arange(of.units) < of.h)[None, :])
+
+
+def block_of(size: int) -> Any:
+    """The block of 128 tokens that has the `size` tokens of this program."""
+    return jax.lax.div(pl.program_id(0), np.int32(LANES // size))
+
+
+def visit(listed: Any, counts: Any, block: Any, size: int, compute: Callable[..., Any], initial: Any) -> Any:
+    """Fold `compute(tokens, carry)` over the blocks that are listed for a block, `size` tokens at a time.
+
+    listed: int32[blocks, others]; counts: int32[blocks]; tokens: a slice of `size` of the other side.
+    """
+    parts = np.int32(LANES // size)
+
+    def step(i: Any, carry: Any) -> Any:
+        start = listed[block, jax.lax.div(i, parts)] * LANES + jax.lax.rem(i, parts) * size
+        return compute(pl.ds(pl.multiple_of(start, size), size), carry)
+
+    return jax.lax.fori_loop(np.int32(0), counts[block] * parts, step, initial)
+
+
+def logits(q: Array, k: Array, numbers: Numbers) -> tuple[Array, Array | None]:
+    """Logits times log2(e) of q [a, units] and k [b, units], [a, b], and the logits' derivative under a soft cap."""
+    z = product(q, k, NT)
+    if not numbers.softcap:
+        return z * (numbers.query_scale * LOG2E), None
+    tanh = jnp.tanh(z * (numbers.query_scale / numbers.softcap))
+    return tanh * (numbers.softcap * LOG2E), 1 - tanh * tanh
+
+
+def sees(queries: tuple[Array, Array], keys: tuple[Array, Array, Array], window: Any) -> Array:
+    """Who attends to whom, of (enter, position) of queries and (enter, leave, position) of keys that broadcast."""
+    (number, place), (enter, leave, position) = queries, keys
+    return (enter <= number) & (number < leave) & ((place - position < window) | (window == 0))
+
+
+def of_queries(queries: PackedTokens) -> tuple[Array, Array]:
+    """What the kernels read of queries, int32[N, L] each."""
+    return queries.enter, queries.position
+
+
+class Specs(NamedTuple):
+    """Block specs of a kernel with grid (blocks, heads, N)."""
+
+    queries: pl.BlockSpec
+    keys: pl.BlockSpec
+    rows: pl.BlockSpec  # log-sum-exps [N, H, L]
+    of_queries: pl.BlockSpec  # numbers of queries
+    of_keys: pl.BlockSpec
+    scalars: Callable[[Array], pl.BlockSpec]  # whole arrays, of a sequence
+
+
+def specs_of(of: Sizes, tile: Tile, by_key: bool) -> Specs:
+    """by_key: whether programs take a block of keys and all queries of its heads, or a block of queries and all keys."""
+
+    def scalars(x: Array) -> pl.BlockSpec:
+        zeros = (0,) * (x.ndim - 1)
+        return pl.BlockSpec((None, *x.shape[1:]), lambda i, head, n: (n, *zeros))
+
+    if by_key:
+        return Specs(
+            pl.BlockSpec((None, of.L, of.R, of.units), lambda i, head, n: (n, 0, head, 0)),
+            pl.BlockSpec((None, tile.keys, None, of.units), lambda i, head, n: (n, i, head, 0)),
+            pl.BlockSpec((None, of.R, of.L), lambda i, head, n: (n, head, 0)),
+            pl.BlockSpec((None, of.L), lambda i, head, n: (n, 0)),
+            pl.BlockSpec((None, tile.keys), lambda i, head, n: (n, i)),
+            scalars,
+        )
+    return Specs(
+        pl.BlockSpec((None, tile.queries, None, of.units), lambda i, head, n: (n, i, head, 0)),
+        pl.BlockSpec((None, of.S, None, of.units), lambda i, head, n: (n, 0, jax.lax.div(head, np.int32(of.R)), 0)),
+        pl.BlockSpec((None, None, tile.queries), lambda i, head, n: (n, head, i)),
+        pl.BlockSpec((None, tile.queries), lambda i, head, n: (n, i)),
+        pl.BlockSpec((None, of.S), lambda i, head, n: (n, 0)),
+        scalars,
+    )
+
+
+def call(
+    kernel: Any, name: str, of: Sizes, tile: Tile, grid: tuple[int, int, int], inputs: list[Any], in_specs: list[Any],
+    results: list[Any], out_specs: list[Any],
+) -> Any:  # fmt: skip
+    """Run a kernel. results: shapes and dtypes."""
+    axes = jax.typeof(inputs[0]).manual_axis_type
+    return pl.pallas_call(
+        kernel,
+        grid=grid,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes) for x in results],
+        in_specs=in_specs,
+        out_specs=out_specs,
+        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        interpret=of.interpret,
+        name=name,
+    )(*inputs)
