@@ -38,6 +38,11 @@ class Where(NamedTuple):
     window: Array  # int32[]
 
 
+def _for_cuda(static: Static, q: Array, kernel: Any) -> Any:
+    """The Triton kernel, or None if it does not serve these queries; interpreted it serves all."""
+    return kernel if static.implementation == "triton" or triton_parts.serves(q) else None
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(static: Static, q: Array, k: Array, v: Array, where: Where) -> tuple[Array, Array]:
     """Results and log-sum-exps on one device. The platform is chosen inside, so that all save the same residuals."""
@@ -58,7 +63,7 @@ def _forward(static: Static, q: Array, k: Array, v: Array, where: Where) -> tupl
         assert where.pairs is not None
         return triton_forward.forward(q, k, v, where.queries, where.keys, where.pairs.visits, where.window, of)
 
-    out, lse = by_platform(in_jax, pallas, static.implementation, q, k, v, where, triton=triton)
+    out, lse = by_platform(in_jax, pallas, static.implementation, q, k, v, where, triton=_for_cuda(static, q, triton))
     return (out, lse), (q, k, v, out, lse, where)
 
 
@@ -81,13 +86,13 @@ def _backward(static: Static, residuals: Any, cotangents: tuple[Array, Array]) -
         q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array, where: Where,
         *, interpret: bool,
     ) -> Any:  # fmt: skip
-        of, visits = triton_parts.sizes_of(q, k, static.numbers, interpret), where.pairs
-        assert visits is not None
-        tokens = where.queries, where.keys, visits.visits
+        of = triton_parts.sizes_of(q, k, static.numbers, interpret)
+        assert where.pairs is not None
+        tokens = where.queries, where.keys, where.pairs.visits
         return triton_backward.backward(q, k, v, out, lse, d_out, d_lse, *tokens, where.window, of)
 
     given = q, k, v, out, lse, *cotangents, where
-    found = by_platform(in_jax, pallas, static.implementation, *given, triton=triton)
+    found = by_platform(in_jax, pallas, static.implementation, *given, triton=_for_cuda(static, q, triton))
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), where)
     return *found, nothing
 

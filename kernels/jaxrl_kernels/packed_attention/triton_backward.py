@@ -17,7 +17,6 @@ from jax.experimental import pallas as pl
 
 from jaxrl_kernels.packed_attention import triton_parts as parts
 from jaxrl_kernels.packed_attention.blocks import PackedTokens, Visits
-from jaxrl_kernels.packed_attention.pallas_parts import NN, NT, product
 
 Array = jax.Array
 
@@ -33,12 +32,12 @@ def _dq_kernel(
 
     def compute(here: Any, acc: Array) -> Array:
         key, value = (parts.read(x, (here, slice(None)), of) for x in (k, v))
-        z, slope = parts.logits(query, key, of.numbers)
+        z, slope = parts.logits(query, key, of)
         keys = (enter[here][None, :], leave[here][None, :], position[here][None, :])
         p = jnp.where(parts.sees(queries, keys, limit), jnp.exp2(z - of_rows[0]), 0)
-        ds = p * (product(d_result, value, NT) - of_rows[1])
+        ds = p * (parts.product(d_result, value, of, transposed=True) - of_rows[1])
         ds = ds if slope is None else ds * slope
-        return acc + product(ds.astype(key.dtype), key, NN)
+        return acc + parts.product(ds.astype(key.dtype), key, of)
 
     block = parts.block_of(tile.queries)
     acc = jnp.zeros((tile.queries, of.units), of.accumulation)
@@ -57,13 +56,13 @@ def _dkv_kernel(
     def compute(head: Any, here: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         dk_acc, dv_acc = carry
         query, d_result = (parts.read(x, (here, head, slice(None)), of) for x in (q, d_out))
-        z, slope = parts.logits(key, query, of.numbers)
+        z, slope = parts.logits(key, query, of)
         mask = parts.sees((number[here][None, :], place[here][None, :]), keys, limit)
         p = jnp.where(mask, jnp.exp2(z - lse[head, here][None, :] * parts.LOG2E), 0)
-        dv_acc = dv_acc + product(p.astype(query.dtype), d_result, NN)
-        ds = p * (product(value, d_result, NT) - sums[head, here][None, :])
+        dv_acc = dv_acc + parts.product(p.astype(query.dtype), d_result, of)
+        ds = p * (parts.product(value, d_result, of, transposed=True) - sums[head, here][None, :])
         ds = ds if slope is None else ds * slope
-        return dk_acc + product(ds.astype(query.dtype), query, NN), dv_acc
+        return dk_acc + parts.product(ds.astype(query.dtype), query, of), dv_acc
 
     block = parts.block_of(tile.keys)
 

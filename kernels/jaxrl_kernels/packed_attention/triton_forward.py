@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jaxrl_kernels.packed_attention import triton_parts as parts
 from jaxrl_kernels.packed_attention.blocks import PackedTokens, Visits
-from jaxrl_kernels.packed_attention.pallas_parts import NN, product
 from jaxrl_kernels.packed_attention.reference import MASKED
 
 Array = jax.Array
@@ -26,13 +25,13 @@ def _kernel(
 
     def compute(here: Any, carry: Any) -> Any:
         acc, m, l = carry
-        z, _ = parts.logits(query, parts.read(k, (here, slice(None)), of), of.numbers)
+        z, _ = parts.logits(query, parts.read(k, (here, slice(None)), of), of)
         keys = (enter[here][None, :], leave[here][None, :], position[here][None, :])
         z = jnp.where(parts.sees(queries, keys, limit), z, MASKED)
         new = jnp.maximum(m, jnp.max(z, axis=1))
         weights, keep = jnp.exp2(z - new[:, None]), jnp.exp2(m - new)
         value = parts.read(v, (here, slice(None)), of)
-        acc = acc * keep[:, None] + product(weights.astype(value.dtype), value, NN)
+        acc = acc * keep[:, None] + parts.product(weights.astype(value.dtype), value, of)
         return acc, new, l * keep + jnp.sum(weights, axis=1)
 
     rows = (tile.queries,)

@@ -21,7 +21,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from jaxrl_kernels.packed_attention.blocks import LANES, PackedTokens
-from jaxrl_kernels.packed_attention.pallas_parts import NT, product
 from jaxrl_kernels.packed_attention.reference import Numbers, accumulation_dtype
 
 Array = jax.Array
@@ -37,6 +36,19 @@ class Tile(NamedTuple):
     keys: int
     warps: int
     stages: int
+
+
+# Tiles of the kernels for the forward pass, dq, and dk with dv, by whether numbers have 16 bits and by head size. The
+# largest that need at most 99 KiB of shared memory where there is no more (compute capabilities 8.6, 8.9 and 12.0), and
+# few registers more than there are. From what compilers report: not timed.
+TILES = {
+    (True, 64): ((128, 64, 8, 3), (128, 64, 8, 3), (64, 64, 4, 2)),
+    (True, 128): ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2)),
+    (True, 256): ((64, 32, 8, 2), (64, 16, 8, 2), (32, 32, 8, 2)),
+    (False, 64): ((64, 32, 4, 2), (32, 32, 4, 2), (32, 32, 4, 2)),
+    (False, 128): ((32, 32, 8, 2), (32, 32, 8, 2), (32, 16, 4, 2)),
+    (False, 256): ((16, 16, 8, 2), (16, 16, 8, 2), (16, 16, 8, 2)),
+}
 
 
 class Sizes(NamedTuple):
@@ -63,9 +75,15 @@ class Sizes(NamedTuple):
         return accumulation_dtype(self.dtype)
 
 
+def serves(q: Array) -> bool:
+    """Whether the kernels compile for queries [N, L, H, h] of this type: others do not fit in shared memory."""
+    return q.dtype.itemsize <= 4 and q.shape[-1] <= max(units for _, units in TILES)
+
+
 def tile_of(of: Sizes, kernel: str) -> Tile:
     """The tile of a kernel: "forward", "dq" or "dkv"."""
-    return Tile(64, 64, 4, 2)
+    units = min(max(of.units, 64), 256)  # beyond, they are only interpreted
+    return Tile(*TILES[of.dtype.itemsize <= 2, units][("forward", "dq", "dkv").index(kernel)])
 
 
 def sizes_of(q: Array, k: Array, numbers: Numbers, interpret: bool) -> Sizes:
@@ -100,17 +118,36 @@ def visit(listed: Any, counts: Any, block: Any, size: int, compute: Callable[...
     listed: int32[blocks, others]; counts: int32[blocks]; tokens: a slice of `size` of the other side.
     """
     parts = np.int32(LANES // size)
+    steps = counts[block] * parts
 
-    def step(i: Any, carry: Any) -> Any:
-        start = listed[block, jax.lax.div(i, parts)] * LANES + jax.lax.rem(i, parts) * size
-        return compute(pl.ds(pl.multiple_of(start, size), size), carry)
+    def start_of(i: Any) -> Any:
+        return listed[block, jax.lax.div(i, parts)] * LANES + jax.lax.rem(i, parts) * size
 
-    return jax.lax.fori_loop(np.int32(0), counts[block] * parts, step, initial)
+    def step(i: Any, state: Any) -> Any:
+        start, carry = state
+        # Triton reads ahead what a loop carries the address of, but not what it must look up first.
+        following = start_of(jnp.minimum(i + 1, steps - 1))
+        return following, compute(pl.ds(pl.multiple_of(start, size), size), carry)
+
+    return jax.lax.fori_loop(np.int32(0), steps, step, (start_of(np.int32(0)), initial))[1]
 
 
-def logits(q: Array, k: Array, numbers: Numbers) -> tuple[Array, Array | None]:
+def product(a: Array, b: Array, of: Sizes, transposed: bool = False) -> Array:
+    """a @ b, or a @ b.T, that accumulates in float32.
+
+    Of float32 it is three products of TF32, whose error is that of float32: tensor cores have no float32, and Triton's
+    code without them spills most of its registers.
+    """
+    precision: Any = None
+    if of.dtype == jnp.float32:
+        precision = jax.lax.Precision.HIGHEST if of.interpret else jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+    dimensions = (((1,), (1 if transposed else 0,)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=of.accumulation)
+
+
+def logits(q: Array, k: Array, of: Sizes) -> tuple[Array, Array | None]:
     """Logits times log2(e) of q [a, units] and k [b, units], [a, b], and the logits' derivative under a soft cap."""
-    z = product(q, k, NT)
+    z, numbers = product(q, k, of, transposed=True), of.numbers
     if not numbers.softcap:
         return z * (numbers.query_scale * LOG2E), None
     tanh = jnp.tanh(z * (numbers.query_scale / numbers.softcap))
@@ -140,7 +177,7 @@ class Specs(NamedTuple):
 
 
 def specs_of(of: Sizes, tile: Tile, by_key: bool) -> Specs:
-    """by_key: whether programs take a block of keys and all queries of its heads, or a block of queries and all keys."""
+    """by_key: whether a program takes a block of keys and all queries of its heads, or a block of queries."""
 
     def scalars(x: Array) -> pl.BlockSpec:
         zeros = (0,) * (x.ndim - 1)
