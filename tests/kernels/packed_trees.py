@@ -111,7 +111,8 @@ def run(q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, softcap: f
     """Results, and gradients of random sums of both."""
 
     def loss(q: Any, k: Any, v: Any) -> Any:
-        attention = by_triton if implementation == "triton" else partial(packed_attention, implementation=implementation)
+        in_public = partial(packed_attention, implementation=implementation)
+        attention = by_triton if implementation == "triton" else in_public
         out, lse = attention(q, k, v, queries, keys, query_scale=q.shape[-1] ** -0.5, softcap=softcap, window=window)
         w = jnp.cos(jnp.arange(out.size).reshape(out.shape) * 0.7)
         u = jnp.sin(jnp.arange(lse.size).reshape(lse.shape) * 0.3)
