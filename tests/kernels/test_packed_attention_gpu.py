@@ -18,6 +18,8 @@ from jaxrl_kernels import implementations, packed_attention
 from jaxrl_kernels.packed_attention import PackedTokens, block_pairs
 from packed_trees import L, by_triton, causal, drawn, packings, row_of, size_of
 
+from jaxrl_llm.distributed.work import matrix_flops
+
 TARGET = "__gpu$xla.gpu.triton"
 compare = partial(packed_trees.compare, ("triton",))
 
@@ -147,3 +149,16 @@ def test_many_models_at_once() -> None:
     two = jnp.stack([q, 2 * q])
     np.testing.assert_allclose(many(two)[1], attend(2 * q), atol=1e-6)
     assert TARGET in many.trace(two).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_declares_its_products() -> None:
+    """Nine products for each pair of tokens that attends: two forward, three for dq and four for dk and dv."""
+    q, k = (jnp.ones((1, 256, heads, 64), jnp.bfloat16) for heads in (4, 2))
+    tokens = causal([256], 256)
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        out, _ = packed_attention(q, k, v, tokens, attended=256 * 257 // 2)
+        return jnp.sum(out.astype(jnp.float32))
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, k)
+    assert matrix_flops(jaxpr, "cuda") == matrix_flops(jaxpr, "tpu") == 9 * 2 * 4 * 64 * 256 * 257 // 2

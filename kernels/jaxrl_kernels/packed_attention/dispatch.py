@@ -59,7 +59,7 @@ def _forward(static: Static, q: Array, k: Array, v: Array, where: Where) -> tupl
         return forward(q, k, v, where.queries, where.keys, where.pairs, where.window, of)
 
     def triton(q: Array, k: Array, v: Array, where: Where, *, interpret: bool) -> tuple[Array, Array]:
-        of = triton_parts.sizes_of(q, k, static.numbers, interpret)
+        of = triton_parts.sizes_of(q, k, static.numbers, static.attended, interpret)
         assert where.pairs is not None
         return triton_forward.forward(q, k, v, where.queries, where.keys, where.pairs.visits, where.window, of)
 
@@ -86,7 +86,7 @@ def _backward(static: Static, residuals: Any, cotangents: tuple[Array, Array]) -
         q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array, where: Where,
         *, interpret: bool,
     ) -> Any:  # fmt: skip
-        of = triton_parts.sizes_of(q, k, static.numbers, interpret)
+        of = triton_parts.sizes_of(q, k, static.numbers, static.attended, interpret)
         assert where.pairs is not None
         tokens = where.queries, where.keys, where.pairs.visits
         return triton_backward.backward(q, k, v, out, lse, d_out, d_lse, *tokens, where.window, of)

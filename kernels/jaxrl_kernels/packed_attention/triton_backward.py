@@ -96,13 +96,13 @@ def backward(
     (dq,) = parts.call(
         partial(_dq_kernel, of=of, tile=tile), "packed_attention_dq", of, tile,
         (of.L // tile.queries, of.K * of.R, of.N), [*inputs, *lists, window], in_specs(specs, *lists),
-        [q], [specs.queries],
+        [q], [specs.queries], 3,
     )  # fmt: skip
     tile, lists = parts.tile_of(of, "dkv"), (visits.queries, visits.query_counts)
     specs = parts.specs_of(of, tile, by_key=True)
     dk, dv = parts.call(
         partial(_dkv_kernel, of=of, tile=tile), "packed_attention_dkv", of, tile,
         (of.S // tile.keys, of.K, of.N), [*inputs, *lists, window], in_specs(specs, *lists),
-        [k, v], [specs.keys, specs.keys],
+        [k, v], [specs.keys, specs.keys], 4,
     )  # fmt: skip
     return dq, dk, dv

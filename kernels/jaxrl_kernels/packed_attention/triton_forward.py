@@ -60,5 +60,5 @@ def forward(
         [q, k, v, *parts.of_queries(queries), *keys, visits.keys, visits.key_counts, window.reshape(1)],
         [specs.queries, specs.keys, specs.keys, *[specs.of_queries] * 2, *[specs.of_keys] * 3,
          specs.scalars(visits.keys), specs.scalars(visits.key_counts), parts.WINDOW],
-        [q, jax.ShapeDtypeStruct((of.N, H, of.L), of.accumulation)], [specs.queries, specs.rows],
+        [q, jax.ShapeDtypeStruct((of.N, H, of.L), of.accumulation)], [specs.queries, specs.rows], 2,
     )  # fmt: skip

@@ -62,6 +62,7 @@ class Sizes(NamedTuple):
     S: int  # keys, a multiple of 128
     dtype: Any
     numbers: Numbers
+    attended: int  # pairs of a query and a key that attend, for the cost estimate
     interpret: bool
 
     @property
@@ -86,10 +87,11 @@ def tile_of(of: Sizes, kernel: str) -> Tile:
     return Tile(*TILES[of.dtype.itemsize <= 2, units][("forward", "dq", "dkv").index(kernel)])
 
 
-def sizes_of(q: Array, k: Array, numbers: Numbers, interpret: bool) -> Sizes:
+def sizes_of(q: Array, k: Array, numbers: Numbers, attended: int | None, interpret: bool) -> Sizes:
     """The sizes for queries [N, L, H, h] and keys [N, S, K, h]."""
     (N, L, H, h), (S, K) = q.shape, k.shape[1:3]
-    return Sizes(N, K, H // K, h, L, S, q.dtype, numbers, interpret)
+    attended = L * S // 2 if attended is None else attended
+    return Sizes(N, K, H // K, h, L, S, q.dtype, numbers, attended, interpret)
 
 
 def read(x: Any, at: tuple[Any, ...], of: Sizes) -> Array:
@@ -204,10 +206,10 @@ def specs_of(of: Sizes, tile: Tile, by_key: bool) -> Specs:
 
 def call(
     kernel: Any, name: str, of: Sizes, tile: Tile, grid: tuple[int, int, int], inputs: list[Any], in_specs: list[Any],
-    results: list[Any], out_specs: list[Any],
+    results: list[Any], out_specs: list[Any], products: int,
 ) -> Any:  # fmt: skip
-    """Run a kernel. results: shapes and dtypes."""
-    axes = jax.typeof(inputs[0]).manual_axis_type
+    """Run a kernel. results: shapes and dtypes. products: matrix products for each logit."""
+    axes, logits = jax.typeof(inputs[0]).manual_axis_type, of.attended * of.N * of.K * of.R
     return pl.pallas_call(
         kernel,
         grid=grid,
@@ -215,6 +217,11 @@ def call(
         in_specs=in_specs,
         out_specs=out_specs,
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * products * logits * of.h,
+            transcendentals=logits,
+            bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in (*inputs, *results)),
+        ),
         interpret=of.interpret,
         name=name,
     )(*inputs)
