@@ -38,9 +38,9 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Tiles of the kernels for the forward pass, dq, and dk with dv, by whether numbers have 16 bits and by head size. The
-# largest that need at most 99 KiB of shared memory where there is no more (compute capabilities 8.6, 8.9 and 12.0), and
-# few registers more than there are. From what compilers report: not timed.
+# Tiles of the kernels for the forward pass, dq, and dk with dv, by whether numbers have 16 bits and by head size. They
+# compile to at most 99 KiB of shared memory on GPUs that have no more (compute capability 8.9) and spill few registers,
+# by what Triton and ptxas report. Nothing was timed.
 TILES = {
     (True, 64): ((128, 64, 8, 3), (128, 64, 8, 3), (64, 64, 4, 2)),
     (True, 128): ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2)),
