@@ -69,6 +69,23 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
     return found, entry
 
 
+def turn_of(text: str) -> str:
+    """The text of a program that is one turn of the longest loop which the given program begins; itself without one.
+
+    What runs before and after the loop is left out, as the copies of weights that XLA makes once for all turns.
+    """
+    found, entry = computations(text)
+    bodies = [_name(_BODY, one.line) for one in found.get(entry, {}).values() if one.kind == "while"]
+    if not bodies:
+        return text
+    longest = max(bodies, key=lambda name: len(found.get(name, {})))
+    heads = [(f"ENTRY %{entry} (", f"%{entry} ("), (f"%{longest} (", f"ENTRY %{longest} (")]
+    return "\n".join(
+        next((new + line.removeprefix(old) for old, new in heads if line.startswith(old)), line)
+        for line in text.splitlines()
+    )
+
+
 def executed(text: str) -> Iterator[Executed]:
     """Every instruction, those inside fusions too, with the number of times that it runs.
 

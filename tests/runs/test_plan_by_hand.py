@@ -15,7 +15,8 @@ from jaxrl_llm.distributed.chips import Chip, Topology, topology_of
 from jaxrl_llm.runs import plan_search
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan import COPY, estimated_plan
+from jaxrl_llm.runs.plan import estimated_plan
+from jaxrl_llm.runs.plan_host import COPY
 from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
 from jaxrl_llm.runs.plan_search import applied, candidates
 from jaxrl_llm.runs.plan_shapes import config_of, state_shapes
