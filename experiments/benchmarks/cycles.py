@@ -59,8 +59,12 @@ CASES = {
                    max_new_tokens=30720),
     "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=2,
                             max_prompt_tokens=2048, max_new_tokens=30720),
-    "prefill": case("v5e:4x4", "fsdp=4,tensor=4", "prefill"),
-    "decode": case("v5e:4x4", "fsdp=4,tensor=4", "decode"),
+    **{f"{program}{name}": case(*where, program, **more)
+       for name, (where, more) in {
+           "": (("v5e:4x4", "fsdp=4,tensor=4"), {}),
+           "-v6e": (("v6e:4x4", "fsdp=16"), {"sampling_mesh": "tensor=4"}),
+           "-1.7b": (("v5e:2x2", "fsdp=4"), {"sampling_mesh": "tensor=4", "model": "qwen3-1.7b"}),
+       }.items() for program in ("prefill", "decode")},
 }  # fmt: skip
 
 

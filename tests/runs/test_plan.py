@@ -28,7 +28,7 @@ from jaxrl_llm.runs import plan_table
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan import Plan, estimated_plan
-from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
+from jaxrl_llm.runs.plan_arithmetic import held_bytes
 from jaxrl_llm.runs.plan_search import Found, applied, candidates, options
 from jaxrl_llm.runs.plan_shapes import (
     config_of,
@@ -40,6 +40,7 @@ from jaxrl_llm.runs.plan_shapes import (
     state_shapes,
     with_layers,
 )
+from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
 
 TESTS = Path(__file__).parents[1]
 CONFIGS = TESTS.parent / "experiments" / "plan"
