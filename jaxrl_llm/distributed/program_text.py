@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "bf16": 16, "f16": 16, "s16": 16, "u16": 16, "s64": 64, "u64": 64,
-    "f64": 64,
+    "f64": 64, "f8e4m3fn": 8, "f8e5m2": 8,
 }  # fmt: skip
 _ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\](\{[^}]*\})?")
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")

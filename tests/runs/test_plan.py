@@ -259,6 +259,7 @@ from jaxrl_llm.sampling.ahead import compile_sampling
 folder = Path(sys.argv[1])
 config = runs.small_config(
     folder, steps=1, eval_size=0, max_prompt_tokens=10, mesh="fsdp=4", dtype="bfloat16", slots=8,
+    sampling_mesh=sys.argv[2],
 )
 jax.config.update("jax_include_debug_info_in_dumps", False)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))
@@ -270,7 +271,8 @@ learner, engine = shapes.learner, config.sampling
 batch = full_batch(config, learner.algorithm, learner.policy.config.vocab_size)
 programs = compile_learning(learner, shapes.state.params, batch)
 programs += compile_sampling(
-    shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=engine.cache_dtype, filtered=engine.truncating
+    shapes.policy, shapes.params, shapes.sampler, shapes.size, cache_dtype=engine.cache_dtype,
+    filtered=engine.truncating,
 ).values()
 print([program.name for program in programs], flush=True)
 for program in programs:
@@ -288,9 +290,10 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
 
 
 @pytest.mark.heavy
-def test_the_programs_of_a_plan_are_those_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampled", ["", "data=2,tensor=2"])
+def test_the_programs_of_a_plan_are_those_of_the_run(sampled: str, tmp_path: Path) -> None:
     """Sampling, preparation and update, in bfloat16 and sharded; one completion at least is of full length."""
-    done = run(RUN, str(tmp_path), XLA_FLAGS=with_devices(4))
+    done = run(RUN, str(tmp_path), sampled, XLA_FLAGS=with_devices(4))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.endswith("the same\n")
     assert "decode" in done.stdout
