@@ -258,8 +258,8 @@ from jaxrl_llm.sampling.ahead import compile_sampling
 
 folder = Path(sys.argv[1])
 config = runs.small_config(
-    folder, steps=1, eval_size=0, max_prompt_tokens=10, mesh="fsdp=4", dtype="bfloat16", slots=8,
-    sampling_mesh=sys.argv[2],
+    folder, steps=1, eval_size=0, max_prompt_tokens=10, mesh="fsdp=4", dtype="bfloat16",
+    sampling_mesh=sys.argv[2], slots=int(sys.argv[3]),
 )
 jax.config.update("jax_include_debug_info_in_dumps", False)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))
@@ -290,10 +290,10 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("sampled", ["", "data=2,tensor=2"])
-def test_the_programs_of_a_plan_are_those_of_the_run(sampled: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sampled", "slots"), [("", 8), ("data=2,tensor=2", 16)])
+def test_the_programs_of_a_plan_are_those_of_the_run(sampled: str, slots: int, tmp_path: Path) -> None:
     """Sampling, preparation and update, in bfloat16 and sharded; one completion at least is of full length."""
-    done = run(RUN, str(tmp_path), sampled, XLA_FLAGS=with_devices(4))
+    done = run(RUN, str(tmp_path), sampled, str(slots), XLA_FLAGS=with_devices(4))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.endswith("the same\n")
     assert "decode" in done.stdout
