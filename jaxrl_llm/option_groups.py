@@ -46,8 +46,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "device": (
         "Precision, memory and the mesh of devices.",
-        ("dtype", "activations", "param_dtype", "cache_dtype", "weight_dtype", "same_rounding", "mesh", "micro_batches",
-         "remat", "keep_projections", "reference_memory"),
+        ("dtype", "activations", "param_dtype", "cache_dtype", "weight_dtype", "same_rounding", "mesh",
+         "sampling_mesh", "micro_batches", "remat", "keep_projections", "reference_memory"),
     ),
     "safety": (
         "What happens when a run hangs, or its loss spikes.",

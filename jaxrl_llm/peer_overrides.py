@@ -78,7 +78,7 @@ VERL_OTHER: dict[str, str] = {
     _VERL_ACTOR + "ulysses_sequence_parallel_size": "is --mesh sequence=N here",
     _VERL_ACTOR + "use_kl_loss": f"is {KL} here, above 0",
     _VERL_ACTOR: NOT_NEEDED,
-    _VERL_ROLLOUT + "tensor_model_parallel_size": "is --mesh tensor=N here",
+    _VERL_ROLLOUT + "tensor_model_parallel_size": "is --sampling-mesh tensor=N here",
     _VERL_ROLLOUT: ENGINE,
     "actor_rollout_ref.ref": "has no counterpart here; --reference-memory host keeps the reference off the accelerator",
     "critic.": "is --critic here, tower or shared, for methods that have one",

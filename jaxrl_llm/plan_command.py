@@ -45,11 +45,12 @@ def plan_command(arguments: list[str]) -> int:
 
     devices = topology_of(topology, int(slices or 1))
     asked, config = config, default_mesh.planned(config, devices)
-    chosen = ["--mesh", config.mesh] if config != asked else []
+    chosen = ["--mesh", config.mesh] if config.mesh != asked.mesh else []
+    chosen += ["--sampling-mesh", config.sampling_mesh] if config.sampling_mesh != asked.sampling_mesh else []
     if table:
         print(plan_table.shardings_text(sharding_table(shapes_of(config, devices))))
         return 0
-    found = search(config, devices, lambda text: print(text, file=sys.stderr, flush=True))
+    found = search(config, devices, lambda text: print(text, file=sys.stderr, flush=True), asked)
     shown = found.best or found.first
     if picture is not None and shown is not None:
         plan_table.write_picture(plan_table.plan_json(shown), picture)

@@ -7,7 +7,9 @@ them exposed, the kinds of instructions, and the dearest lines (`distributed.cyc
 operations and bytes that they declare. The model's operations are 2 for each parameter of a layer's matrices and each
 token, 4 for each number of a query and each pair of tokens that attend to each other, and 2 for each number of the
 unembedding and each completion's token; three times that with the backward pass, twice where the weights are frozen.
-Nothing counts that is computed again.
+Nothing counts that is computed again. Of a decode step, the share of the bandwidth is that of the bytes which it must
+read, all weights and caches of a chip once, over the time; the bytes that XLA's text moves stand beside it. It is a
+step of all rows at once, over caches as long as they get.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(sys.prefix) / "aot")]
 from jaxrl_llm.distributed.chips import GIB, topology_of  # noqa: E402
 from jaxrl_llm.distributed.cost import cost_of  # noqa: E402
 from jaxrl_llm.distributed.cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
+from jaxrl_llm.distributed.program_text import turn_of  # noqa: E402
 from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards  # noqa: E402
 from jaxrl_llm.runs.config import TrainConfig  # noqa: E402
-from jaxrl_llm.runs.plan import learning_programs, sampling_programs  # noqa: E402
-from jaxrl_llm.runs.plan_shapes import shapes_of  # noqa: E402
+from jaxrl_llm.runs.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
+from jaxrl_llm.runs.plan_shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
 from jaxrl_llm.runs.plan_times import seconds_of  # noqa: E402
+from jaxrl_llm.sampling.ahead import prompts_together  # noqa: E402
 
 PLANS = ROOT / "experiments" / "plan"
 
@@ -54,8 +59,12 @@ CASES = {
                    max_new_tokens=30720),
     "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=2,
                             max_prompt_tokens=2048, max_new_tokens=30720),
-    "prefill": case("v5e:4x4", "fsdp=4,tensor=4", "prefill"),
-    "decode": case("v5e:4x4", "fsdp=4,tensor=4", "decode"),
+    **{f"{program}{name}": case(*where, program, **more)
+       for name, (where, more) in {
+           "": (("v5e:4x4", "fsdp=4,tensor=4"), {}),
+           "-v6e": (("v6e:4x4", "fsdp=16"), {"sampling_mesh": "tensor=4"}),
+           "-1.7b": (("v5e:2x2", "fsdp=4"), {"sampling_mesh": "tensor=4", "model": "qwen3-1.7b"}),
+       }.items() for program in ("prefill", "decode")},
 }  # fmt: skip
 
 
@@ -76,6 +85,18 @@ def model_flops(config: TrainConfig, model: Any, program: str, rows: int) -> flo
     return passes * 2 * (matrices * tokens + head * actions) + 3 * attention * pairs
 
 
+def must_read(shapes: RunShapes) -> int:
+    """Bytes on a chip that a decode step reads at least: the loop's weights, and the caches up to their last column.
+
+    Of an embedding that is not the unembedding, a step reads the rows of its tokens only, which count nothing.
+    """
+    engine = shapes.engine()
+    weights = {name: x for name, x in engine.loop.items() if name != "embed" or "unembed" not in shapes.params}
+    if "head" in weights:
+        weights.pop("embed", None)  # tied: read from the padded unembedding
+    return bytes_on_a_device((weights, engine.prefix_cache.layers, engine.ring_cache.layers))
+
+
 def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[str, Any]:
     """Compile a case's program and read its text."""
     run = dict(given["run"])
@@ -84,21 +105,24 @@ def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[st
         model=str(PLANS / f"{model}.json"), dtype="bfloat16", param_dtype="bfloat16", eval_size=0, **run
     )
     topology = topology_of(given["topology"])
-    start, shapes = time.perf_counter(), shapes_of(config, topology)
-    programs = learning_programs(shapes) if given["program"] == "update" else sampling_programs(shapes)
-    program = programs[given["program"]]
-    text, cost = program.compiled.as_text(), cost_of(program)
+    start, shapes, kind = time.perf_counter(), shapes_of(config, topology), given["program"]
+    programs = learning_programs(shapes) if kind == "update" else sampling_programs(shapes, names=(kind,))
+    program = programs[kind]
+    text, cost = program.compiled.as_text(), cost_of(program, slices_of(shapes), turn=kind == "decode")
     if text_file is not None:
         text_file.write_text(text)
-    lines = lines_in(text, topology.chip)
+    lines = lines_in(turn_of(text) if kind == "decode" else text, topology.chip)
     seconds, links = sum(line.seconds for line in lines), seconds_of(cost, topology.chip, 1).links
-    chips = len(topology.devices)
-    rows = config.prompts_per_step * (config.group_size if given["program"] == "decode" else 1)
-    ideal = model_flops(config, shapes.policy.config, given["program"], rows) / chips / (topology.chip.peak * 1e12)
+    own = shapes.mesh if kind == "update" else shapes.own
+    rows = {"prefill": prompts_together(shapes.size, row_shards(own, SAMPLED_ROWS)), "decode": shapes.size.shape.rows}
+    ideal = model_flops(config, shapes.policy.config, kind, rows.get(kind, 0)) / own.size / (topology.chip.peak * 1e12)
+    least = must_read(shapes) if kind == "decode" else 0
+    sampled = "" if kind == "update" else ",".join(f"{axis}={size}" for axis, size in own.shape.items() if size > 1)
     return {
         "case": name, "topology": given["topology"], "mesh": config.mesh, "micro_batches": config.micro_batches,
         "seconds": seconds, "links": links, "ideal": ideal, "utilisation": ideal / seconds,
-        "exposed": ideal / (seconds + links), "bandwidth": cost.traffic / (topology.chip.bandwidth * 1e9) / seconds,
+        "exposed": ideal / (seconds + links), "rows": rows.get(kind, 0), "sampled": sampled,
+        "least": least, "traffic": cost.traffic, "bandwidth": least / (topology.chip.bandwidth * 1e9) / seconds,
         "gib": cost.peak / GIB, "usable": topology.chip.usable / GIB, "temporaries": cost.temporaries / GIB,
         "kinds": by_kind(lines), "lines": by_source(lines), "compiled_in": time.perf_counter() - start,
     }  # fmt: skip
@@ -106,10 +130,15 @@ def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[st
 
 def show(found: dict[str, Any], top: int) -> None:
     """Print a case."""
+    how = f"{found['micro_batches']} micro-batches"
+    if found["sampled"]:
+        how = f"{found['rows']} rows on {found['sampled']}"
+    least = f", {found['least'] / 1e9:.2f} GB at least, {found['bandwidth']:.1%} of the bandwidth"
+    least = least if found["least"] else ""
     print(
-        f"{found['case']}: {found['topology']} {found['mesh']}, {found['micro_batches']} micro-batches: "
+        f"{found['case']}: {found['topology']} {found['mesh']}, {how}: "
         f"{found['seconds']:.4g} s, utilisation {found['utilisation']:.1%}; collectives {found['links']:.3g} s, "
-        f"{found['exposed']:.1%} with all of them exposed; {found['bandwidth']:.1%} of the memory's bandwidth; "
+        f"{found['exposed']:.1%} with all of them exposed; {found['traffic'] / 1e9:.2f} GB by XLA{least}; "
         f"{found['gib']:.2f} of {found['usable']:.2f} GiB; compiled in {found['compiled_in']:.0f} s"
     )
     whole = found["seconds"]

@@ -5,7 +5,7 @@
     python experiments/benchmarks/quantised_decode.py effect   SmolLM2-135M: trainer against sampler
 
 Each prints a table for RESULTS.md. For `bytes` the programs of two and four layers are compiled, and those of the
-others are added: layers are alike. Bytes are those that the loop's text moves to and from the chip's main memory.
+others are added: layers are alike. Bytes moved are those of one turn of the loop to and from the chip's main memory.
 """
 
 from __future__ import annotations
@@ -34,31 +34,28 @@ def table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
 
 
 def of_bytes(options: argparse.Namespace) -> None:
-    """A decode step of Qwen3-8B: 64 rows in groups of 16, 1,024 + 1,024 tokens."""
+    """A decode step of Qwen3-8B: rows in groups of 16, 1,024 + 1,024 tokens."""
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    from decode_bytes import config_of, measured
+    from decode_bytes import measured
     from jax.experimental import topologies
 
+    from jaxrl_llm.runs.plan_shapes import config_of, with_layers
+
     chip = topologies.get_topology_desc(platform="tpu", topology_name=options.chip).devices[0]
-    counts = ("arguments", "moved", "counted")
-    wide: dict[str, float] = {}
-    rows = []
-    for weights, caches in (
-        (None, None),
-        ("int8", None),
-        ("float8", None),
-        ("int8", "int8"),
-        ("int8", "float8_e4m3fn"),
-    ):
-        two, four = (
-            measured(chip, config_of(layers, 4096, 12288, 151936), 64, weights, caches, group=16, prompt=1024, new=1024)
-            for layers in (2, 4)
-        )
-        found = {name: (four[name] + 16 * (four[name] - two[name])) for name in counts}  # of 36 layers
-        wide = wide or found
-        names = (weights or "bfloat16", caches or "bfloat16")
-        rows.append((*names, *(f"{found[n] / 1e9:.2f} ({found[n] / wide[n]:.2f})" for n in counts)))
-    table(("weights", "caches", "arguments, GB", "moved in a step, GB", "XLA's count, GB"), rows)
+    model, counts = config_of(str(ROOT / "experiments" / "plan" / "qwen3-8b.json")), ("arguments", "step", "counted")
+    lines = []
+    for rows in (16, 64):
+        wide: dict[str, float] = {}
+        for weights, caches in ((None, None), ("int8", None), ("int8", "int8"), ("int8", "float8_e4m3fn")):
+            two, four = (
+                measured(chip, with_layers(model, layers), rows, weights, caches, group=16, prompt=1024, new=1024)
+                for layers in (2, 4)
+            )
+            found = {name: four[name] + (model.num_layers - 4) // 2 * (four[name] - two[name]) for name in counts}
+            wide = wide or found
+            names = (rows, weights or "bfloat16", caches or "bfloat16")
+            lines.append((*names, *(f"{found[n] / 1e9:.2f} ({found[n] / wide[n]:.2f})" for n in counts)))
+    table(("rows", "weights", "caches", "arguments, GB", "moved in a step, GB", "XLA's count, GB"), lines)
 
 
 def of_time(options: argparse.Namespace) -> None:

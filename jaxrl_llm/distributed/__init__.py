@@ -7,6 +7,7 @@ from jaxrl_llm.distributed.mesh import (
     make_mesh,
     mesh_of,
     replicate,
+    sampling_mesh_of,
     to_mesh,
 )
 from jaxrl_llm.distributed.programs import Program, ahead_of_time
@@ -39,6 +40,7 @@ __all__ = [
     "parameter_specs",
     "replicate",
     "reshard",
+    "sampling_mesh_of",
     "shard_params",
     "to_mesh",
 ]

@@ -17,7 +17,16 @@ import jax
 import numpy as np
 
 from jaxrl_llm.distributed.cycles import cycles_in, kernels_in
-from jaxrl_llm.distributed.program_text import Computation, Executed, Instruction, computations, executed, fused, sizes
+from jaxrl_llm.distributed.program_text import (
+    Computation,
+    Executed,
+    Instruction,
+    computations,
+    executed,
+    fused,
+    sizes,
+    turn_of,
+)
 from jaxrl_llm.distributed.programs import Program
 from jaxrl_llm.distributed.work import matrix_flops
 
@@ -60,10 +69,14 @@ class Cost(NamedTuple):
         return sum(self.collectives.values())
 
 
-def cost_of(program: Program, slices: Sequence[int] = ()) -> Cost:
-    """The cost of a program that was compiled ahead of time. slices: of each device of its mesh, in order."""
+def cost_of(program: Program, slices: Sequence[int] = (), turn: bool = False) -> Cost:
+    """The cost of a program that was compiled ahead of time. slices: of each device of its mesh, in order.
+
+    turn: count what one turn of its loop does (`turn_of`), in the memory of all.
+    """
     memory: Any = program.compiled.memory_analysis()
     text = program.compiled.as_text() or ""
+    text = turn_of(text) if turn else text
     devices = {device for x in jax.tree.leaves(program.compiled.output_shardings) for device in x.device_set}
     platform = next((device.platform for device in devices), "cpu")
     return Cost(

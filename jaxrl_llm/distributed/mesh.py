@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, 
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 HOST = "pinned_host"
+SAMPLING_AXES = (DATA, EXPERT, TENSOR)
 
 
 def data_mesh(devices: list[Any] | None = None) -> Mesh:
@@ -39,6 +41,11 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else list(devices)
     sizes = {DATA: data, FSDP: fsdp, EXPERT: expert, SEQUENCE: sequence, TENSOR: tensor}
+    return _arranged(_filled(sizes, len(devices)), devices)
+
+
+def _filled(sizes: dict[str, int], devices: int) -> dict[str, int]:
+    """The sizes of the axes that a mesh of so many devices has, without -1. InputError where they do not fit."""
     for name, size in sizes.items():
         if size != -1 and size < 1:
             raise InputError(f"the mesh axis {name} is {size}: give a number of devices, or -1 for what is left")
@@ -46,15 +53,14 @@ def make_mesh(
     if len(open_axes) > 1:
         raise InputError(f"the mesh axes {' and '.join(open_axes)} are -1: only one can take what the others leave")
     product = math.prod(size for size in sizes.values() if size != -1)
-    if len(devices) % product or (not open_axes and product != len(devices)):
+    if devices % product or (not open_axes and product != devices):
         given = " x ".join(f"{name}={size}" for name, size in sizes.items() if name in (DATA, TENSOR) or size != 1)
         raise InputError(
-            f"a mesh of {given} does not fit {len(devices)} devices: "
+            f"a mesh of {given} does not fit {devices} devices: "
             "choose sizes whose product is their number, or -1 for one of them"
         )
-    sizes = {name: len(devices) // product if size == -1 else size for name, size in sizes.items()}
-    sizes = {name: size for name, size in sizes.items() if name in (DATA, TENSOR) or size > 1}
-    return _arranged(sizes, devices)
+    sizes = {name: devices // product if size == -1 else size for name, size in sizes.items()}
+    return {name: size for name, size in sizes.items() if name in (DATA, TENSOR) or size > 1}
 
 
 def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
@@ -97,16 +103,51 @@ def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:
     """
     if not text:
         return data_mesh(devices)
+    devices = jax.devices() if devices is None else list(devices)
+    return _arranged(mesh_sizes(text, len(devices)), devices)
+
+
+def mesh_sizes(text: str, devices: int) -> dict[str, int]:
+    """The axes of the mesh that a text names on so many devices. InputError as for `mesh_of`."""
+    sizes = _named_sizes("mesh", text, MESH_AXES, "data=2,fsdp=4,tensor=2")
+    return _filled({**dict.fromkeys(MESH_AXES, 1), **sizes}, devices)
+
+
+def _named_sizes(setting: str, text: str, axes: Sequence[str], example: str) -> dict[str, int]:
+    """The sizes that a text names; "data", if it is not named, takes what the others leave."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
-        if name not in MESH_AXES or name in sizes or not size.removeprefix("-").isdecimal():
+        if name not in axes or name in sizes or not size.removeprefix("-").isdecimal():
             raise InputError(
-                f"mesh is {shown(text)}: give numbers of devices along {', '.join(MESH_AXES[:-1])} and "
-                f"{MESH_AXES[-1]}, each once, such as data=2,fsdp=4,tensor=2"
+                f"{setting} is {shown(text)}: give numbers of devices along {', '.join(axes[:-1])} and {axes[-1]}, "
+                f"each once, such as {example}"
             )
         sizes[name] = int(size)
-    return make_mesh(**{DATA: 1 if -1 in sizes.values() else -1, **sizes}, devices=devices)
+    return {DATA: 1 if -1 in sizes.values() else -1, **sizes}
+
+
+def sampling_sizes(text: str, devices: int) -> dict[str, int]:
+    """The axes of the mesh that a text names for sampling on so many devices. InputError as for `sampling_mesh_of`."""
+    sizes = _named_sizes("sampling_mesh", text, SAMPLING_AXES, "data=4,tensor=4")
+    try:
+        return _filled({DATA: 1, EXPERT: 1, TENSOR: 1, **sizes}, devices)
+    except InputError as error:
+        raise InputError(f"sampling_mesh: {error}") from None
+
+
+def sampling_mesh_of(text: str, mesh: Mesh) -> Mesh:
+    """The mesh that a run samples on: the devices of its own mesh along "data", "expert" and "tensor".
+
+    text: as for `mesh_of`, such as "data=4,tensor=4"; "" is the run's mesh itself. The devices stay in their order, for
+    a program that reads the training's arrays and gives the sampler's takes but one. Raises InputError for a malformed
+    text, another axis, and sizes that do not multiply to the number of devices.
+    """
+    if not text:
+        return mesh
+    sizes = sampling_sizes(text, mesh.size)
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return Mesh(mesh.devices.reshape(tuple(sizes.values())), tuple(sizes), axis_types=types)
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "bf16": 16, "f16": 16, "s16": 16, "u16": 16, "s64": 64, "u64": 64,
-    "f64": 64,
+    "f64": 64, "f8e4m3fn": 8, "f8e5m2": 8,
 }  # fmt: skip
 _ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\](\{[^}]*\})?")
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
@@ -67,6 +67,23 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
             operands = tuple(_OPERAND.findall(rest.split("), ")[0]))
             inside[name] = Instruction(name, shape, kind, operands, line)
     return found, entry
+
+
+def turn_of(text: str) -> str:
+    """The text of a program that is one turn of the longest loop which the given program begins; itself without one.
+
+    What runs before and after the loop is left out, as the copies of weights that XLA makes once for all turns.
+    """
+    found, entry = computations(text)
+    bodies = [_name(_BODY, one.line) for one in found.get(entry, {}).values() if one.kind == "while"]
+    if not bodies:
+        return text
+    longest = max(bodies, key=lambda name: len(found.get(name, {})))
+    heads = [(f"ENTRY %{entry} (", f"%{entry} ("), (f"%{longest} (", f"ENTRY %{longest} (")]
+    return "\n".join(
+        next((new + line.removeprefix(old) for old, new in heads if line.startswith(old)), line)
+        for line in text.splitlines()
+    )
 
 
 def executed(text: str) -> Iterator[Executed]:

@@ -77,7 +77,7 @@ def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[st
     return lines
 
 
-def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
+def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh, name: str = "the mesh") -> None:
     """InputError where an axis does not divide what a model splits over it, but for the vocabulary.
 
     "tensor": key-value heads and inner units; "expert": experts; "sequence", with "tensor": query heads.
@@ -86,7 +86,7 @@ def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     counts = split_counts(config)
     asked = [(f"tensor={tensor}", tensor, counts["heads"]), (f"tensor={tensor}", tensor, counts["inner"])]
     if expert > 1 and not config.num_experts:
-        raise InputError(f"the mesh has expert={expert}, but the model has no experts: use data or fsdp")
+        raise InputError(f"{name} has expert={expert}, but the model has no experts: use other axes")
     if expert > 1:
         asked.append((f"expert={expert}", expert, counts["experts"]))
     if sequence > 1:
@@ -98,7 +98,7 @@ def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
             wrong.setdefault(axes, []).append(f"{count} {words}")
     if wrong:
         parts = [f"{axes}, which does not divide the model's {' and '.join(what)}" for axes, what in wrong.items()]
-        raise InputError(f"the mesh has {'; and '.join(parts)}: choose a number that does")
+        raise InputError(f"{name} has {'; and '.join(parts)}: choose a number that does")
 
 
 def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:

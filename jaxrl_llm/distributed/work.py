@@ -14,9 +14,9 @@ def matrix_flops(jaxpr: Any, platform: str = "tpu") -> float:
     """Operations (2 for each multiplication and addition) of all devices together.
 
     jaxpr: a Jaxpr or ClosedJaxpr. platform: "tpu", "cuda" or "cpu", for functions that depend on it. A scan counts each
-    of its turns, and a Pallas kernel each point of its grid, or what it declares where the grid is known on the device
-    alone; a while loop counts once, and of a conditional the branch with most. What one device does in a `shard_map` is
-    multiplied by the number of its devices.
+    of its turns, and a Pallas kernel each point of its grid, or what it declares where the grid or the turns of a loop
+    are known on the device alone; a while loop counts once, and of a conditional the branch with most. What one device
+    does in a `shard_map` is multiplied by the number of its devices.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return sum(_of_equation(equation, platform) for equation in inner.eqns)
@@ -36,8 +36,8 @@ def _of_equation(equation: Any, platform: str) -> float:
         times = params["length"]
     elif name == "pallas_call":
         grid, declared = params["grid_mapping"].grid, params.get("cost_estimate")
-        if declared is not None and not all(isinstance(size, int) for size in grid):
-            return float(declared.flops)  # how many points the grid has is known on the device only
+        if declared is not None and not (all(isinstance(size, int) for size in grid) and _counted(params["jaxpr"])):
+            return float(declared.flops)  # how many points the grid has, or turns a loop, is known on the device only
         times = math.prod(size for size in grid if isinstance(size, int))
     elif name == "shard_map":
         axes = params.get("newly_manual_axes") or params.get("manual_axes") or params["mesh"].axis_names
@@ -45,6 +45,14 @@ def _of_equation(equation: Any, platform: str) -> float:
     elif name == "while":
         return matrix_flops(params["body_jaxpr"], platform)
     return times * sum(matrix_flops(inner, platform) for inner in _inside(params))
+
+
+def _counted(jaxpr: Any) -> bool:
+    """Whether it is known how often its loops turn."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return all(
+        equation.primitive.name != "while" and all(map(_counted, _inside(equation.params))) for equation in inner.eqns
+    )
 
 
 def _product(equation: Any, contracted: tuple[int, ...]) -> float:

@@ -1,4 +1,4 @@
-"""Attention by the kernel `packed_attention`, which TPUs take; elsewhere dense masks are as fast.
+"""Attention by the kernel `packed_attention`, which TPUs and GPUs take; on CPUs dense masks are as fast.
 
 The kernel sees all tokens of a shard as one sequence: who attends to whom depends on the tokens' numbers alone, which
 are unique in a packing, and blocks in which no token attends to another are skipped, whatever rows they belong to.

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxrl_kernels import norm_rotate
+from jaxrl_kernels.implementations import takes_triton
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import AXES, axis_sizes
@@ -71,10 +72,15 @@ def token_shards(mesh: AnyMesh | None) -> int:
 
 def takes_kernels(mesh: AnyMesh | None) -> bool:
     """Whether the devices of a mesh, or JAX's own where there is none, take kernels for attention."""
+    device = _device(mesh)
+    return device is not None and (device.platform == "tpu" or takes_triton(device))
+
+
+def _device(mesh: AnyMesh | None) -> jax.Device | None:
+    """One of the devices of a mesh, or of JAX's own where there is none."""
     if isinstance(mesh, AbstractMesh):
-        return False
-    platform = mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else jax.default_backend()
-    return platform == "tpu"
+        return None
+    return mesh.devices.flat[0] if isinstance(mesh, Mesh) else jax.local_devices()[0]
 
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
@@ -142,7 +148,9 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     attention: they are repeated for the devices along "sequence" that need them.
     """
     turned = partial(norm_rotate, epsilon=config.norm_epsilon, offset=config.norm_offset, mesh=mesh)
-    kernels = takes_kernels(mesh)
+    # GPUs have a kernel for attention alone, and nothing to gain from these layouts and joined products.
+    device = _device(mesh)
+    kernels = takes_kernels(mesh) and not (device is not None and takes_triton(device))
     by_kernel, joined = (turned, frozenset(AXES)) if kernels else (None, frozenset())
     if mesh is None:
         natural = partial(tokens_before_units, spec=None, mesh=None)

@@ -83,7 +83,7 @@ class Experience:
     time_limit: float = 60.0
     """Seconds that a program may wait for anything but the engine."""
     mesh: jax.sharding.Mesh | None = None
-    """The devices to sample on, of several hosts those of this one's unit."""
+    """The devices to sample on, of all hosts: each unit of them samples on its own."""
     hosts: Hosts = ALONE
     clock: Clock = lambda name: nullcontext()
     """Returns a context manager that times "sample" or "score"."""
@@ -258,9 +258,9 @@ def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, ste
 
     groups: in flight on this unit of hosts. drafts: of earlier steps.
     """
-    policy, sampling, mesh, units = setup.policy, setup.sampling, setup.mesh, setup.hosts.units
-    weights = take_weights(policy, params, mesh, sampling.weight_dtype)
-    devices, slots = row_shards(mesh, SAMPLED_ROWS), -(-sampling.slots // units)
+    policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
+    weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
+    devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
     shape = None
     if setup.partial is not None:
         # The number of requests differs between steps, but the loop is compiled for one shape.

@@ -54,6 +54,10 @@ class TrainConfig:
     vocabulary over tensor, tokens of long rows over sequence. Several hosts along tensor or expert sample as one.
     By default it is chosen from the model, the devices and their memory, and said when the run starts. A resumed run
     keeps its mesh unless this names another."""
+    sampling_mesh: str = ""
+    """Devices along data, tensor and, of a mixture, expert while tokens are sampled, such as data=4,tensor=4: the
+    devices of the mesh, otherwise split. It changes no token. By default the mesh's own split, unless another one that
+    fits reads weights and caches faster."""
     seed: int = 0
     """Seed of prompt order and sampling, 0 to 2^32 - 1."""
     steps: int = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,27 +13,20 @@ from jaxrl_llm.algorithms import Algorithm, Given
 from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
 from jaxrl_llm.distributed.chips import GIB, Topology, chip_of_kind
 from jaxrl_llm.distributed.hosts import all_hosts
+from jaxrl_llm.distributed.mesh import mesh_sizes
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, TENSOR, row_shards
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, arithmetic, held_bytes
-from jaxrl_llm.runs.plan_shapes import config_of, engine_sizes, state_shapes
+from jaxrl_llm.runs.plan_arithmetic import arithmetic, held_bytes
+from jaxrl_llm.runs.plan_shapes import config_of, state_shapes
 from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
+from jaxrl_llm.runs.sampling_mesh import Devices, fastest, named_for, splits_of
 
 ROOM = 0.9  # of a device's memory, which the estimate may take
 RATIO = 1.6  # by which compilers' temporaries can exceed the estimate; see `plan_arithmetic`
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What the choice depends on."""
-
-    count: int
-    hosts: int = 1  # each with as many devices
-    memory: int = 0  # bytes of a device for programs and arrays; 0: no limit of its own
-    slices: int = 1
 
 
 class Chosen(NamedTuple):
@@ -43,6 +35,7 @@ class Chosen(NamedTuple):
     mesh: str  # as `TrainConfig.mesh`
     bytes: int  # the most on a device; 0: not estimated
     memory: int  # as in `Devices`
+    sampling_mesh: str = ""  # as `TrainConfig.sampling_mesh`
 
     @property
     def line(self) -> str:
@@ -63,34 +56,57 @@ class Chosen(NamedTuple):
 
 
 def with_mesh(config: TrainConfig, resumed: bool, given: Given | None = None) -> tuple[TrainConfig, str]:
-    """The configuration with a mesh, and a line that says which; unchanged where it names one, or on one device.
+    """The configuration with the meshes that it does not name, and a line that says which; unchanged on one device.
 
-    A resumed run keeps its mesh, where that fits the devices. On several hosts all must call this. given:
-    the algorithm, instead of the configured one. Raises InputError for a method or model that does not exist.
+    A resumed run keeps its mesh, where that fits the devices. On several hosts all must call this. given: the
+    algorithm, instead of the configured one. Raises InputError for a method or model that does not exist.
     """
-    if config.mesh or jax.device_count() == 1:
+    if jax.device_count() == 1 or (config.mesh and config.sampling_mesh):
         return config, ""
-    before = RunFolder(config.output).recorded_mesh() if resumed else ""
+    lines = []
+    before = RunFolder(config.output).recorded_mesh() if resumed and not config.mesh else ""
     if before and _fits(before):
-        return dataclasses.replace(config, mesh=before), f"mesh {before}, as before; --mesh sets another"
+        lines += [f"mesh {before}, as before; --mesh sets another"]
+        config = dataclasses.replace(config, mesh=before)
     hosts = all_hosts()
     memory = min(hosts.gather(memory_of(jax.local_devices())))
-    slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
-    devices = Devices(jax.device_count(), hosts.count, memory, slices)
     if not memory:
-        found = Chosen(f"{DATA}={devices.count}", 0, 0)
-    else:
-        found = choose(config, config_of(config.model), make_algorithm(config, given), devices)
-    return dataclasses.replace(config, mesh=found.mesh), found.line
+        if not config.mesh:
+            lines += [Chosen(f"{DATA}={jax.device_count()}", 0, 0).line]
+        return dataclasses.replace(config, mesh=config.mesh or f"{DATA}={jax.device_count()}"), "; ".join(lines)
+    slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
+    chip = chip_of_kind(jax.devices()[0].device_kind)
+    devices = Devices(jax.device_count(), hosts.count, memory, slices, chip, jax.default_backend())
+    found, named = _chosen(config, make_algorithm(config, given), devices), config.mesh
+    lines += [found.line] if not named else []
+    if found.sampling_mesh != config.sampling_mesh:
+        lines += [f"sampled on {found.sampling_mesh}, which decodes faster; --sampling-mesh sets another"]
+    changed = dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh)
+    return changed, "; ".join(lines)
 
 
 def planned(config: TrainConfig, topology: Topology) -> TrainConfig:
-    """The configuration with the mesh that a new run on these devices would choose; unchanged where it names one."""
-    if config.mesh or len(topology.devices) == 1 or topology.platform == "cpu":
+    """The configuration with the meshes that a new run on these devices would choose; those that it names stay."""
+    if len(topology.devices) == 1 or topology.platform == "cpu" or (config.mesh and config.sampling_mesh):
         return config
-    devices = Devices(len(topology.devices), topology.hosts, topology.chip.usable, topology.slices)
-    found = choose(config, config_of(config.model), make_algorithm(config), devices)
-    return dataclasses.replace(config, mesh=found.mesh)
+    devices = Devices(
+        len(topology.devices), topology.hosts, topology.chip.usable, topology.slices, topology.chip, topology.platform
+    )
+    found = _chosen(config, make_algorithm(config), devices)
+    return dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh)
+
+
+def _chosen(config: TrainConfig, algorithm: Algorithm, devices: Devices) -> Chosen:
+    """`choose`, or for a mesh that the configuration names, the mesh to sample on."""
+    model = config_of(config.model)
+    if not config.mesh:
+        return choose(config, model, algorithm, devices)
+    mesh = abstract_mesh(mesh_sizes(config.mesh, devices.count))
+    check_mesh(model, mesh)
+    shapes = state_shapes(config, model, algorithm)
+    kept = held_bytes(shapes, mesh, config.reference_memory).kept
+    split = fastest(splits_of(config, algorithm, shapes, devices)(mesh), kept, ROOM * devices.memory)
+    return Chosen(config.mesh, 0, devices.memory, config.sampling_mesh or named_for(split, mesh))
 
 
 def _fits(mesh: str) -> bool:
@@ -113,19 +129,19 @@ def memory_of(devices: Sequence[Any]) -> int:
 def choose(config: TrainConfig, model: ModelConfig, algorithm: Algorithm, devices: Devices) -> Chosen:
     """The first of `candidates` that fits by arithmetic, with ROOM; else the one that takes least.
 
+    Each with the mesh to sample on that `fastest` takes. Those that have prompts for all devices come before others.
     Where no candidate splits the rows of a step evenly, all devices are along "data", which `check_rows` then refuses.
     """
     shapes, least = state_shapes(config, model, algorithm), None
-    for mesh in candidates(model, devices):
-        if not _splits_rows(config, mesh):
-            continue
-        own = max(row_shards(mesh) // devices.hosts, 1)
+    splits, room = splits_of(config, algorithm, shapes, devices), ROOM * devices.memory
+    meshes = [mesh for mesh in candidates(model, devices) if _splits_rows(config, mesh)]
+    for mesh in sorted(meshes, key=lambda mesh: row_shards(mesh) > config.prompts_per_step):
         held = held_bytes(shapes, mesh, config.reference_memory)
-        sizes = engine_sizes(config, algorithm, own, devices.hosts)
-        peak = arithmetic(config, model, algorithm, mesh, held, sizes, devices.hosts, RATIO).peak
+        split = fastest(splits(mesh), held.kept, room)
+        peak = arithmetic(config, model, algorithm, mesh, held, split.sampling, RATIO).peak
         text = ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
-        found = Chosen(text, peak, devices.memory)
-        if peak <= ROOM * devices.memory:
+        found = Chosen(text, peak, devices.memory, config.sampling_mesh or named_for(split, mesh))
+        if peak <= room:
             return found
         least = found if least is None or peak < least.bytes else least
     return least or Chosen(f"{DATA}={devices.count}", 0, 0)

@@ -12,7 +12,6 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.data.prompts import load_prompts
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.policy import Params, Policy
@@ -115,9 +114,9 @@ def evaluate_policy(
 
     Temperature 0 with one sample is greedy accuracy. More samples give pass@k for k = 1, 2, 4 ... up to `samples` by
     the unbiased estimator (arXiv 2107.03374). Intervals are 95 %, Wilson's, over prompts (`clustered_interval`). mesh:
-    the devices to sample on. hosts: each unit completes its share of the prompts, its first host scores them, and all
-    have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises InputError if
-    `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    the devices to sample on, of all hosts. hosts: each unit completes its share of the prompts, its first host scores
+    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises
+    InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
@@ -194,5 +193,5 @@ def evaluate_run(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
-        mesh=None if parts.mesh.size == 1 else of_this_host(parts.mesh), hosts=parts.hosts, watch=watch,
+        mesh=None if parts.sampler.size == 1 else parts.sampler, hosts=parts.hosts, watch=watch,
     )  # fmt: skip

@@ -11,13 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, MutableMapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxrl_llm.distributed.chips import GIB, Chip, Topology
+from jaxrl_llm.distributed.chips import Chip, Topology
 from jaxrl_llm.distributed.cost import Cost, at_depth, cost_of, followed
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.distributed.programs import Program
@@ -26,7 +25,8 @@ from jaxrl_llm.learner.learn import compile_learning
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, arithmetic, held_bytes
+from jaxrl_llm.runs.plan_arithmetic import arithmetic, held_bytes
+from jaxrl_llm.runs.plan_host import COPY, host_memory
 from jaxrl_llm.runs.plan_shapes import (
     RunShapes,
     StateShapes,
@@ -40,12 +40,11 @@ from jaxrl_llm.runs.plan_shapes import (
     with_layers,
 )
 from jaxrl_llm.runs.plan_times import Seconds, calls, seconds_of
+from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh, sampling_arithmetic
 from jaxrl_llm.sampling.ahead import NAMES, compile_sampling, tail_arrays
 from jaxrl_llm.sampling.schedule import Size
 
 SAMPLING = NAMES  # the programs of sampling; the others are of learning
-COPY = "weights while loading, or a checkpoint"
-PROCESS = 1.2  # GiB of host memory that Python, JAX and the compiler take
 
 
 class Plan(NamedTuple):
@@ -57,6 +56,7 @@ class Plan(NamedTuple):
     devices: int
     rented: int  # chips
     mesh: dict[str, int]
+    sampler: dict[str, int]  # the mesh that it samples on
     held: dict[str, int]  # all the time: parameters, optimiser, reference ...
     phases: dict[str, dict[str, int]]  # beside `held` in each phase
     costs: dict[str, Cost]  # none where nothing was compiled
@@ -103,14 +103,15 @@ class Plan(NamedTuple):
 
 def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     """The plan by arithmetic: what is held is exact, temporaries and times are estimates."""
-    mesh, algorithm, model = checked(config, topology)
-    state, own = state_shapes(config, model, algorithm), of_this_host(mesh)
-    units = units_of(mesh)
-    sizes = engine_sizes(config, algorithm, row_shards(own, SAMPLED_ROWS), units)
-    abstract = abstract_mesh(dict(mesh.shape))
+    mesh, sampler, algorithm, model = checked(config, topology)
+    state, units = state_shapes(config, model, algorithm), units_of(sampler)
+    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units)
+    abstract, sampled_on = (abstract_mesh(dict(one.shape)) for one in (mesh, sampler))
     held = held_bytes(state, abstract, config.reference_memory)
-    found = arithmetic(config, model, algorithm, abstract, held, sizes, units, platform=topology.platform)
-    return _assembled(config, topology, mesh, sizes[0], state, found.held, found.phases, found.costs, compiled=False)
+    sampling = sampling_arithmetic(config, state, sampled_on, sizes, units, topology.platform)
+    found = arithmetic(config, model, algorithm, abstract, held, sampling)
+    meshes = Meshes(mesh, sampler, sizes[0])
+    return _assembled(config, topology, meshes, state, found.held, found.phases, found.costs, compiled=False)
 
 
 def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
@@ -126,7 +127,7 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
             costs[name] = costs[name]._replace(flops=flops)
     layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
     sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
-    return found._replace(costs=costs, seconds=_times(config, topology, shapes.mesh, shapes.size, costs))
+    return found._replace(costs=costs, seconds=_times(config, topology, _meshes(shapes), costs))
 
 
 def compiled_plan(
@@ -175,16 +176,29 @@ def compiled_plan(
     for name, cost in costs.items():
         if name not in SAMPLING:
             phases[name] = {"batch": batch, "temporaries": cost.temporaries + max(cost.results, 0)}
-    return _assembled(config, topology, shapes.mesh, shapes.size, shapes, held, phases, costs, compiled=True)
+    return _assembled(config, topology, _meshes(shapes), shapes, held, phases, costs, compiled=True)
+
+
+class Meshes(NamedTuple):
+    """Where a run trains and samples, and the size of an engine there."""
+
+    mesh: Mesh
+    sampler: Mesh
+    size: Size
+
+
+def _meshes(shapes: RunShapes) -> Meshes:
+    return Meshes(shapes.mesh, shapes.sampler, shapes.size)
 
 
 def _assembled(
-    config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, arrays: RunShapes | StateShapes,
+    config: TrainConfig, topology: Topology, meshes: Meshes, arrays: RunShapes | StateShapes,
     held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
 ) -> Plan:  # fmt: skip
     plan = Plan(
-        config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape), held, phases, costs,
-        _times(config, topology, mesh, size, costs), host_memory(config, topology, arrays),
+        config, compiled, topology.chip, len(topology.devices), topology.rented, dict(meshes.mesh.shape),
+        dict(meshes.sampler.shape), held, phases, costs, _times(config, topology, meshes, costs),
+        host_memory(config, topology, arrays),
     )  # fmt: skip
     if topology.platform != "cpu":
         return plan
@@ -193,12 +207,11 @@ def _assembled(
     return plan._replace(host=plan.host | {"arrays of the devices": devices, COPY: max(copy - devices, 0)})
 
 
-def _times(
-    config: TrainConfig, topology: Topology, mesh: Mesh, size: Size, costs: Mapping[str, Cost]
-) -> dict[str, Seconds]:  # fmt: skip
-    own, units = row_shards(of_this_host(mesh), SAMPLED_ROWS), units_of(mesh)
+def _times(config: TrainConfig, topology: Topology, meshes: Meshes, costs: Mapping[str, Cost]) -> dict[str, Seconds]:
+    own, units = row_shards(of_this_host(meshes.sampler), SAMPLED_ROWS), units_of(meshes.sampler)
     return {
-        name: seconds_of(cost, topology.chip, calls(config, size, units, own, name)) for name, cost in costs.items()
+        name: seconds_of(cost, topology.chip, calls(config, meshes.size, units, own, name))
+        for name, cost in costs.items()
     }
 
 
@@ -261,35 +274,19 @@ def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
 
 def _sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
     """With the conversion of all layers in one cost."""
-    found = {name: cost_of(program, slices_of(shapes)) for name, program in sampling_programs(shapes).items()}
+    slices, programs = slices_of(shapes), sampling_programs(shapes)
+    found = {name: cost_of(program, slices, turn=name == "decode") for name, program in programs.items()}
     if (layer := found.pop("convert_layer", None)) is not None:
         found["convert"] = followed(found["convert"], layer, shapes.policy.config.num_layers)
     return found
 
 
-def sampling_programs(shapes: RunShapes, platform: str | None = None) -> dict[str, Program]:
+def sampling_programs(
+    shapes: RunShapes, platform: str | None = None, names: tuple[str, ...] = NAMES
+) -> dict[str, Program]:
     config = shapes.config.sampling
     return compile_sampling(
-        shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
-        filtered=config.truncating, platform=platform, own=shapes.own, weight_dtype=config.weight_dtype,
+        shapes.policy, shapes.params, shapes.sampler, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
+        filtered=config.truncating, platform=platform, own=shapes.own, weight_dtype=config.weight_dtype, names=names,
         speculative_tokens=config.speculative_tokens,
     )  # fmt: skip
-
-
-def host_memory(config: TrainConfig, topology: Topology, arrays: RunShapes | StateShapes) -> dict[str, int]:
-    """Bytes on each host: the process, the weights while they are loaded, a checkpoint while it is written."""
-    hosts = topology.hosts
-    reference = arrays.copied_reference if config.reference_memory == "host" else None
-    length = config.max_prompt_tokens + config.max_new_tokens
-    saved = -(-_bytes(arrays.state) // hosts) if config.checkpoint_every else 0
-    return {
-        "process": int(PROCESS * GIB),
-        COPY: max(_bytes(arrays.params), saved),
-        "reference": _bytes(reference) // hosts,
-        "batch": config.prompts_per_step * config.group_size * length * 64,  # some fifteen arrays of 4 bytes a token
-    }
-
-
-def _bytes(tree: Any) -> int:
-    """Of whole arrays."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -26,9 +26,11 @@ from jaxrl_llm.needs import of_reference
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan import Plan, compiled_plan, estimated_plan, lowered_plan
-from jaxrl_llm.runs.plan_arithmetic import Held, abstract_mesh, arithmetic, held_bytes, length_of, sampled_shards
-from jaxrl_llm.runs.plan_shapes import StateShapes, checked, config_of, engine_sizes, state_shapes
+from jaxrl_llm.runs.plan_arithmetic import Held, arithmetic, held_bytes, length_of
+from jaxrl_llm.runs.plan_shapes import StateShapes, checked, config_of, state_shapes
 from jaxrl_llm.runs.plan_times import calls, seconds_of
+from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
+from jaxrl_llm.runs.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.sampling.schedule import Size
 
 COMPILED = 3  # configurations that a search compiles at most
@@ -60,11 +62,15 @@ class Candidate(NamedTuple):
     seconds: float  # of an iteration, by arithmetic
 
 
-def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] = lambda text: None) -> Found:
+def search(
+    config: TrainConfig, topology: Topology, say: Callable[[str], None] = lambda text: None,
+    asked: TrainConfig | None = None,
+) -> Found:  # fmt: skip
     """The plan of a run and, where it does not fit, of the cheapest changes that make it fit.
 
     Programs are compiled where there is a compiler and arithmetic does not already refuse them. say: told what is tried
-    next. Raises InputError for what no change of mesh, memory or precision can mend.
+    next. asked: the configuration before its meshes were chosen, if they were. Raises InputError for what no change of
+    mesh, memory or precision can mend.
     """
     first, refused, tried = None, "", list[TrainConfig]()
     sampled: Sampled = {}
@@ -81,7 +87,7 @@ def search(config: TrainConfig, topology: Topology, say: Callable[[str], None] =
         refused = str(error)
     for _ in range(COMPILED):
         best = None
-        for one in candidates(config, model, algorithm, topology, ratio):
+        for one in candidates(asked or config, model, algorithm, topology, ratio):
             if one.config not in tried and _runs(one.config, topology):
                 best = one
                 break
@@ -147,22 +153,28 @@ def candidates(
     states: dict[str, StateShapes] = {}
     held: dict[tuple[str, AbstractMesh], Held] = {}
     sizes: dict[tuple[int, int], tuple[Size, Size | None]] = {}
+    splits: dict[str, Splits] = {}
+    devices = Devices(len(topology.devices), hosts, chip.usable, topology.slices, chip, topology.platform)
 
-    def held_by(changed: TrainConfig, mesh: AbstractMesh) -> Held:
+    def state_of(changed: TrainConfig) -> tuple[str, StateShapes]:
         key = repr((
             changed.dtype, changed.param_dtype, changed.optimizer, changed.lora_rank, changed.reference_memory,
         ))  # fmt: skip
+        if key not in states:
+            states[key] = state_shapes(changed, model, algorithm)
+        return key, states[key]
+
+    def held_by(changed: TrainConfig, mesh: AbstractMesh) -> Held:
+        key, state = state_of(changed)
         if (key, mesh) not in held:
-            if key not in states:
-                states[key] = state_shapes(changed, model, algorithm)
-            held[key, mesh] = held_bytes(states[key], mesh, changed.reference_memory)
+            held[key, mesh] = held_bytes(state, mesh, changed.reference_memory)
         return held[key, mesh]
 
-    def engines(changed: TrainConfig, shards: int) -> tuple[Size, Size | None]:
-        key = changed.slots, shards
-        if key not in sizes:
-            sizes[key] = engine_sizes(changed, algorithm, shards, hosts)
-        return sizes[key]
+    def splits_by(changed: TrainConfig) -> Splits:
+        key = repr((changed.dtype, changed.param_dtype, changed.cache_dtype, changed.slots, changed.lora_rank))
+        if key not in splits:
+            splits[key] = splits_of(changed, algorithm, state_of(changed)[1], devices, sizes)
+        return splits[key]
 
     for changes in _settings(config, algorithm):
         try:
@@ -172,23 +184,28 @@ def candidates(
         by_micro: dict[int, TrainConfig] = {}
         fitting = []
         for mesh in meshes:
-            own = sampled_shards(mesh, hosts)
-            of_mesh, engine = held_by(changed, mesh), engines(changed, own)
+            of_mesh = held_by(changed, mesh)
+            split = fastest(splits_by(changed)(mesh), of_mesh.kept, MARGIN * chip.usable)
             for micro in _micro_batches(changed, mesh):
                 if micro not in by_micro:
                     by_micro[micro] = dataclasses.replace(changed, micro_batches=micro)
                 one = by_micro[micro]
-                found = arithmetic(one, model, algorithm, mesh, of_mesh, engine, hosts, ratio, topology.platform)
+                found = arithmetic(one, model, algorithm, mesh, of_mesh, split.sampling, ratio)
                 if found.peak <= MARGIN * chip.usable:
                     costs = found.costs.items()
                     seconds = sum(
-                        max(seconds_of(cost, chip, calls(changed, engine[0], hosts, own, name))) for name, cost in costs
+                        max(seconds_of(cost, chip, calls(changed, split.size, hosts, split.shards, name)))
+                        for name, cost in costs
                     )
-                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), _text(mesh)))
+                    sampler = config.sampling_mesh or named_for(split, mesh)
+                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), _text(mesh), sampler))
                     break  # more micro-batches take longer
-        for seconds, micro, _, text in sorted(fitting):
-            more = {"mesh": text} | ({"micro_batches": micro} if micro != config.micro_batches else {})
-            yield Candidate(changes | more, dataclasses.replace(by_micro[micro], mesh=text), seconds)
+        for seconds, micro, _, text, sampler in sorted(fitting):
+            more: Change = {"mesh": text}
+            more |= {"sampling_mesh": sampler} if sampler != config.sampling_mesh else {}
+            more |= {"micro_batches": micro} if micro != config.micro_batches else {}
+            named = dataclasses.replace(by_micro[micro], mesh=text, sampling_mesh=sampler)
+            yield Candidate(changes | more, named, seconds)
 
 
 def applied(config: TrainConfig, changes: Change) -> TrainConfig:

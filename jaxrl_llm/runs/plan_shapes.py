@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of
+from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.errors import InputError
@@ -48,6 +48,7 @@ class RunShapes(NamedTuple):
     topology: Topology
     learner: Learner  # `reference` and `frozen` are shapes
     state: TrainState
+    sampler: Mesh  # the devices of the mesh, as tokens are sampled on them
     size: Size  # of the engine that samples
     evaluation: Size | None  # of the one that evaluates
 
@@ -58,7 +59,7 @@ class RunShapes(NamedTuple):
     @property
     def own(self) -> Mesh:
         """The devices of the first host, or unit of hosts, that samples on its own."""
-        return self.topology.alone(of_this_host(self.mesh))
+        return self.topology.alone(of_this_host(self.sampler))
 
     @property
     def policy(self) -> Policy:
@@ -79,7 +80,7 @@ class RunShapes(NamedTuple):
         sampling, (dtype, weights) = self.config.sampling, (self.policy.activation_dtype, None)
         if size is None:
             dtype, weights = jnp.dtype(sampling.cache_dtype), sampling.weight_dtype
-        return engine_arrays(self.policy, self.params, self.mesh, size or self.size, dtype, self.own, weights)
+        return engine_arrays(self.policy, self.params, self.sampler, size or self.size, dtype, self.own, weights)
 
 
 def config_of(model: str) -> ModelConfig:
@@ -123,22 +124,24 @@ def depths(model: ModelConfig) -> tuple[int, int]:
 
 def checked(
     config: TrainConfig, topology: Topology, model: ModelConfig | None = None
-) -> tuple[Mesh, Algorithm, ModelConfig]:
-    """The mesh, method and model of a run. model: instead of the configured one.
+) -> tuple[Mesh, Mesh, Algorithm, ModelConfig]:
+    """The mesh of a run, that to sample on, its method and its model. model: instead of the configured one.
 
     Raises InputError for what the run would raise before it loads its model's weights.
     """
     mesh = mesh_of(config.mesh, topology.devices)
+    sampler = sampling_mesh_of(config.sampling_mesh, mesh)
     algorithm = check_method(config, mesh)
     model = model or config_of(config.model)
     check_mesh(model, mesh)
-    of_this_host(mesh)  # raises InputError where hosts have different numbers of devices
-    return mesh, algorithm, model
+    check_mesh(model, sampler, "the sampling mesh")
+    of_this_host(sampler)  # raises InputError where hosts have different numbers of devices
+    return mesh, sampler, algorithm, model
 
 
 def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
     """The shapes of a run on a topology; see `checked`."""
-    mesh, algorithm, model = checked(config, topology, model)
+    mesh, sampler, algorithm, model = checked(config, topology, model)
     policy, state, frozen, reference, _ = state_shapes(config, model, algorithm)
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
@@ -147,8 +150,8 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
     learner = Learner(
         policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen
     )
-    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(mesh), SAMPLED_ROWS), units_of(mesh))
-    return RunShapes(config, topology, learner, state, *sizes)
+    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler))
+    return RunShapes(config, topology, learner, state, sampler, *sizes)
 
 
 class StateShapes(NamedTuple):

@@ -38,7 +38,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """One plan as a JSON object."""
     return {
         "chip": plan.chip._asdict(), "devices": plan.devices, "chips": plan.rented, "mesh": plan.mesh,
-        "compiled": plan.compiled, "usable": plan.chip.usable, "peak": plan.peak, "fits": plan.fits, "held": plan.held,
+        "sampling_mesh": plan.sampler, "compiled": plan.compiled,
+        "usable": plan.chip.usable, "peak": plan.peak, "fits": plan.fits, "held": plan.held,
         "phases": plan.phases, "peaks": plan.peaks, "host": plan.host,
         "programs": {name: cost._asdict() for name, cost in plan.costs.items()},
         "seconds": {name: {**each._asdict(), "binds": each.binds} for name, each in plan.seconds.items()},
@@ -65,7 +66,7 @@ def as_text(found: Found, command: str) -> str:
 
 def plan_text(plan: Plan) -> str:
     """Memory by phase, programs with what they cost, time, the run's price and the host's memory."""
-    mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
+    mesh = _axes(plan.mesh) + (f"; sampled on {_axes(plan.sampler)}" if plan.sampler != plan.mesh else "")
     how = "compiled" if plan.compiled else "estimated, not compiled"
     lines = [
         f"{plan.rented} {plan.chip.name} (mesh {mesh}), {plan.chip.memory:.4g} GiB each, of which the runtime keeps "
@@ -93,6 +94,10 @@ def plan_text(plan: Plan) -> str:
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.host.items() if size)
     warning = f" More than {COLAB:.0f} GiB: a free Colab machine would end the run." if host > COLAB else ""
     return "\n".join([*lines, f"Host memory: about {host:.1f} GiB on each host ({parts}).{warning}"])
+
+
+def _axes(mesh: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in mesh.items())
 
 
 def _verdict(plan: Plan) -> str:
@@ -155,7 +160,6 @@ def write_picture(plan: Mapping[str, Any], path: str | Path) -> None:
             below = [a + b for a, b in zip(below, sizes, strict=True)]
     axes.axhline(plan["usable"] / GIB, color="black", linestyle="--", label="usable")
     axes.set_ylabel("GiB on a device")
-    mesh = ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
-    axes.set_title(f"{plan['chips']} {plan['chip']['name']}, mesh {mesh}", fontsize="medium")
+    axes.set_title(f"{plan['chips']} {plan['chip']['name']}, mesh {_axes(plan['mesh'])}", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     figure.savefig(path)

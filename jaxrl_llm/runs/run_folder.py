@@ -93,7 +93,8 @@ class RunFolder:
     def begin(self, config: TrainConfig, step: int) -> None:
         """Write down that a run starts or resumes here: on what, and settings that a resumed run was given anew."""
         raw, now = read_json(self.config), to_dict(config)
-        anew = {name: now[name] for name in MAY_DIFFER - {"output", "mesh"} if raw.get(name) != _json(now[name])}
+        asked = MAY_DIFFER - {"output", "mesh", "sampling_mesh"}  # the meshes of this start may be chosen
+        anew = {name: now[name] for name in asked if raw.get(name) != _json(now[name])}
         if anew:
             self.write(self.config, {**raw, **anew})
         record_start(self.path, step)

@@ -15,7 +15,7 @@ import optax
 
 from jaxrl_llm.algorithms import Algorithm, Given
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of
+from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.distributed.on_hosts import in_units
@@ -54,6 +54,7 @@ class RunParts(NamedTuple):
     digests: dict[str, str]  # of the inputs: prompts, reward files, the model
     reference: Params | None  # the initial weights, if the method needs them
     mesh: jax.sharding.Mesh
+    sampler: jax.sharding.Mesh  # the same devices, as tokens are sampled on them
     frozen: Params | None = None  # the model's weights, if only adapters are trained
     hosts: Hosts = ALONE
     notes: tuple[str, ...] = ()  # what to say when the run starts
@@ -87,13 +88,15 @@ def with_precision(config: TrainConfig, policy: Policy) -> Policy:
 
 
 def load_model(
-    config: TrainConfig, needs: Collection[str], mesh: jax.sharding.Mesh | None = None
-) -> tuple[Policy, Params, Any]:
+    config: TrainConfig, needs: Collection[str], mesh: jax.sharding.Mesh | None = None,
+    sampler: jax.sharding.Mesh | None = None,
+) -> tuple[Policy, Params, Any]:  # fmt: skip
     """Policy, initial parameters (the critic's among them) and tokenizer of a run whose method has these needs.
 
-    mesh: of several devices, over which the parameters are sharded as they are read.
+    mesh: of several devices, over which the parameters are sharded as they are read. sampler: the same devices as
+    tokens are sampled on them; InputError where either does not divide the model.
     """
-    spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh)
+    spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
     policy, params, tokenizer = load_policy(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread
     )
@@ -101,8 +104,9 @@ def load_model(
     return *with_critic(config, needs, policy, params), tokenizer
 
 
-def _sharded(mesh: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
+def _sharded(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
     check_mesh(model, mesh)
+    check_mesh(model, sampler, "the sampling mesh")
     return fully_sharded(shapes, model, mesh)
 
 
@@ -146,13 +150,14 @@ def set_up(
     given, own_source: see `check_method`.
     """
     config, mesh = named(config, given), mesh_of(config.mesh)
-    hosts = in_units(all_hosts(), mesh)
+    sampler = sampling_mesh_of(config.sampling_mesh, mesh)
+    hosts = in_units(all_hosts(), sampler)
     algorithm = check_method(config, mesh, given, own_source)
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
     check_columns(config, algorithm, inputs.prompts.training)
-    policy, params, tokenizer = load_model(config, algorithm.needs, mesh)
+    policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
@@ -168,7 +173,7 @@ def set_up(
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
-        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, frozen, hosts,
+        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given),
     )  # fmt: skip
     return parts, state, memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_llm.distributed.on_hosts import of_this_host
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
 from jaxrl_llm.rollouts.sources import Curriculum, Source, Step, no_replay, shuffled_epochs
 from jaxrl_llm.runs.config import TrainConfig
@@ -32,8 +31,7 @@ def source_of(
             algorithm.replay or no_replay(), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
             dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
-            mesh=of_this_host(parts.mesh),
-            hosts=parts.hosts, clock=clock, watch=watch,
+            mesh=parts.sampler, hosts=parts.hosts, clock=clock, watch=watch,
         )
     )  # fmt: skip
 

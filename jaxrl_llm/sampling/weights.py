@@ -91,9 +91,10 @@ def take_weights(
     """Weights for the engine, in the dtype that the policy computes in.
 
     mesh: the devices to decode on, with axes of `models.placement`: rows over all but "tensor", which splits heads,
-    hidden units of the MLP and vocabulary; experts over "expert". Without a mesh the parameters are used where they
-    are. Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`); then
-    all hosts must call this.
+    hidden units of the MLP and vocabulary; experts over "expert". It may have other axes than the parameters' mesh, but
+    the same devices in the same order (`sampling_mesh_of`). Without a mesh the parameters are used where they are.
+    Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`), by `mesh`
+    if that is of all these hosts, else by their own; then all hosts must call this.
     weight_dtype: int8 or float8, to which the projections of layers are rounded (`models.quantised`): adapters are
     added to products with the rounded matrices, in full precision. By default the policy's own rounding, if any.
     Transfers are counted and timed. Raises InputError for a policy in float64, and for another weight_dtype.
@@ -103,7 +104,8 @@ def take_weights(
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
     params = {name: x for name, x in params.items() if name != "critic"}
     if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
-        return _on_this_host(policy, params, spread.sharding.mesh, rounding)
+        of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set
+        return _on_this_host(policy, params, mesh if of_all and mesh else spread.sharding.mesh, rounding)
     if mesh is None or mesh.size == 1:
         if rounding is None and _is_ready(policy, params):
             return Weights(*_views(params))

@@ -15,6 +15,7 @@ from compiling import with_devices
 from jax.experimental import pallas as pl
 
 from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, followed, groups_in, traffic_in
+from jaxrl_llm.distributed.program_text import sizes, turn_of
 from jaxrl_llm.distributed.work import matrix_flops
 
 TEXT = """
@@ -144,6 +145,19 @@ def test_groups_of_devices(written: str, groups: list[list[int]]) -> None:
 
 def test_cycles_count_turns() -> None:
     assert cycles_in(TEXT) == 5 * 7 + 100 + 11
+
+
+def test_one_turn_of_the_loop_alone() -> None:
+    """As of a decode step: without what the program does once, before and after."""
+    turn = turn_of(TEXT)
+    assert cycles_in(turn) == 7
+    assert traffic_in(turn) == 8 * 16 * 2 + 32 * 16 * 2
+    assert collectives_in(turn, [0] * 8) == {"all-gather": 32 * 16 * 2 * 3 // 4}
+    assert turn_of(turn) == turn, "there is no loop in the loop"
+
+
+def test_bytes_of_arrays() -> None:
+    assert sizes("(f32[2,3]{1,0}, bf16[4], s8[5], f8e4m3fn[6,2], pred[])") == [24, 8, 5, 12, 1]
 
 
 def test_traffic_of_slices_and_of_the_cores_memory() -> None:

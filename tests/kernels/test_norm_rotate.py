@@ -99,8 +99,10 @@ def test_lengths_that_the_kernel_does_not_take() -> None:
 
 def test_lowers_for_cuda() -> None:
     given = drawn((1, 128, 2, 32), jnp.bfloat16)
-    text = jax.jit(norm_rotate).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-    assert "tpu_custom_call" not in text
+    gradient = jax.grad(lambda *x: jnp.sum(norm_rotate(*x).astype(jnp.float32)), (0, 1))
+    for function in (norm_rotate, gradient):
+        text = jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+        assert "custom_call" not in text
 
 
 PROGRAM = r"""

@@ -44,6 +44,11 @@ def test_draws_the_tokens_of_fused_sample(V: int, implementation: str) -> None:
     np.testing.assert_array_equal(found[0][2], -1)
 
 
+def test_lowers_for_cuda() -> None:
+    given = jax.ShapeDtypeStruct((N, 700), jnp.float32), jax.ShapeDtypeStruct((N, 4), jnp.uint32)
+    assert "tpu_custom_call" not in draw.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+
+
 def test_logp_and_entropy_are_those_of_the_distribution() -> None:
     logits, *_, counters = drawn(5, 700)
     allowed = np.random.default_rng(6).random((N, 700)) < 0.5

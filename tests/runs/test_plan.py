@@ -28,7 +28,7 @@ from jaxrl_llm.runs import plan_table
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan import Plan, estimated_plan
-from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
+from jaxrl_llm.runs.plan_arithmetic import held_bytes
 from jaxrl_llm.runs.plan_search import Found, applied, candidates, options
 from jaxrl_llm.runs.plan_shapes import (
     config_of,
@@ -40,6 +40,7 @@ from jaxrl_llm.runs.plan_shapes import (
     state_shapes,
     with_layers,
 )
+from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
 
 TESTS = Path(__file__).parents[1]
 CONFIGS = TESTS.parent / "experiments" / "plan"
@@ -257,7 +258,8 @@ from jaxrl_llm.sampling.ahead import compile_sampling
 
 folder = Path(sys.argv[1])
 config = runs.small_config(
-    folder, steps=1, eval_size=0, max_prompt_tokens=10, mesh="fsdp=4", dtype="bfloat16", slots=8,
+    folder, steps=1, eval_size=0, max_prompt_tokens=10, mesh="fsdp=4", dtype="bfloat16",
+    sampling_mesh=sys.argv[2], slots=int(sys.argv[3]),
 )
 jax.config.update("jax_include_debug_info_in_dumps", False)
 jax.config.update("jax_dump_ir_to", str(folder / "programs"))
@@ -269,7 +271,8 @@ learner, engine = shapes.learner, config.sampling
 batch = full_batch(config, learner.algorithm, learner.policy.config.vocab_size)
 programs = compile_learning(learner, shapes.state.params, batch)
 programs += compile_sampling(
-    shapes.policy, shapes.params, shapes.mesh, shapes.size, cache_dtype=engine.cache_dtype, filtered=engine.truncating
+    shapes.policy, shapes.params, shapes.sampler, shapes.size, cache_dtype=engine.cache_dtype,
+    filtered=engine.truncating,
 ).values()
 print([program.name for program in programs], flush=True)
 for program in programs:
@@ -287,9 +290,10 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
 
 
 @pytest.mark.heavy
-def test_the_programs_of_a_plan_are_those_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sampled", "slots"), [("", 8), ("data=2,tensor=2", 16)])
+def test_the_programs_of_a_plan_are_those_of_the_run(sampled: str, slots: int, tmp_path: Path) -> None:
     """Sampling, preparation and update, in bfloat16 and sharded; one completion at least is of full length."""
-    done = run(RUN, str(tmp_path), XLA_FLAGS=with_devices(4))
+    done = run(RUN, str(tmp_path), sampled, str(slots), XLA_FLAGS=with_devices(4))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.endswith("the same\n")
     assert "decode" in done.stdout

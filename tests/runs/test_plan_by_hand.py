@@ -15,10 +15,12 @@ from jaxrl_llm.distributed.chips import Chip, Topology, topology_of
 from jaxrl_llm.runs import plan_search
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan import COPY, estimated_plan
-from jaxrl_llm.runs.plan_arithmetic import abstract_mesh, held_bytes
+from jaxrl_llm.runs.plan import estimated_plan
+from jaxrl_llm.runs.plan_arithmetic import held_bytes
+from jaxrl_llm.runs.plan_host import COPY
 from jaxrl_llm.runs.plan_search import applied, candidates
 from jaxrl_llm.runs.plan_shapes import config_of, state_shapes
+from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh, weight_bytes
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"
 with mock.patch.object(sys, "path", [str(CONFIGS), *sys.path]):
@@ -73,9 +75,9 @@ def test_experts_are_split_while_they_sample() -> None:
     config = TrainConfig(model=str(CONFIGS / "qwen3-30b-a3b.json"), dtype="bfloat16")
     shapes = state_shapes(config, config_of(config.model), make_algorithm(config))
     whole, quarter = (
-        held_bytes(shapes, abstract_mesh({"data": 4 // expert, "expert": expert, "tensor": 4})) for expert in (1, 4)
+        weight_bytes(shapes, abstract_mesh({"data": 4 // expert, "expert": expert, "tensor": 4})) for expert in (1, 4)
     )
-    assert 3 < whole.sampler / quarter.sampler < 4
+    assert 3 < whole / quarter < 4
 
 
 def test_a_compiler_that_fails_leaves_an_estimate() -> None:

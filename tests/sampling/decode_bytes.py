@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from tpu_traffic import loop_traffic
 
 from jaxrl_llm.distributed import fully_sharded, make_mesh
+from jaxrl_llm.distributed.cost import traffic_in
+from jaxrl_llm.distributed.program_text import turn_of
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope_config import Rope
 from jaxrl_llm.sampling.ahead import compile_sampling
@@ -40,7 +42,10 @@ def measured(
     device: Any, config: ModelConfig, rows: int, weight_dtype: str | None, cache_dtype: str | None,
     group: int = 1, prompt: int = 128, new: int = 64,
 ) -> dict[str, float]:  # fmt: skip
-    """Of the decode loop: bytes of its arguments and temporaries, what XLA counts, what the loop's text moves (TPU)."""
+    """Of the decode loop: bytes of its arguments and temporaries, what XLA counts, what the loop's text moves (TPU).
+
+    "step" is that of `cost.traffic_in`, which knows that kernels update the caches in place.
+    """
     mesh = make_mesh(1, 1, [device])
     policy = Policy(config, jnp.dtype(jnp.bfloat16))
     shapes = jax.eval_shape(partial(init_params, config=config, dtype=jnp.bfloat16), jax.random.key(0))
@@ -51,10 +56,11 @@ def measured(
     program = compile_sampling(
         policy, params, mesh, size, cache_dtype=cache, names=("decode",), weight_dtype=weight_dtype
     )["decode"].compiled
-    memory = program.memory_analysis()
+    memory, text = program.memory_analysis(), program.as_text()
     return {
         "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
-        "counted": program.cost_analysis()["bytes accessed"], "moved": loop_traffic(program.as_text()),
+        "counted": program.cost_analysis()["bytes accessed"], "moved": loop_traffic(text),
+        "step": traffic_in(turn_of(text)),
     }  # fmt: skip
 
 

@@ -56,7 +56,8 @@ def packed_attention(
       attended: how many pairs of a query and a key attend to each other in a sequence, for the estimated cost; None:
         half of all. Static.
       implementation: "pallas", "xla" (blocks of queries), "reference" or None, see `implementations`. The Pallas
-        kernels need L and S to be multiples of 128; other lengths are padded, which copies the arrays.
+        kernels need L and S to be multiples of 128; other lengths are padded, which copies the arrays. Those for GPUs
+        do not serve float64 and h > 256: None is "xla" then.
       mesh: the devices, if the types of the arrays do not contain them (`partition.mesh_of`).
       row_axis, head_axis: mesh axes over which sequences and heads are sharded, if the mesh has them and they divide N
         and K evenly.

@@ -30,6 +30,15 @@ class PackedTokens(NamedTuple):
     position: Array  # tokens before it on its path
 
 
+class Visits(NamedTuple):
+    """Which blocks of 128 tokens each block of 128 visits, in the kernels for GPUs; arrays start with N."""
+
+    keys: Array  # int32[N, L / 128, S / 128]: for a block of queries, first the blocks of keys that it visits
+    key_counts: Array  # int32[N, L / 128]: how many it visits
+    queries: Array  # int32[N, S / 128, L / 128]: the same for a block of keys
+    query_counts: Array  # int32[N, S / 128]
+
+
 class BlockPairs(NamedTuple):
     """The pairs of blocks that a kernel visits, and the bounds of their tokens; arrays start with N."""
 
@@ -38,6 +47,7 @@ class BlockPairs(NamedTuple):
     counts: Array  # int32[N, 2]: how many of each are valid; the others repeat the last
     of_queries: Array  # int32[N, 3, blocks of queries]: least and greatest number, and least position
     of_keys: Array  # int32[N, 3, keys / 128]: least number, greatest end of an interval, and greatest position
+    visits: Visits  # for GPUs; compilers drop from a program what its kernels do not read
 
 
 def block_sizes(queries: int, keys: int) -> tuple[int, int]:
@@ -98,13 +108,30 @@ def _sorted(chosen: Array) -> tuple[Array, Array]:
     return jnp.where(jnp.arange(A * B) < count[:, None], out, last), count
 
 
+def _attending(of_queries: Array, of_keys: Array, window: Array | int) -> Array:
+    """bool[N, blocks of queries, blocks of keys]: see `attends`. of_queries, of_keys: as in BlockPairs."""
+    rows, columns = jnp.moveaxis(of_queries, 1, 0)[..., None], jnp.moveaxis(of_keys, 1, 0)[:, :, None]
+    return attends(tuple(rows), tuple(columns), window)
+
+
+def _listed(chosen: Array) -> tuple[Array, Array]:
+    """For each row of bool[..., B], the places of its true entries in order and then any; and their number."""
+    places = jnp.arange(chosen.shape[-1], dtype=jnp.int32)
+    first = jnp.sort(jnp.where(chosen, places, OUTSIDE), axis=-1)
+    return jnp.minimum(first, chosen.shape[-1] - 1), jnp.sum(chosen, axis=-1, dtype=jnp.int32)
+
+
+def _visits(queries: PackedTokens, of_keys: Array, window: Array | int) -> Visits:
+    visited = _attending(_bounds_of_queries(queries, LANES), of_keys, window)
+    return Visits(*_listed(visited), *_listed(visited.swapaxes(1, 2)))
+
+
 @jax.named_scope("block_pairs")
 def block_pairs(queries: PackedTokens, keys: PackedTokens, window: Array | int = 0) -> BlockPairs:
     """The pairs of blocks to visit; lengths are multiples of 128. window: see `packed_attention`."""
     size, width = block_sizes(queries.enter.shape[1], keys.enter.shape[1])
     of_queries, of_keys = _bounds_of_queries(queries, size), _bounds_of_keys(keys)
-    rows, columns = jnp.moveaxis(of_queries, 1, 0)[..., None], jnp.moveaxis(of_keys, 1, 0)[:, :, None]
-    visited = attends(tuple(rows), tuple(columns), window)
+    visited = _attending(of_queries, of_keys, window)
     visited = visited.reshape(*visited.shape[:2], -1, width // LANES).any(3)
     # A block that attends to nothing, or that nothing attends to, is visited once, because its results must be written.
     lonely_query = ~visited.any(2, keepdims=True) & (jnp.arange(visited.shape[2]) == 0)
@@ -114,4 +141,5 @@ def block_pairs(queries: PackedTokens, keys: PackedTokens, window: Array | int =
     of_key, key_count = _sorted((visited | lonely_key).swapaxes(1, 2))
     by_query = (of_query // nk) << SHIFT | of_query % nk
     by_key = (of_key % nq) << SHIFT | of_key // nq
-    return BlockPairs(by_query, by_key, jnp.stack([query_count, key_count], axis=1), of_queries, of_keys)
+    counts = jnp.stack([query_count, key_count], axis=1)
+    return BlockPairs(by_query, by_key, counts, of_queries, of_keys, _visits(queries, of_keys, window))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_kernels.implementations import by_platform
+from jaxrl_kernels.packed_attention import triton_backward, triton_forward, triton_parts
 from jaxrl_kernels.packed_attention.blocks import BlockPairs, PackedTokens
 from jaxrl_kernels.packed_attention.pallas_backward import backward
 from jaxrl_kernels.packed_attention.pallas_forward import forward
@@ -37,6 +38,11 @@ class Where(NamedTuple):
     window: Array  # int32[]
 
 
+def _for_cuda(static: Static, q: Array, kernel: Any) -> Any:
+    """The Triton kernel, or None if it does not serve these queries; interpreted it serves all."""
+    return kernel if static.implementation == "triton" or triton_parts.serves(q) else None
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(static: Static, q: Array, k: Array, v: Array, where: Where) -> tuple[Array, Array]:
     """Results and log-sum-exps on one device. The platform is chosen inside, so that all save the same residuals."""
@@ -52,7 +58,12 @@ def _forward(static: Static, q: Array, k: Array, v: Array, where: Where) -> tupl
         assert where.pairs is not None
         return forward(q, k, v, where.queries, where.keys, where.pairs, where.window, of)
 
-    out, lse = by_platform(in_jax, pallas, static.implementation, q, k, v, where)
+    def triton(q: Array, k: Array, v: Array, where: Where, *, interpret: bool) -> tuple[Array, Array]:
+        of = triton_parts.sizes_of(q, k, static.numbers, static.attended, interpret)
+        assert where.pairs is not None
+        return triton_forward.forward(q, k, v, where.queries, where.keys, where.pairs.visits, where.window, of)
+
+    out, lse = by_platform(in_jax, pallas, static.implementation, q, k, v, where, triton=_for_cuda(static, q, triton))
     return (out, lse), (q, k, v, out, lse, where)
 
 
@@ -71,7 +82,17 @@ def _backward(static: Static, residuals: Any, cotangents: tuple[Array, Array]) -
         assert where.pairs is not None
         return backward(q, k, v, out, lse, d_out, d_lse, where.queries, where.keys, where.pairs, where.window, of)
 
-    found = by_platform(in_jax, pallas, static.implementation, q, k, v, out, lse, *cotangents, where)
+    def triton(
+        q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array, where: Where,
+        *, interpret: bool,
+    ) -> Any:  # fmt: skip
+        of = triton_parts.sizes_of(q, k, static.numbers, static.attended, interpret)
+        assert where.pairs is not None
+        tokens = where.queries, where.keys, where.pairs.visits
+        return triton_backward.backward(q, k, v, out, lse, d_out, d_lse, *tokens, where.window, of)
+
+    given = q, k, v, out, lse, *cotangents, where
+    found = by_platform(in_jax, pallas, static.implementation, *given, triton=_for_cuda(static, q, triton))
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), where)
     return *found, nothing
 
@@ -106,7 +127,7 @@ def on_mesh(
     out, lse = jax.shard_map(
         run, mesh=mesh, in_specs=(by_heads, by_heads, by_heads, specs), out_specs=(by_heads, jax.P(rows, heads)),
         # Interpret mode does not track varying axes.
-        check_vma=static.implementation != "pallas",
+        check_vma=static.implementation not in ("pallas", "triton"),
     )(flat_q, flat_k, flat_v, where)  # fmt: skip
     return out.reshape(q.shape), lse
 

@@ -142,6 +142,12 @@ def pallas_sums(
         in_specs=specs,
         out_specs=[of_rows(n) for n in columns],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * rows * vocabulary * hidden.shape[1],
+            transcendentals=4 * rows * vocabulary,
+            # Each block of rows reads the whole unembedding.
+            bytes_accessed=pl.cdiv(rows, row_block) * unembedding.size * unembedding.dtype.itemsize,
+        ),
         interpret=interpret,
         name="fused_sample",
     )(*operands)

@@ -1,0 +1,108 @@
+"""The backward pass of `packed_attention` as two Pallas kernels for NVIDIA GPUs (Triton).
+
+They compute the logits again. With weights p = exp(z - lse), derivatives dp = do . v and D = do . out - dlse, the
+derivative of a logit is p (dp - D). One kernel sums dq of a block of queries; the other dk and dv of a block of keys,
+over all heads that share them, so that results do not depend on the order in which programs run.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+from jaxrl_kernels.packed_attention import triton_parts as parts
+from jaxrl_kernels.packed_attention.blocks import PackedTokens, Visits
+
+Array = jax.Array
+
+
+def _dq_kernel(
+    q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, number: Any, place: Any, enter: Any, leave: Any,
+    position: Any, listed: Any, counts: Any, window: Any, dq: Any, *, of: parts.Sizes, tile: parts.Tile,
+) -> None:  # fmt: skip
+    whole = (slice(None), slice(None))
+    query, d_result = parts.read(q, whole, of), parts.read(d_out, whole, of)
+    queries, limit = (number[...][:, None], place[...][:, None]), window[0]
+    of_rows = lse[...][:, None] * parts.LOG2E, sums[...][:, None]
+
+    def compute(here: Any, acc: Array) -> Array:
+        key, value = (parts.read(x, (here, slice(None)), of) for x in (k, v))
+        z, slope = parts.logits(query, key, of)
+        keys = (enter[here][None, :], leave[here][None, :], position[here][None, :])
+        p = jnp.where(parts.sees(queries, keys, limit), jnp.exp2(z - of_rows[0]), 0)
+        ds = p * (parts.product(d_result, value, of, transposed=True) - of_rows[1])
+        ds = ds if slope is None else ds * slope
+        return acc + parts.product(ds.astype(key.dtype), key, of)
+
+    block = parts.block_of(tile.queries)
+    acc = jnp.zeros((tile.queries, of.units), of.accumulation)
+    acc = parts.visit(listed, counts, block, tile.keys, compute, acc)
+    parts.write(dq, acc * of.numbers.query_scale, of)
+
+
+def _dkv_kernel(
+    q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, number: Any, place: Any, enter: Any, leave: Any,
+    position: Any, listed: Any, counts: Any, window: Any, dk: Any, dv: Any, *, of: parts.Sizes, tile: parts.Tile,
+) -> None:  # fmt: skip
+    whole = (slice(None), slice(None))
+    key, value = parts.read(k, whole, of), parts.read(v, whole, of)
+    keys, limit = (enter[...][:, None], leave[...][:, None], position[...][:, None]), window[0]
+
+    def compute(head: Any, here: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        dk_acc, dv_acc = carry
+        query, d_result = (parts.read(x, (here, head, slice(None)), of) for x in (q, d_out))
+        z, slope = parts.logits(key, query, of)
+        mask = parts.sees((number[here][None, :], place[here][None, :]), keys, limit)
+        p = jnp.where(mask, jnp.exp2(z - lse[head, here][None, :] * parts.LOG2E), 0)
+        dv_acc = dv_acc + parts.product(p.astype(query.dtype), d_result, of)
+        ds = p * (parts.product(value, d_result, of, transposed=True) - sums[head, here][None, :])
+        ds = ds if slope is None else ds * slope
+        return dk_acc + parts.product(ds.astype(query.dtype), query, of), dv_acc
+
+    block = parts.block_of(tile.keys)
+
+    def of_head(head: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        return parts.visit(listed, counts, block, tile.queries, partial(compute, head), carry)
+
+    zeros = jnp.zeros((tile.keys, of.units), of.accumulation)
+    dk_acc, dv_acc = jax.lax.fori_loop(np.int32(0), np.int32(of.R), of_head, (zeros, zeros))
+    parts.write(dk, dk_acc * of.numbers.query_scale, of)
+    parts.write(dv, dv_acc, of)
+
+
+def backward(
+    q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array,
+    queries: PackedTokens, keys: PackedTokens, visits: Visits, window: Array, of: parts.Sizes,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """The derivatives of q, k and v. out, lse: of `forward`."""
+    products = out.astype(of.accumulation) * d_out.astype(of.accumulation)
+    sums = jnp.sum(products, axis=-1).swapaxes(1, 2) - d_lse.astype(of.accumulation)
+    tokens, d_out, window = (*parts.of_queries(queries), *keys), d_out.astype(q.dtype), window.reshape(1)
+    inputs = [q, k, v, d_out, lse.astype(of.accumulation), sums, *tokens]
+
+    def in_specs(specs: parts.Specs, listed: Array, counts: Array) -> list[pl.BlockSpec]:
+        return [
+            specs.queries, specs.keys, specs.keys, specs.queries, specs.rows, specs.rows, *[specs.of_queries] * 2,
+            *[specs.of_keys] * 3, specs.scalars(listed), specs.scalars(counts), parts.WINDOW,
+        ]  # fmt: skip
+
+    tile, lists = parts.tile_of(of, "dq"), (visits.keys, visits.key_counts)
+    specs = parts.specs_of(of, tile, by_key=False)
+    (dq,) = parts.call(
+        partial(_dq_kernel, of=of, tile=tile), "packed_attention_dq", of, tile,
+        (of.L // tile.queries, of.K * of.R, of.N), [*inputs, *lists, window], in_specs(specs, *lists),
+        [q], [specs.queries], 3,
+    )  # fmt: skip
+    tile, lists = parts.tile_of(of, "dkv"), (visits.queries, visits.query_counts)
+    specs = parts.specs_of(of, tile, by_key=True)
+    dk, dv = parts.call(
+        partial(_dkv_kernel, of=of, tile=tile), "packed_attention_dkv", of, tile,
+        (of.S // tile.keys, of.K, of.N), [*inputs, *lists, window], in_specs(specs, *lists),
+        [k, v], [specs.keys, specs.keys], 4,
+    )  # fmt: skip
+    return dq, dk, dv
