@@ -199,7 +199,7 @@ def _begin(setup: Experience, curriculum: Any, ids: Sequence[int], step: int) ->
         samples = counts(curriculum, np.asarray(ids, np.int32), total).tolist()
         if min(samples) < 1 or sum(samples) != total:
             raise InputError(
-                f"the curriculum gives {shown(samples)} samples, but must give 1 at least, and {total} in all"
+                f"a curriculum gave {shown(samples)} samples, but must give each prompt 1 at least, and {total} in all"
             )
     logs = [GroupLog(tuple(setup.prompts.ids[i]), i, number, step) for i, number in zip(ids, samples, strict=True)]
     return [(log, _task(setup, log)) for log in logs]
