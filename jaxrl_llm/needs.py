@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl_llm.effective_rank import rank_measures
 from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.stand_ins import StandIn, behaviour, flat_rank, near, no_values, ones, power, uniform, whole
 from jaxrl_llm.trajectory import Array, PolicyOutputs, Trajectories, bucket_moments
 
@@ -109,16 +110,6 @@ def _ranks(hidden: Array, mask: Array) -> Array:
 _DISTRIBUTION = "sum over the vocabulary of"
 
 
-def _own(name: str) -> str:
-    """What provides a need for which the library has no rollout."""
-    return f"--rollout FILE.py:FUNCTION, which returns a Rollout with provides={{{name!r}}} and writes info[{name!r}]"
-
-
-def _source(name: str) -> str:
-    """What provides a need that no rollout can know."""
-    return f"a source (runs.loop.train) with provides={{{name!r}}} and info[{name!r}] in its batches"
-
-
 NEEDS = {
     need.name: need
     for need in (
@@ -195,29 +186,39 @@ NEEDS = {
         Need(
             "budget", "info['budget']", "[N]", "token budget that the row's prompt states",
             StandIn("one budget for all", lambda random, logp: random.choice([2.0, 4.0, 6.0], logp.shape[0])),
-            provider=_own("budget"),
+            provider=own_rollout("budget"),
         ),
         Need(
             "answer_key", "info['answer_key']", "[N]", "equal for equal answers to a prompt, -1 without an answer",
             StandIn("whole completions are compared", whole(3)),
-            provider=_own("answer_key"),
+            provider=reward_entry("answer_key", "number_match", "math_verify", "exact_match", "tagged_match"),
         ),
         Need(
             "tests", "info['tests']", "[N, U]", "results of U tests of the completion; [N, K, U] of each turn's",
-            StandIn("the components of the reward", whole(2, 3)), provider=_own("tests"),
+            StandIn("the components of the reward", whole(2, 3)), provider=reward_entry("tests"),
+        ),
+        Need(
+            "spans", "batch.token_rewards", "[N, L]", "rewards of parts of the completion, each where its part ends",
+            StandIn("none", lambda random, logp: random.integers(0, 2, logp.shape) * 0.25),
+            provider=reward_entry("spans", "'coverage(COLUMN)'"),
+        ),
+        Need(
+            "distance", "info['distance']", "[N]", "how far a failure is from the successes of its prompt",
+            StandIn("failures are not graded", uniform(0, 2, rows=True)),
+            provider=reward_entry("distance", "'distances(number_match)'"),
         ),
         Need(
             "tempered", "info['tempered']", "[N]", "1 where the row was sampled at controls['temperature']",
-            StandIn("no row is tempered", whole(2)), provider=_own("tempered"),
+            StandIn("no row is tempered", whole(2)), provider=own_rollout("tempered"),
         ),
         Need(
             "drift", "info['drift']", "[N]", "how far the policy moved since it last answered the prompt",
             StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
-            provider=_own("drift"),
+            provider=own_rollout("drift"),
         ),
         Need(
             "turn_factor", "info['turn_factor']", "[N]", "ratio by which updates of later turns changed the row",
-            StandIn("1", uniform(0.8, 1.2, rows=True)), provider=_source("turn_factor"),
+            StandIn("1", uniform(0.8, 1.2, rows=True)), provider=own_source("turn_factor"),
         ),
         Need(
             "turns", "batch.turn", "[N, L]", "number of the turn of each action, in episodes of several turns",
@@ -227,7 +228,7 @@ NEEDS = {
         Need(
             "segment", "info['segment']", "[N, L]", "number of the segment of each action",
             StandIn("none", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 2, logp.shape)),
-            provider=_source("segment"),
+            provider=own_source("segment"),
         ),
         Need(
             "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",

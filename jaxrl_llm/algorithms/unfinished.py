@@ -13,6 +13,7 @@ from dataclasses import replace
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.needs import NEEDS, need_of
+from jaxrl_llm.rewards.loading import declared
 
 # method -> part -> (what is missing, what would provide it)
 UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
@@ -29,12 +30,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
         "asynchronous": (
             "sampling beside training, with a bound on staleness and new weights in the middle of a completion",
             "an asynchronous loop",
-        ),
-    },
-    "degrpo": {
-        "control": (
-            "rewards that depend on the mode (1, 0.5, -1), and a policy that knows both control tokens",
-            "a reward that reads the first token, and a model that was fine-tuned on both modes",
         ),
     },
     "dgrpo_vital": {
@@ -99,6 +94,9 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     "baichuan_m2": {
         "dialogue": ("a patient simulator's dialogues, cut into single turns, scored by rubrics", "a rollout of turns"),
     },
+    "degrpo": {
+        "control": ("a first model that knows both control tokens", "supervised training on answers of both modes"),
+    },
     "loop": {
         "turns": ("an environment of several turns that executes code", "a rollout of turns with tools"),
     },
@@ -110,9 +108,6 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "r2vpo": {
         "replay": ("replayed batches; the on-policy form is complete", "replay"),
-    },
-    "trpa": {
-        "levels": ("the rule that sorts completions into four levels", "a reward function whose values are the levels"),
     },
 }  # fmt: skip
 
@@ -198,5 +193,8 @@ def reward_names(rewards: Iterable[str]) -> list[str]:
 
 
 def provided_by_rewards(rewards: Iterable[str]) -> set[str]:
-    """The needs that the named reward functions provide as components of the reward."""
-    return {name for name in reward_names(rewards) if name in NEEDS and NEEDS[name].where.startswith("rewards[")}
+    """The needs that the named reward functions provide, as components of the reward or as entries beside it."""
+    listed = list(rewards)
+    parts = {name for name in reward_names(listed) if name in NEEDS and NEEDS[name].where.startswith("rewards[")}
+    named = [text.rpartition("*")[0] if "*" in text and not text.endswith(")") else text for text in listed]
+    return parts | {name for text in named for name in declared(text.strip()) if name in NEEDS}

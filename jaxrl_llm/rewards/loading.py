@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -12,15 +14,24 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, error_line, missing_package, unknown
-from jaxrl_llm.rewards import verifiers
+from jaxrl_llm.rewards import answers, graded, verifiers
+from jaxrl_llm.rewards.entries import provided
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "exact_match": verifiers.exact_match,
-    "number_match": verifiers.number_match,
-    "math_verify": verifiers.math_verify,
+    "exact_match": answers.keyed(verifiers.exact_match, answers.whole_text),
+    "number_match": answers.keyed(verifiers.number_match, answers.number),
+    "math_verify": answers.keyed(verifiers.math_verify, answers.expression),
     "reasoning_gym": verifiers.reasoning_gym,
+    "tagged_levels": answers.keyed(graded.tagged_levels, answers.tagged),
+    "tagged_match": answers.keyed(verifiers.tagged_match, answers.tagged),
 }
-FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {"format_match": verifiers.format_match}
+FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {
+    "by_mode": lambda name: graded.by_mode(_built_in(name, "by_mode")),
+    "coverage": graded.coverage,
+    "distances": answers.providing(lambda name: graded.distances(_built_in(name, "distances")), "distance"),
+    "format_match": verifiers.format_match,
+}
+ARGUMENTS = {"by_mode": "NAME", "coverage": "COLUMN", "distances": "NAME", "format_match": "REGEX"}
 _PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # name of the reward and module -> package
 
 
@@ -49,6 +60,44 @@ def load(name: str) -> Loaded:
     if importlib.util.find_spec(name) is None:
         raise missing_package(_PACKAGES[name], "verifiers", f"the reward {name!r}")
     return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(name))
+
+
+def _built_in(name: str, outer: str) -> Callable[..., Any]:
+    if name not in FUNCTIONS:
+        raise unknown(f"reward in {outer}(...)", name, FUNCTIONS)
+    return FUNCTIONS[name]
+
+
+def declared(name: str) -> frozenset[str]:
+    """The entries that the function of a reward's name declares to return; nothing is loaded, and no error is raised.
+
+    Of FILE.py:FUNCTION and MODULE:FUNCTION they are what a line FUNCTION.provides = {...} of the source says.
+    """
+    head = name.partition("(")[0]
+    if head in FUNCTIONS or head in FACTORIES:
+        return frozenset(provided({**FUNCTIONS, **FACTORIES}[head]))
+    source, _, function = name.rpartition(":")
+    with contextlib.suppress(Exception):  # whatever is wrong with the source is an error when it is loaded
+        if source.endswith(".py"):
+            text = Path(source).expanduser().read_text()
+        else:
+            found = importlib.util.find_spec(source)
+            text = Path(found.origin).read_text() if found is not None and found.origin else ""
+        return _said(text, function)
+    return frozenset()
+
+
+def _said(source: str, function: str) -> frozenset[str]:
+    """What the last line FUNCTION.provides = ... of a source assigns."""
+    out: frozenset[str] = frozenset()
+    for line in ast.parse(source).body:
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == f"{function}.provides":
+            value = line.value
+            if isinstance(value, ast.Call) and value.args:  # frozenset({...})
+                value = value.args[0]
+            names = ast.literal_eval(value)
+            out = frozenset([names] if isinstance(names, str) else names)
+    return out
 
 
 def load_function(spec: str, what: str) -> Loaded:

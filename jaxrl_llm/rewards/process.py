@@ -47,6 +47,7 @@ class ProcessFunction:
         self.name = name
         self.folder = str(Path(folder).absolute())
         self.digest = ""  # SHA-256 of the loaded file; "" before loading, and if there is no file
+        self.provides: tuple[str, ...] = ()  # entries that the function always returns; set when it is loaded
         self.__name__ = name
         self.__signature__ = inspect.Signature()  # for inspect.signature; set when the function is loaded
         self._path = [str(entry) for entry in sys.path]
@@ -149,6 +150,7 @@ class ProcessFunction:
                 "%s has changed since it was first loaded: the new code is used from now on", _source(self.name)
             )
         self.__name__, self.digest, self._loaded = answer.name, answer.digest, True
+        self.provides = answer.provides
         self.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(name, getattr(inspect.Parameter, kind), default=None if optional else inspect._empty)

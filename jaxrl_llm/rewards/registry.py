@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxrl_llm.errors import InputError, InputErrors, unknown
 from jaxrl_llm.peer_options import reward_hint
-from jaxrl_llm.rewards.loading import FACTORIES, FUNCTIONS
+from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.runner import Reward
 
@@ -22,7 +22,8 @@ def names() -> list[str]:
 def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
     """The reward of a spec `NAME[*WEIGHT]`; the weight is 1 by default.
 
-    NAME is one of `names()`, `format_match(REGEX)`, `path/to/file.py:FUNCTION` or `package.module:FUNCTION`.
+    NAME is one of `names()`, some of which take an argument such as `format_match(REGEX)`, `path/to/file.py:FUNCTION`
+    or `package.module:FUNCTION`.
     The function is loaded and called in a process of its own with the working directory `folder`; see
     `process.ProcessFunction`. The process can be killed, but it is not sandboxed: the code must be trusted.
 
@@ -76,7 +77,8 @@ def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
             raise InputError(f"reward {spec!r}: the bracket after {head!r} is not closed")
         return name, weight
     if name in FACTORIES:
-        raise InputError(f"reward {name!r} needs a pattern: {name}(REGEX)")
+        what = "a pattern" if name == "format_match" else "an argument"
+        raise InputError(f"reward {name!r} needs {what}: {name}({ARGUMENTS[name]})")
     if ":" in name:
         source = name.rpartition(":")[0]
         if source.endswith(".py") and not (path := Path(folder, Path(source).expanduser())).is_file():

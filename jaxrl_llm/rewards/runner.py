@@ -5,7 +5,9 @@ A reward is a plain Python function with the signature that TRL's trainers use,
     def reward(completions, **columns) -> list[float]          # or async def
 
 called by keyword with lists of length N: `completions`, and those columns of the batch that it has parameters for, or
-all of them if it takes `**kwargs`. An entry of the result that is None or NaN means "not scored".
+all of them if it takes `**kwargs`. An entry of the result that is None or NaN means "not scored". A function may also
+return a dict of lists, or a list of dicts, with the scores under "reward" and further entries beside them; see
+`entries`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, error_line, shown, unknown
+from jaxrl_llm.rewards.entries import SPANS, Entries, provided
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.worker import Outcome, all_failed, call_reward, parameters, time_limit_text
 
@@ -58,6 +61,10 @@ class Reward:
             raise InputError(f"a reward's name is {shown(self.name)}, but must be text")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
+        try:
+            provided(self.function)
+        except TypeError as error:
+            raise InputError(f"reward {self.name!r}: {error}") from None
         memory = math.inf if self.memory_limit is None else self.memory_limit
         for field, value, good, wanted in [
             ("weight", self.weight, math.isfinite, "a finite number"),
@@ -76,6 +83,7 @@ class Scores(NamedTuple):
     total: np.ndarray  # f32[N], weighted sum of the components that scored the sample; NaN if none did
     failures: dict[str, int]  # number of samples that got the default, per reward
     seconds: dict[str, float]  # wall-clock time of each function, roughly bounded by its limit
+    entries: Mapping[str, list[Any]] = {}  # what else functions returned, N values each; None where there is none
 
 
 def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
@@ -92,6 +100,8 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     exits, the whole batch gets the default. The process is killed; the next batch starts a new one and waits up to 30 s
     for it to load. A plain Python function that hangs is abandoned in a daemon thread, which does not keep the
     interpreter alive; see `Reward`.
+
+    Of entries with the same name, those of the first reward count; spans add up, with the weights of their rewards.
 
     Raises InputError if there are no rewards, two share a name, or a column does not have N values.
     """
@@ -125,7 +135,7 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     if count and np.isnan(total).all():
         why = "they fail, or return None or NaN" if any(failures.values()) else "they return None or NaN"
         logger.warning("no reward scored any of the %d completions: %s (%s)", count, why, ", ".join(components))
-    return Scores(components, total, failures, seconds)
+    return Scores(components, total, failures, seconds, _entries(rewards, outcomes, count))
 
 
 def close_rewards(rewards: Iterable[Reward]) -> None:
@@ -192,6 +202,27 @@ def combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> 
     weights = np.array([[reward.weight] for reward in rewards])
     total = np.sum(weights * np.nan_to_num(values), axis=0)
     return np.where(np.isnan(values).all(axis=0), np.nan, total).astype(np.float32)
+
+
+def _entries(rewards: Sequence[Reward], outcomes: Mapping[str, Outcome], count: int) -> Entries:
+    """The entries that the functions returned, or declare to return: those of the first function with the name."""
+    out: dict[str, list[Any]] = {}
+    for reward in rewards:
+        found = outcomes[reward.name].entries
+        for name in dict.fromkeys([*provided(reward.function), *found]):
+            column = found.get(name, [None] * count)
+            if name == SPANS:
+                before = out.get(SPANS, [None] * count)
+                column = [_added(one, spans, reward.weight) for one, spans in zip(before, column, strict=True)]
+                out[SPANS] = column
+            out.setdefault(name, column)
+    return out
+
+
+def _added(before: list[Any] | None, spans: list[Any] | None, weight: float) -> list[Any] | None:
+    if spans is None:
+        return before
+    return [*(before or []), *([start, end, value * weight] for start, end, value in spans)]
 
 
 def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> Future[Outcome]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.rewards.entries import SPANS, Entries, chosen, joined, provided
+from jaxrl_llm.rewards.entry_arrays import alike, blank, with_entries
 from jaxrl_llm.rewards.runner import Reward, Scores, combine
 from jaxrl_llm.rewards.runner import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
@@ -23,6 +25,7 @@ class Scored(NamedTuple):
     batch: Trajectories
     texts: list[str]  # of the completions
     failures: dict[str, int]  # number of samples that got the default, per reward
+    entries: tuple[str, ...] = ()  # names in the batch's `info` that reward functions gave
 
 
 def score_batch(
@@ -37,6 +40,8 @@ def score_batch(
 
     scores: scores of the batch's rows, if already known; then no reward function is called.
     which: bool[N], the completions to score; the others get NaN. Default: all.
+
+    Entries that the functions return beside their scores join the batch; see `entry_arrays.with_entries`.
     """
     texts = completion_texts(tokenizer, batch)
     if scores is None:
@@ -47,16 +52,22 @@ def score_batch(
         rewards={name: np.asarray(values) for name, values in scores.components.items()},
         reward=np.asarray(scores.total),
     )
-    return Scored(batch, texts, scores.failures)
+    batch = with_entries(batch, scores.entries, tokenizer, texts)
+    return Scored(batch, texts, scores.failures, tuple(name for name in scores.entries if name != SPANS))
 
 
 def with_defaults(rewards: Sequence[Reward], scored: Scored, which: np.ndarray) -> Scored:
-    """Give the rows `which`, bool[N], the rewards' defaults; they count as failures."""
+    """Give the rows `which`, bool[N], the rewards' defaults; they count as failures, without entries."""
     found = scored.batch.rewards or {}
     components = {r.name: np.where(which, r.default, found[r.name]).astype(np.float32) for r in rewards}
     total = np.where(which, combine(rewards, components), scored.batch.need("reward")).astype(np.float32)
     failures = {name: count + int(which.sum()) for name, count in scored.failures.items()}
     fields: dict[str, Any] = {"rewards": components, "reward": total}
+    if scored.batch.token_rewards is not None:
+        fields["token_rewards"] = np.where(which[:, None], 0.0, scored.batch.token_rewards).astype(np.float32)
+    if scored.entries:
+        info: Any = scored.batch.info or {}
+        fields["info"] = {**info, **{name: blank(np.asarray(info[name]), which) for name in scored.entries}}
     return scored._replace(batch=scored.batch.replace(**fields), failures=failures)
 
 
@@ -78,11 +89,14 @@ def _score_some(
 
     if not which.any():
         names = [reward.name for reward in rewards]
-        return Scores({name: spread() for name in names}, spread(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0))
-    chosen = np.flatnonzero(which).tolist()
-    found = _score(rewards, [rows[i] for i in chosen], [texts[i] for i in chosen], [ids[i] for i in chosen])
+        nothing: Entries = {name: [None] * len(texts) for one in rewards for name in provided(one.function)}
+        components = {name: spread() for name in names}
+        return Scores(components, spread(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0), nothing)
+    some = np.flatnonzero(which).tolist()
+    found = _score(rewards, [rows[i] for i in some], [texts[i] for i in some], [ids[i] for i in some])
     components = {name: spread(values) for name, values in found.components.items()}
-    return found._replace(components=components, total=spread(found.total))
+    places = [int(np.sum(which[:i])) if one else None for i, one in enumerate(which)]
+    return found._replace(components=components, total=spread(found.total), entries=chosen(found.entries, places))
 
 
 def _score(
@@ -109,14 +123,15 @@ def rows_of_group(scored: Scored, number: int, size: int) -> Scored:
 def some_rows(scored: Scored, number: int, place: slice) -> Scored:
     """The rows of group `number`. Failures are not known per row, so all are attributed to the first group."""
     failures = {name: 0 if number else count for name, count in scored.failures.items()}
-    return Scored(jax.tree.map(lambda x: np.asarray(x)[place], scored.batch), scored.texts[place], failures)
+    batch = jax.tree.map(lambda x: np.asarray(x)[place], scored.batch)
+    return Scored(batch, scored.texts[place], failures, scored.entries)
 
 
 def concatenate_groups(groups: list[Scored]) -> Scored:
     """Concatenate groups of possibly different widths, renumbering them in their order."""
     width = max(group.batch.tokens.shape[1] for group in groups)
 
-    def widened(batch: Trajectories, number: int) -> Trajectories:
+    def widened(batch: Trajectories, number: int) -> Any:
         padded = {
             name: np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=PADDING.get(name, 0))
             for name, x in vars(batch).items()
@@ -125,11 +140,20 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
         return batch.replace(**padded, group=np.full(batch.group.shape, number, np.int32))
 
     batches = [widened(group.batch, number) for number, group in enumerate(groups)]
+    infos: Any = alike([(batch.info or {}, len(batch.group)) for batch in batches])
+    batches = [batch.replace(info=info or None) for batch, info in zip(batches, infos, strict=True)]
+    if any(batch.token_rewards is not None for batch in batches):
+        batches = [b.replace(token_rewards=_or_zeros(b.token_rewards, b.tokens.shape)) for b in batches]
     return Scored(
         jax.tree.map(lambda *x: np.concatenate(x), *batches),
         [text for group in groups for text in group.texts],
         {name: sum(group.failures[name] for group in groups) for name in groups[0].failures},
+        tuple(dict.fromkeys(name for group in groups for name in group.entries)),
     )
+
+
+def _or_zeros(values: Any, shape: tuple[int, ...]) -> Any:
+    return np.zeros(shape, np.float32) if values is None else values
 
 
 class StreamedScores:
@@ -165,6 +189,7 @@ class StreamedScores:
             np.concatenate([part.total for part in found]),
             {name: sum(part.failures[name] for part in found) for name in found[0].failures},
             {name: sum(part.seconds[name] for part in found) for name in found[0].seconds},
+            joined((part.entries, len(part.total)) for part in found),
         )
 
     @property
@@ -180,7 +205,9 @@ class StreamedScores:
         for name, count in found.failures.items():
             self._failures[name] += count
         parts = [{name: float(x[i]) for name, x in found.components.items()} for i in range(len(ids))]
-        return [e.scored(float(total), part) for e, total, part in zip(episodes, found.total, parts, strict=True)]
+        own = [{name: column[i] for name, column in found.entries.items()} for i in range(len(ids))]
+        each = zip(episodes, found.total, parts, own, strict=True)
+        return [episode.scored(float(total), part, entries) for episode, total, part, entries in each]
 
     def known(self, episodes: Sequence[Any]) -> Scores:
         """The scores of episodes that were scored before. Episodes of failed groups get the rewards' defaults."""
@@ -197,4 +224,5 @@ class StreamedScores:
         total = sum(reward.weight * defaults[reward.name] for reward in self._rewards)
         reward = np.asarray([total if e.reward is None else e.reward for e in episodes], np.float32)
         failures = {name: self._failures[name] for name in names}
-        return Scores(components, reward, failures, dict.fromkeys(names, 0.0))
+        entries = joined([({name: [value] for name, value in e.entries.items()}, 1) for e in episodes])
+        return Scores(components, reward, failures, dict.fromkeys(names, 0.0), entries)

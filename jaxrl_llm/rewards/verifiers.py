@@ -64,10 +64,10 @@ def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
     """
     scores = []
     for completion, expected in zip(completions, answer, strict=True):
-        wanted = _last_number(str(expected))
+        wanted = last_number(str(expected))
         if wanted is None:
             raise InputError(f"the answer {str(expected)[:80]!r} has no number to match: use exact_match for text")
-        scores.append(float(_last_number(text_of(completion)) == wanted))
+        scores.append(float(last_number(text_of(completion)) == wanted))
     return scores
 
 
@@ -137,9 +137,31 @@ def reasoning_gym(
     scores = []
     for completion, task, entry in zip(completions, reasoning_gym_task, reasoning_gym_entry, strict=True):
         text = text_of(completion)
-        tagged = _ANSWER_TAGS.findall(text)
-        scores.append(float(_scorer(task)(answer=(tagged[-1] if tagged else text).strip(), entry=entry)))
+        tagged = last_tagged(text)
+        scores.append(float(_scorer(task)(answer=(text if tagged is None else tagged).strip(), entry=entry)))
     return scores
+
+
+def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 if the text in the completion's last `<answer>...</answer>` is the answer, but for white space.
+
+    An answer with tags of its own is the text in them. A completion without tags scores 0.
+
+    >>> tagged_match(["It barks. <answer> a dog </answer>", "a dog"], answer=["a dog", "a dog"])
+    [1.0, 0.0]
+    """
+    scores = []
+    for completion, expected in zip(completions, answer, strict=True):
+        found, wanted = last_tagged(text_of(completion)), last_tagged(str(expected))
+        wanted = str(expected) if wanted is None else wanted
+        scores.append(float(found is not None and found.split() == wanted.split()))
+    return scores
+
+
+def last_tagged(text: str) -> str | None:
+    """The text in the last `<answer>...</answer>`; None where there is none."""
+    found = _ANSWER_TAGS.findall(text)
+    return found[-1] if found else None
 
 
 @functools.cache  # building a task can be slow, e.g. if it reads word lists
@@ -151,7 +173,7 @@ def _scorer(task: str) -> Callable[..., float]:
     return get_score_answer_fn(task)
 
 
-def _last_number(text: str) -> Fraction | None:
+def last_number(text: str) -> Fraction | None:
     """The last number in the text; None if there is none, or if it divides by zero or has over 1000 characters."""
     found = list(_NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")))
     if not found or len(found[-1].group()) > 1000:

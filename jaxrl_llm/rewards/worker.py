@@ -6,9 +6,9 @@ written to, whose write end the trainer keeps open.
 
 Messages are 8 bytes of length, then a pickle (`send`, `receive`). As Python values:
     from the trainer: the reward's name; then for each batch ({column: pickled values}, count, seconds, limit)
-    to the trainer: `Ready` or an error message; then for each batch the four fields of an `Outcome`
+    to the trainer: `Ready` or an error message; then for each batch the fields of an `Outcome`
 
-`call_reward` turns whatever a function returns or raises into N numbers.
+`call_reward` turns whatever a function returns or raises into N numbers, and the entries that come with them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from itertools import islice
-from numbers import Real
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import error_line
 from jaxrl_llm.rewards import loading
+from jaxrl_llm.rewards.entries import Entries, joined, parsed, provided
 
 _LENGTH = struct.Struct(">Q")
 _TICK = 0.05  # seconds between two checks of a silent process
@@ -45,6 +43,7 @@ class Ready(NamedTuple):
     name: str  # of the function
     parameters: list[tuple[str, str, bool]]  # name, kind (such as "KEYWORD_ONLY"), whether it has a default value
     digest: str  # see `loading.Loaded`
+    provides: tuple[str, ...] = ()  # see `entries.provided`
 
 
 def main(connection: int, life: int) -> None:
@@ -74,7 +73,12 @@ def _serve(channel: socket.socket) -> None:
         return
     function = loaded.function
     takes = [(p.name, p.kind.name, p.default is not p.empty) for p in parameters(function)]
-    send(channel, Ready(str(getattr(function, "__name__", type(function).__name__)), takes, loaded.digest))
+    try:
+        gives = provided(function)
+    except TypeError as error:
+        send(channel, f"cannot load rewards: {function!r}: {error}")
+        return
+    send(channel, Ready(str(getattr(function, "__name__", type(function).__name__)), takes, loaded.digest, gives))
     with contextlib.suppress(Exception):  # the first call will report the problem
         loaded.warm_up()
     while True:
@@ -163,6 +167,7 @@ class Outcome(NamedTuple):
     failed: list[bool]  # N
     problem: str  # the first error in one line, "" if there was none
     seconds: float  # wall-clock time of the call
+    entries: Mapping[str, list[Any]] = {}  # further entries that the function returns; see `entries`
 
 
 def call_reward(
@@ -175,25 +180,26 @@ def call_reward(
     """
     start = time.monotonic()
     try:
-        values, failed, problem = _numbers(_call(function, arguments, deadline), count)
+        values, failed, entries, problem = parsed(_call(function, arguments, deadline), count)
         if time.monotonic() > deadline:
             return all_failed(count, time_limit_text(limit), time.monotonic() - start)
-        return Outcome(values, failed, problem, time.monotonic() - start)
+        return Outcome(values, failed, problem, time.monotonic() - start, entries)
     except BaseException as error:  # even sys.exit() in a reward only makes the reward fail
         problem = error_line(error)
 
     values, failed = _lost(count)
+    parts: list[Entries] = [{} for _ in range(count)]
     for sample in range(count):
         if time.monotonic() >= deadline:
             return all_failed(count, time_limit_text(limit), time.monotonic() - start)
         try:
             one = {name: column[sample : sample + 1] for name, column in arguments.items()}
-            value, lost, why = _numbers(_call(function, one, deadline), 1)
+            value, lost, parts[sample], why = parsed(_call(function, one, deadline), 1)
             values[sample], failed[sample] = value[0], lost[0]
             problem = problem or why
         except BaseException:  # counts as failed; only the exception of the whole batch is logged
             continue
-    return Outcome(values, failed, problem, time.monotonic() - start)
+    return Outcome(values, failed, problem, time.monotonic() - start, joined((part, 1) for part in parts))
 
 
 def all_failed(count: int, problem: str, seconds: float) -> Outcome:
@@ -224,42 +230,6 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, list[Any]], dead
         return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
 
     return asyncio.run(within_limit(result))
-
-
-def _numbers(result: Any, count: int) -> tuple[list[float], list[bool], str]:
-    """A function's result as (N values, N flags for failed, first problem)."""
-    if isinstance(result, str | bytes | Mapping | AbstractSet) or not isinstance(result, Iterable):
-        return *_lost(count), f"TypeError: returned {type(result).__name__}, not a list of {count} numbers"
-    entries = list(islice(result, count + 1))  # a generator may be infinite
-    if len(entries) != count:
-        found = len(entries) if len(entries) < count else f"more than {count}"
-        return *_lost(count), f"ValueError: returned {found} values for {count} samples"
-    values, failed = _lost(count)
-    problem = ""
-    for sample, entry in enumerate(entries):
-        try:
-            values[sample] = _number(entry)
-            failed[sample] = False
-        except Exception as error:
-            problem = problem or error_line(error)
-    return values, failed, problem
-
-
-def _number(entry: Any) -> float:
-    if entry is None:
-        return math.nan
-    is_scalar_array = getattr(entry, "shape", None) == () and not isinstance(entry, str | bytes)
-    if not (isinstance(entry, Real) or is_scalar_array):
-        raise TypeError(f"returned {type(entry).__name__}, not a number")
-    value = float(entry)
-    try:
-        struct.pack("<f", value)  # raises OverflowError if the value rounds to infinity
-        finite = not math.isinf(value)
-    except OverflowError:
-        finite = False
-    if not finite:
-        raise ValueError(f"returned {entry!r}, which is infinite in float32")
-    return value
 
 
 def _lost(count: int) -> tuple[list[float], list[bool]]:

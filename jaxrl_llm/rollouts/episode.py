@@ -46,6 +46,8 @@ class Episode:
     """Components of the reward by name."""
     info: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     """Further values that the rollout provides to methods, by name."""
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    """What reward functions returned beside their scores, such as the answer's key, by name; see `rewards.entries`."""
 
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
@@ -110,12 +112,15 @@ class Episode:
                 kept.append(segment._replace(tokens=segment.tokens.first(left)))
             left -= segment.tokens.size
         return replace(
-            self, segments=tuple(kept), ended=False, truncated=False, reward=None, rewards={}, info=dict(self.info)
-        )
+            self, segments=tuple(kept), ended=False, truncated=False, reward=None, rewards={}, info=dict(self.info),
+            entries={},
+        )  # fmt: skip
 
-    def scored(self, reward: float, rewards: Mapping[str, float] | None = None) -> Episode:
-        """The episode with its reward."""
-        return replace(self, reward=float(reward), rewards=dict(rewards or {}))
+    def scored(
+        self, reward: float, rewards: Mapping[str, float] | None = None, entries: Mapping[str, Any] | None = None
+    ) -> Episode:
+        """The episode with its reward, and what the reward functions returned beside it."""
+        return replace(self, reward=float(reward), rewards=dict(rewards or {}), entries=dict(entries or {}))
 
     def with_info(self, **entries: float | Sequence[float]) -> Episode:
         """The episode with these entries added to `info`."""

@@ -7,12 +7,13 @@ groups that are complete: then they compare after each chunk of decode steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.distributed.hosts import Hosts
+from jaxrl_llm.rewards.entry_arrays import alike
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.driver import Admit, Admitted, Collected
 from jaxrl_llm.rollouts.group_run import Group
@@ -34,6 +35,8 @@ class Part(NamedTuple):
     reward: np.ndarray
     rewards: dict[str, np.ndarray]
     failures: dict[str, int]
+    entries: Mapping[str, np.ndarray] = {}  # what reward functions gave for the batch's `info`
+    token_rewards: np.ndarray | None = None
 
 
 def admit_on(hosts: Hosts, places: Sequence[int]) -> Admit:
@@ -82,14 +85,33 @@ def of_all_hosts(
         "reward": np.concatenate([part.reward for part in with_groups])[rows],
     }
     failures = {name: sum(part.failures[name] for part in with_groups) for name in with_groups[0].failures}
-    return merged, Scored(batch_of(merged.groups).replace(**fields), [texts[i] for i in rows], failures)
+    batch = batch_of(merged.groups).replace(**fields)
+    if any(part.token_rewards is not None for part in with_groups):
+        of_tokens: Any = _widened(with_groups, batch.tokens.shape[1])[rows]
+        batch = batch.replace(token_rewards=of_tokens)
+    parted = alike([(part.entries, len(part.texts)) for part in with_groups])
+    entries: Any = {name: np.concatenate([one[name] for one in parted])[rows] for name in parted[0]}
+    batch = batch.with_info(**entries) if entries else batch
+    return merged, Scored(batch, [texts[i] for i in rows], failures, tuple(entries))
+
+
+def _widened(parts: Sequence[Part], width: int) -> np.ndarray:
+    """The `token_rewards` of all hosts f32[rows, width]; 0 on hosts without."""
+    out = []
+    for part in parts:
+        rewards = np.zeros((len(part.texts), 0), np.float32) if part.token_rewards is None else part.token_rewards
+        out.append(np.pad(rewards, ((0, 0), (0, width - rewards.shape[1]))))
+    return np.concatenate(out)
 
 
 def _part(found: Collected, scored: Scored | None) -> Part:
     if scored is None:
         return Part(found, [], np.zeros(0, np.float32), {}, {})
     rewards = {name: np.asarray(x) for name, x in (scored.batch.rewards or {}).items()}
-    return Part(found, scored.texts, np.asarray(scored.batch.need("reward")), rewards, scored.failures)
+    batch = scored.batch
+    entries = {name: np.asarray(batch.need(name)) for name in scored.entries}
+    of_tokens = None if batch.token_rewards is None else np.asarray(batch.token_rewards)
+    return Part(found, scored.texts, np.asarray(batch.need("reward")), rewards, scored.failures, entries, of_tokens)
 
 
 def side_by_side(runs: Sequence[Sequence[Stats]]) -> list[Stats]:

@@ -186,11 +186,11 @@ class GroupRun:
 
         async def score() -> Any:
             scored = await self.run.driver.score(self.task, episodes)
-            return [[episode.reward, dict(episode.rewards)] for episode in scored]
+            return [[episode.reward, dict(episode.rewards), dict(episode.entries)] for episode in scored]
 
         # Reward functions have time limits of their own.
         found = await self._remember(name, score, False, None)
-        return [episode.scored(reward, parts) for episode, (reward, parts) in zip(episodes, found, strict=True)]
+        return [episode.scored(*known) for episode, known in zip(episodes, found, strict=True)]
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
         """See `tools.ProgramHost`."""

@@ -43,9 +43,23 @@ def test_examples_in_docstrings() -> None:
 
 
 def test_names_are_all_known() -> None:
-    assert names() == ["exact_match", "format_match", "math_verify", "number_match", "reasoning_gym"]
+    assert names() == [
+        "by_mode", "coverage", "distances", "exact_match", "format_match", "math_verify", "number_match",
+        "reasoning_gym", "tagged_levels", "tagged_match",
+    ]  # fmt: skip
     for name in names():
-        assert get_reward("format_match(.*)" if name == "format_match" else name).name == name
+        argument = {
+            "by_mode": "(number_match)",
+            "coverage": "(c)",
+            "distances": "(exact_match)",
+            "format_match": "(.*)",
+        }
+        assert get_reward(name + argument.get(name, "")).name == name
+    for name, wrong in {"by_mode": "NAME", "coverage": "COLUMN"}.items():
+        with pytest.raises(InputError, match=rf"reward '{name}' needs an argument: {name}\({wrong}\)"):
+            get_reward(name)
+    with pytest.raises(InputError, match=r"unknown reward in by_mode\(...\) 'no': "):
+        get_reward("by_mode(no)")
 
 
 @pytest.mark.parametrize(

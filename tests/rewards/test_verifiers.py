@@ -16,7 +16,7 @@ from jaxrl_llm.rewards import Reward, score, verifiers
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(verifiers) == (0, 3)
+    assert doctest.testmod(verifiers) == (0, 4)
 
 
 def test_text_of_strings_and_messages() -> None:
