@@ -46,6 +46,8 @@ class Episode:
     """Components of the reward by name."""
     info: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     """Further values that the rollout provides to methods, by name."""
+    part: int = 0
+    """Number of the episode's group, where a program returns several groups of one task, each with its own baseline."""
 
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
@@ -116,6 +118,10 @@ class Episode:
     def scored(self, reward: float, rewards: Mapping[str, float] | None = None) -> Episode:
         """The episode with its reward."""
         return replace(self, reward=float(reward), rewards=dict(rewards or {}))
+
+    def in_part(self, number: int) -> Episode:
+        """The episode in another group of its program, which info["part"] notes."""
+        return replace(self.with_info(part=float(number)), part=number)
 
     def with_info(self, **entries: float | Sequence[float]) -> Episode:
         """The episode with these entries added to `info`."""
