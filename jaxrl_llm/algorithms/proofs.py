@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # method -> file::test in tests/algorithms
 PROOFS = {
+    "a2fm_apo": "test_prefixed.py::test_apo_worked_example",
     "adora": "test_shaped_reward.py::test_adora_against_a_loop",
     "aepo_agentic": "test_entropy_credit.py::test_agentic_aepo_against_a_loop",
     "aepo_arbitrary_entropy": "test_entropy_credit.py::test_arbitrary_entropy_without_tempered_rows_is_grpo",
@@ -27,6 +28,7 @@ PROOFS = {
     "dispo": "test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ",
     "dppo": "test_weighted.py::test_dppo_is_the_loop",
     "dr_grpo": "test_group_relative.py::test_dr_grpo_is_the_loop",
+    "drpo_dataset_reset": "test_prefixed.py::test_drpo_by_loop",
     "drpo_decoupled_reward": "test_preference.py::test_drpo_by_loop_however_it_is_split",
     "dvao": "test_multi_reward.py::test_dvao_against_a_loop",
     "epo": "test_regularised.py::test_epo_by_loop",
@@ -48,6 +50,7 @@ PROOFS = {
     "llds": "test_regularised.py::test_llds_by_loop",
     "loop": "test_critic_free.py::test_loop_is_the_loop",
     "luspo": "test_sequence_level.py::test_luspo_is_the_loop",
+    "masa": "test_prefixed.py::test_masa_is_the_loop_over_both_groups",
     "maxrl": "test_sets.py::test_maxrl_is_the_loop",
     "mdpo_mirror_descent": "test_trust_region.py::test_mdpo_by_loop_and_its_step_sizes",
     "minirl": "test_mismatch.py::test_minirl_is_the_loop",
@@ -60,6 +63,7 @@ PROOFS = {
     "polychromic": "test_sets.py::test_polychromic_is_the_loop_over_all_sets",
     "ppo": "test_actor_critic.py::test_ppo_is_its_loop",
     "ppo_max": "test_actor_critic.py::test_ppo_max_is_its_loop",
+    "prefixrl": "test_prefixed.py::test_prefixrl_is_the_loop_over_contexts",
     "r2vpo": "test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip",
     "rec_off_policy_reinforce": "test_regression_methods.py::test_rec_by_loop",
     "reinforce": "test_score_function.py::test_reinforce_is_the_loop",
@@ -74,6 +78,7 @@ PROOFS = {
     "safe_entropy_aware": "test_actor_critic.py::test_safe_is_its_loop",
     "sapo_soft_adaptive": "test_weighted.py::test_sapo_is_the_loop",
     "seeupo": "test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
+    "spark_co_evolving": "test_prefixed.py::test_spark_is_the_loop_over_its_questions",
     "spo_single_stream": "test_critic_free.py::test_spo_is_the_loop_over_updates",
     "t_ppo": "test_truncated.py::test_it_is_its_loop",
     "trpa": "test_preference.py::test_trpa_by_loop_however_it_is_split",

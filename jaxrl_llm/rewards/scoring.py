@@ -128,18 +128,21 @@ def some_rows(scored: Scored, number: int, place: slice) -> Scored:
 
 
 def concatenate_groups(groups: list[Scored]) -> Scored:
-    """Concatenate groups of possibly different widths, renumbering them in their order."""
+    """Concatenate groups of possibly different widths, renumbering them in their order; one may have several parts."""
     width = max(group.batch.tokens.shape[1] for group in groups)
 
-    def widened(batch: Trajectories, number: int) -> Any:
+    def widened(batch: Trajectories, first: int) -> Any:
         padded = {
             name: np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=PADDING.get(name, 0))
             for name, x in vars(batch).items()
             if isinstance(x, np.ndarray) and x.ndim == 2
         }
-        return batch.replace(**padded, group=np.full(batch.group.shape, number, np.int32))
+        number = first + np.unique(batch.group, return_inverse=True)[1]
+        return batch.replace(**padded, group=number.astype(np.int32))
 
-    batches = [widened(group.batch, number) for number, group in enumerate(groups)]
+    counts = [len(np.unique(group.batch.group)) for group in groups]
+    starts = np.cumsum([0, *counts]).tolist()
+    batches = [widened(group.batch, first) for first, group in zip(starts, groups, strict=False)]
     infos: Any = alike([(batch.info or {}, len(batch.group)) for batch in batches])
     batches = [batch.replace(info=info or None) for batch, info in zip(batches, infos, strict=True)]
     if any(batch.token_rewards is not None for batch in batches):

@@ -14,14 +14,30 @@ from jaxrl_llm.sampling.sampler import BatchRow, assemble
 from jaxrl_llm.trajectory import Trajectories
 
 
+def parts_of(one: Group) -> list[int]:
+    """The numbers of the groups that a program returned, ascending."""
+    return sorted({episode.part for episode in one.episodes})
+
+
+def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The data set row of each group of the batch of these programs."""
+    return [dict(one.task.row) for one in groups for _ in parts_of(one)]
+
+
 def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False) -> Trajectories:
-    """A batch of the groups' episodes, as numpy arrays. windows: add info "window" and "unfinished"."""
+    """A batch of the groups' episodes, as numpy arrays. windows: add info "window" and "unfinished".
+
+    Episodes of one program with different `part` are different groups of the batch.
+    """
     rows, episodes = [], [episode for one in groups for episode in one.episodes]
-    for number, one in enumerate(groups):
+    first = 0
+    for one in groups:
+        numbers = {part: first + place for place, part in enumerate(parts_of(one))}
+        first += len(numbers)
         for episode in one.episodes:
             rows.append(BatchRow(
-                episode.prompt, episode.own, episode.truncated, one.task.prompt_id, number, episode.actions,
-                episode.turns,
+                episode.prompt, episode.own, episode.truncated, one.task.prompt_id, numbers[episode.part],
+                episode.actions, episode.turns,
             ))  # fmt: skip
     batch = assemble(rows, sampling.temperature, sampling.truncating, step)
     if info := info_columns(episodes):

@@ -48,6 +48,8 @@ class Episode:
     """Further values that the rollout provides to methods, by name."""
     entries: Mapping[str, Any] = field(default_factory=dict)
     """What reward functions returned beside their scores, such as the answer's key, by name; see `rewards.entries`."""
+    part: int = 0
+    """Number of the episode's group, where a program returns several groups of one task, each with its own baseline."""
 
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
@@ -121,6 +123,10 @@ class Episode:
     ) -> Episode:
         """The episode with its reward, and what the reward functions returned beside it."""
         return replace(self, reward=float(reward), rewards=dict(rewards or {}), entries=dict(entries or {}))
+
+    def in_part(self, number: int) -> Episode:
+        """The episode in another group of its program, which info["part"] notes."""
+        return replace(self.with_info(part=float(number)), part=number)
 
     def with_info(self, **entries: float | Sequence[float]) -> Episode:
         """The episode with these entries added to `info`."""

@@ -26,7 +26,7 @@ from jaxrl_llm.rewards.scoring import (
     some_rows,
     with_defaults,
 )
-from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.batch import rows_of, to_batch
 from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first, first_samples_of
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
@@ -133,8 +133,8 @@ def _complete_step(
 ) -> tuple[Step, ExperienceState]:
     """A step in which all groups finish."""
     dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
-    kept: list[tuple[Scored, dict[str, Any]]] = []
-    spare: list[tuple[Scored, dict[str, Any]]] = []
+    kept: list[tuple[Scored, list[dict[str, Any]]]] = []
+    spare: list[tuple[Scored, list[dict[str, Any]]]] = []
     runs: list[dict[str, float]] = []
     stats, rounds, dropped = list[Stats](), 0, 0
     while True:
@@ -146,15 +146,14 @@ def _complete_step(
         stats += found.stats
         rounds += 1
         runs.append(program_metrics(found.groups))
-        rows = [dict(one.task.row) for one in found.groups]
         if dynamic is None:
-            return Step(scored, rows, rollout_metrics(stats, dropped) | mean_metrics(runs)), state
+            return Step(scored, rows_of(found.groups), rollout_metrics(stats, dropped) | mean_metrics(runs)), state
         ends = np.cumsum([len(one.episodes) for one in found.groups]).tolist()
         starts = [0, *ends[:-1]]
-        good = np.asarray(dynamic.informative(scored.batch))[starts]
+        good = np.logical_or.reduceat(np.asarray(dynamic.informative(scored.batch)), starts)
         groups = [
-            (some_rows(scored, i, slice(*place)), row)
-            for i, (*place, row) in enumerate(zip(starts, ends, rows, strict=True))
+            (some_rows(scored, i, slice(*place)), rows_of([one]))
+            for i, (*place, one) in enumerate(zip(starts, ends, found.groups, strict=True))
         ]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
         spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
@@ -162,7 +161,8 @@ def _complete_step(
             break
     chosen = (kept + spare)[:wanted]
     metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | {"rounds": rounds}
-    return Step(concatenate_groups([one for one, _ in chosen]), [row for _, row in chosen], metrics), state
+    rows = [row for _, some in chosen for row in some]
+    return Step(concatenate_groups([one for one, _ in chosen]), rows, metrics), state
 
 
 def _partial_step(
@@ -187,8 +187,7 @@ def _partial_step(
         "rollout/groups": float(len(flight) - len(found.left)),
         "rollout/pool": float(len(found.left)),
     }
-    rows = [dict(one.task.row) for one in found.groups]
-    return Step(scored, rows, metrics), state._replace(curriculum=curriculum, pool=found.left)
+    return Step(scored, rows_of(found.groups), metrics), state._replace(curriculum=curriculum, pool=found.left)
 
 
 def _begin(setup: Experience, curriculum: Any, ids: Sequence[int], step: int) -> list[tuple[GroupLog, Task]]:
@@ -287,7 +286,7 @@ def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, ste
 
 def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:
     """The batch with its rewards, some of which may be known already."""
-    rows = [dict(one.task.row) for one in found.groups]
+    rows = rows_of(found.groups)
     if setup.stream_rewards and streamed.any:
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, streamed.scores())
     which = None

@@ -197,6 +197,10 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     guided = [episode.info["guided"] for one in groups for episode in one.episodes if "guided" in episode.info]
     if guided:
         out["rollout/guided"] = float(np.mean(guided))
+    prefixes = [episode.info["prefix"] for one in groups for episode in one.episodes if "prefix" in episode.info]
+    if prefixes:
+        out["rollout/prefix"] = float(np.mean(prefixes))
+        out["rollout/prefixed"] = float(np.mean(np.asarray(prefixes) > 0))
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import inspect
 import threading
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
@@ -36,6 +39,7 @@ class ProgramHost(Protocol):
 
     task: Task
     step: int
+    begun: int  # training step in which the program first started
 
     async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, greedy: bool) -> Answer:
         """Tokens of a completion. until: most tokens of the episode after its prompt."""
@@ -148,6 +152,13 @@ class Tools:
             return await in_thread(function, *arguments)
 
         return await self._host.answer(name, run, again)
+
+    def random(self, name: str) -> np.random.Generator:
+        """A generator for choices of the program. The same name gives the same numbers when the program is rerun.
+
+        Its seed is made of the prompt, the training step in which the program first started, and the name.
+        """
+        return np.random.default_rng([self._host.begun, self._host.task.prompt_id, zlib.crc32(name.encode())])
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
