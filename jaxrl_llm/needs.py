@@ -17,7 +17,20 @@ import numpy as np
 from jaxrl_llm.effective_rank import rank_measures
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.providers import own_rollout, own_source, reward_entry
-from jaxrl_llm.stand_ins import StandIn, behaviour, flat_rank, near, no_values, ones, power, uniform, whole
+from jaxrl_llm.stand_ins import (
+    StandIn,
+    behaviour,
+    flat_rank,
+    near,
+    no_state_values,
+    no_values,
+    ones,
+    own_nodes,
+    pairs,
+    power,
+    uniform,
+    whole,
+)
 from jaxrl_llm.trajectory import Array, PolicyOutputs, Trajectories, bucket_moments
 
 
@@ -229,6 +242,17 @@ NEEDS = {
             "segment", "info['segment']", "[N, L]", "number of the segment of each action",
             StandIn("none", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 2, logp.shape)),
             provider=own_source("segment"),
+        ),
+        Need(
+            "node", "info['node']", "[N, L]", "number of each action's node in the tree of its group",
+            StandIn("no completions share tokens", pairs, own_nodes),
+            provider="a rollout of rollouts.trees, such as --rollout 'tree(64, 128)'",
+        ),
+        Need(
+            "state_value", "info['state_value']", "[N, L]",
+            "mean reward of fresh completions from the state where each action's node begins",
+            StandIn("unknown values, without credit", uniform(0, 1), no_state_values),
+            provider="--rollout 'valued(9)'",
         ),
         Need(
             "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",

@@ -64,3 +64,19 @@ def no_values(batch: Trajectories, number: float | None) -> Array:
 def flat_rank(batch: Trajectories, number: float | None) -> Array:
     """The measures of states that are all the same, f32[N, 3]."""
     return jnp.tile(jnp.asarray([1.0, 0.0, 0.0]), (batch.tokens.shape[0], 1))
+
+
+def own_nodes(batch: Trajectories, number: float | None) -> Array:
+    """A node for each row, f32[N, L]: trees that do not fork after their prompts."""
+    return jnp.broadcast_to(jnp.arange(batch.tokens.shape[0], dtype=jnp.float32)[:, None], batch.tokens.shape)
+
+
+def no_state_values(batch: Trajectories, number: float | None) -> Array:
+    """Values that are not known, f32[N, L]."""
+    return jnp.full(batch.tokens.shape, jnp.nan)
+
+
+def pairs(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Nodes of trees [N, L]: rows share three tokens, then every second row those of the row before it."""
+    rows, places = np.arange(logp.shape[0])[:, None], np.arange(logp.shape[1])
+    return np.where(places < 3, 0, 1 + rows // 2 + 100 * (places > 3) * rows).astype(float)

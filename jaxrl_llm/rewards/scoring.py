@@ -137,6 +137,12 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
             for name, x in vars(batch).items()
             if isinstance(x, np.ndarray) and x.ndim == 2
         }
+        at_tokens = {
+            name: np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=np.nan)
+            for name, x in (batch.info or {}).items()
+            if x.ndim == 2 and x.shape[1] == batch.tokens.shape[1] and x.dtype.kind == "f"
+        }
+        batch = batch.with_info(**at_tokens) if at_tokens else batch
         number = first + np.unique(batch.group, return_inverse=True)[1]
         return batch.replace(**padded, group=number.astype(np.int32))
 

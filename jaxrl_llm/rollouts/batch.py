@@ -40,7 +40,7 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
                 episode.actions, episode.turns,
             ))  # fmt: skip
     batch = assemble(rows, sampling.temperature, sampling.truncating, step)
-    if info := info_columns(episodes):
+    if info := info_columns(episodes, batch.tokens.shape[1]):
         batch = batch.with_info(**info)
     if windows:
         unfinished: Any = np.asarray([is_so for one in groups for is_so in one.unfinished])

@@ -1,0 +1,161 @@
+"""Rollouts that fork where a second token is nearly as likely, and drop branches that go on like their parent."""
+
+from __future__ import annotations
+
+from asyncio import gather
+from collections.abc import Sequence
+from itertools import count
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, require_choice, shown
+from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.rollouts.trees import by_prefix, grow
+
+PROBES = 4  # at once, for each branch that is still wanted
+
+
+class _Fork(NamedTuple):
+    """A place where a branch may begin."""
+
+    place: int
+    order: int  # of the branch that it leaves
+    branch: Episode
+
+
+@part
+def near_ties(
+    absolute: float = 0.25,
+    relative: float = 0.15,
+    windows: Sequence[int] = (20, 30, 50),
+    similarity: Literal["edit", "suffix", "overlap"] = "edit",
+    limit: float = 0.4,
+    until: int = 512,
+    share_steps: Sequence[int] = (0, 10, 20, 80, 200),
+    shares: Sequence[float] = (1.0, 0.75, 0.5, 0.25, 0.0),
+) -> Rollout:
+    """`task.samples` completions, a share of them a tree that forks at near ties; the others are independent samples.
+
+    A branch begins at a token where a second one was drawn, both with a probability above `absolute` that differ by
+    less than `relative`, among the first `until` tokens. It is dropped if, a window of r tokens later, it is still like
+    its parent at the same places: its edit distance / r is below `limit`; or the longest end of one that is in the
+    other / r ("suffix"), or their longest common subsequence / r ("overlap"), is above it. Windows in which one of the
+    two ends are skipped. Earlier forks come first. The tree has at most shares[i] of the group from training step
+    share_steps[i] on. Provides node.
+
+    The second token is sampled, a draw for each place where there can be one, because the engine does not report the
+    probabilities of tokens that it did not draw.
+    """
+    check_number("absolute", absolute, least=0, most=1)
+    check_number("relative", relative, least=0, most=1)
+    check_number("limit", limit, least=0, most=1)
+    check_number("until", until, least=0, whole=True)
+    require_choice("similarity", similarity, ("edit", "suffix", "overlap"))
+    if not windows or list(windows) != sorted(set(windows)) or windows[0] < 1:
+        raise InputError(f"windows are {shown(windows)}, but must be ascending numbers of tokens, at least 1")
+    if not shares or len(shares) != len(share_steps) or list(share_steps) != sorted(set(share_steps)):
+        raise InputError(f"share_steps {shown(share_steps)} must ascend, with one of the shares {shown(shares)} each")
+
+    def alike(branch: Episode, parent: Episode, place: int) -> bool:
+        a, b = branch.own.token[place:].tolist(), parent.own.token[place:].tolist()
+        room = min(len(a) - branch.ended, len(b) - parent.ended)  # the token that ends a completion is in no window
+        return any(too_similar(a[:r], b[:r], similarity, limit) for r in windows if r <= room)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        numbers = count(1)
+        root = await grow(tools, task, Episode(task.prompt, task.prompt_id))
+        step = int(root.own.policy_step[0]) if root.size else 0
+        started = [share for first, share in zip(share_steps, shares, strict=True) if first <= step]
+        wanted = min(task.samples, round((started[-1] if started else 0.0) * task.samples))
+
+        def forks(branch: Episode, start: int, order: int) -> list[_Fork]:
+            p = np.exp(branch.own.untruncated_logp)
+            places = np.flatnonzero((p > absolute) & (1 - p > absolute)).tolist()
+            return [_Fork(place, order, branch) for place in places if start <= place < until]
+
+        async def probe(fork: _Fork, number: int) -> Episode | None:
+            """The second token, if it is nearly as likely."""
+            start = fork.branch.first(fork.place)
+            found = await grow(tools, task, start, number=number, pause_at=1)
+            (one, p), (two, q) = (
+                (int(x.own.token[fork.place]), float(np.exp(x.own.untruncated_logp[fork.place])))
+                for x in (fork.branch, found)
+            )
+            return found if one != two and q > absolute and abs(p - q) < relative else None
+
+        async def look(branch: Episode, fork: _Fork) -> Episode | None:
+            """The whole branch, unless it goes on like its parent."""
+            if windows[-1] > 1 and not (branch.ended or branch.truncated):
+                branch = await grow(tools, task, branch, pause_at=windows[-1] - 1)
+            if alike(branch, fork.branch, fork.place):
+                return None
+            return branch if branch.ended or branch.truncated else await grow(tools, task, branch)
+
+        kept, waiting = [root], forks(root, 0, 0)
+        while waiting and len(kept) < wanted:
+            left = wanted - len(kept)
+            chosen, waiting = waiting[: PROBES * left], waiting[PROBES * left :]
+            probes = await gather(*(probe(fork, next(numbers)) for fork in chosen))
+            births = [(one, fork) for one, fork in zip(probes, chosen, strict=True) if one is not None]
+            while births and len(kept) < wanted:  # as many at once as there is room for; some may be dropped
+                room = wanted - len(kept)
+                some, births = births[:room], births[room:]
+                for branch, (_, fork) in zip(await gather(*(look(*one) for one in some)), some, strict=True):
+                    if branch is not None:
+                        waiting += forks(branch, fork.place + 1, len(kept))
+                        kept.append(branch)
+            waiting.sort(key=lambda fork: (fork.place, fork.order))
+        others = range(task.samples - len(kept))
+        prompt = Episode(task.prompt, task.prompt_id)
+        independent = await gather(*(grow(tools, task, prompt, number=next(numbers)) for _ in others))
+        return by_prefix([*kept, *independent])
+
+    return Rollout(program, "near_ties", frozenset({"node"}))
+
+
+def too_similar(a: Sequence[int], b: Sequence[int], similarity: str, limit: float) -> bool:
+    """Whether two windows of equal length are too similar, see `near_ties`.
+
+    >>> too_similar([1, 2, 3, 4, 5], [9, 2, 3, 4, 5], "edit", 0.4)
+    True
+    """
+    if similarity == "edit":
+        return edit_distance(a, b) / len(a) < limit
+    found = max(longest_end(a, b), longest_end(b, a)) if similarity == "suffix" else common_subsequence(a, b)
+    return found / len(a) > limit
+
+
+def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
+    """Least number of tokens to insert, delete or replace that makes one of the other."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        corner, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (x != y))
+    return row[-1]
+
+
+def longest_end(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest end of `a` that occurs somewhere in `b`."""
+    best = 0
+    for stop in range(1, len(b) + 1):
+        size = 0
+        while size < min(stop, len(a)) and a[len(a) - 1 - size] == b[stop - 1 - size]:
+            size += 1
+        best = max(best, size)
+    return best
+
+
+def common_subsequence(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(b) + 1)
+    for x in a:
+        corner = 0
+        for j, y in enumerate(b, start=1):
+            corner, row[j] = row[j], corner + 1 if x == y else max(row[j], row[j - 1])
+    return row[-1]

@@ -1,0 +1,295 @@
+"""Rollouts whose completions are trees: forks on a schedule, by a budget, or at uncertain tokens; values of states.
+
+Tokens before a fork are sampled once, and both the cache of the engine and the packed rows of the update hold them once.
+An episode is the path to one leaf. Its info["node"] has, for each token after the prompt, the number of its node, which
+is unique in the group and the same in all episodes that share the token.
+"""
+
+from __future__ import annotations
+
+import re
+from asyncio import gather
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError, require_choice, shown
+from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.episode import Episode, checksum, sampled_ids
+from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.tools import Task, Tools
+
+BOXED = re.compile(r"\\boxed\{[^{}]*\}")
+LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+Path = tuple[Episode, int]  # a path of a tree, and its number of segments
+
+
+async def grow(
+    tools: Tools, task: Task, episode: Episode, *, number: int | None = None, pause_at: int | None = None
+) -> Episode:
+    """Continue an episode to the task's limit at most; one that is complete stays as it is."""
+    left = task.limit - episode.size
+    if episode.ended or episode.truncated or left < 1:
+        return replace(episode, truncated=not episode.ended)
+    return await tools.sample(episode, number=number, limit=left, pause_at=pause_at)
+
+
+def of_tokens(episode: Episode, name: str, value: float) -> Episode:
+    """The episode, where the entry `name` of its info is this value for all tokens that have none yet."""
+    known: Any = episode.info.get(name, ())
+    return episode.with_info(**{name: [*known, *[float(value)] * (episode.size - len(known))]})
+
+
+def beginning(episode: Episode, size: int) -> Episode:
+    """`Episode.first`, with the nodes of these tokens."""
+    nodes: Any = episode.info.get("node", ())
+    return episode.first(size).with_info(node=list(nodes[:size]))
+
+
+def by_prefix(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes of one prompt with info["node"] by their common tokens: nodes are runs that no episode leaves."""
+    rows = [episode.own.token for episode in episodes]
+    numbers: dict[tuple[int, int], float] = {}
+    out = []
+    for row, episode in zip(rows, episodes, strict=True):
+        ends = {common(row, other) for other in rows} | {len(row)}
+        nodes, start = list[float](), 0
+        for end in sorted(ends - {0}):
+            node = numbers.setdefault((end, checksum(row[:end])), float(len(numbers)))
+            nodes += [node] * (end - start)
+            start = end
+        out.append(episode.with_info(node=nodes))
+    return out
+
+
+def common(a: np.ndarray, b: np.ndarray) -> int:
+    """Number of equal tokens at the beginning of both.
+
+    >>> common(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
+    2
+    """
+    size = min(len(a), len(b))
+    differ = np.flatnonzero(a[:size] != b[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+@part
+def tree(*places: int, branches: int = 2) -> Rollout:
+    """Trees that fork into `branches` at each of the places, ascending numbers of completion tokens; 0 is the prompt.
+
+    A tree has branches ** len(places) leaves, fewer where completions end before a fork. A group has one tree, or as
+    many whole trees as its samples have leaves. Provides node. Raises InputError unless places ascend and branches is
+    at least 2; a group fails if none of the places is below the limit of completions.
+    """
+    if not places or list(places) != sorted(set(places)) or places[0] < 0:
+        raise InputError(f"a tree forks at {shown(places)}, but must at ascending numbers of tokens, at least 0")
+    check_number("branches", branches, least=2, most=1024, whole=True)
+    leaves = branches ** len(places)
+    if leaves > 2**16:
+        raise InputError(f"a tree with {len(places)} forks into {branches} has {leaves} leaves: use at most 65536")
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        if places[0] >= task.limit:
+            raise InputError(f"the first fork is at {places[0]} tokens, but completions have at most {task.limit}")
+        trees = max(1, task.samples // leaves)
+
+        async def below(episode: Episode, node: int, level: int) -> list[Episode]:
+            whole, start = level == len(places), episode.size
+            if whole or places[level] > start:
+                pause = None if whole else places[level] - start
+                episode = of_tokens(await grow(tools, task, episode, pause_at=pause), "node", node)
+            if whole or episode.ended or episode.truncated:
+                return [episode]
+            stride, parent = leaves // branches ** (level + 1), node // trees
+            children = [
+                below(
+                    replace(episode, sample=episode.sample + k * stride),
+                    (parent * branches + k + 1) * trees + node % trees,
+                    level + 1,
+                )
+                for k in range(branches)
+            ]
+            return [leaf for found in await gather(*children) for leaf in found]
+
+        roots = [Episode(task.prompt, task.prompt_id, i * leaves) for i in range(trees)]
+        found = await gather(*(below(root, i, 0) for i, root in enumerate(roots)))
+        return [leaf for one in found for leaf in one]
+
+    name = f"tree({', '.join(map(str, places))}, branches={branches})"
+    return Rollout(program, name, frozenset({"node"}), ragged=True)
+
+
+@part
+def budgeted_tree(
+    segment: int = 512, depth: int = 14, first_least: int = 2, first_most: int = 8, branches: int = 2
+) -> Rollout:
+    """One tree of `task.samples` leaves, which grows by segments of this many tokens.
+
+    The prompt forks into first_least to first_most paths at random, each later segment into `branches`, until there
+    are as many paths as leaves are wanted. A path is complete at its end token, after a boxed answer, when its last
+    segment repeats itself, or, truncated, after `depth` segments. If all are complete but there are too few, the tree
+    grows again from the beginning of random segments of complete paths. Provides node, a number for each segment.
+    """
+    check_number("segment", segment, least=1, whole=True)
+    check_number("depth", depth, least=1, whole=True)
+    check_number("branches", branches, least=1, whole=True)
+    check_number("first_least", first_least, least=1, whole=True)
+    check_number("first_most", first_most, least=first_least, whole=True)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        numbers, nodes, done, live = count(), count(), list[Episode](), list[Path]()
+
+        async def extend(path: Path, number: int, node: int) -> Path:
+            episode, size = path
+            return of_tokens(await grow(tools, task, episode, number=number, pause_at=segment), "node", node), size + 1
+
+        async def step(paths: Iterable[Path]) -> None:
+            """Extend paths by a segment, each with a number of its own."""
+            for episode, size in await gather(*(extend(path, next(numbers), next(nodes)) for path in paths)):
+                if episode.ended or episode.truncated or answered(tools, episode) or repeats(episode, segment):
+                    done.append(episode)
+                elif size == depth:
+                    done.append(replace(episode, truncated=True))
+                else:
+                    live.append((episode, size))
+
+        root = (Episode(task.prompt, task.prompt_id), 0)
+        await step([root] * min(first_least, task.samples))
+        # What is random follows from sampled tokens, so that the program can be rerun from its log.
+        random = np.random.default_rng(checksum([t for one in [*done, *(x for x, _ in live)] for t in one.tokens]))
+        width = min(int(random.integers(first_least, first_most + 1)), task.samples)
+        await step([root] * (width - len(done) - len(live)))
+        while len(done) < task.samples:
+            room = task.samples - len(done) - len(live)
+            if not live:
+                paths = [restart(done, segment, random) for _ in range(room)]
+            else:
+                extra = [branches - 1] * len(live)
+                while sum(extra) > room:
+                    extra[int(np.argmax(extra))] -= 1
+                paths = [path for path, more in zip(live, extra, strict=True) for _ in range(1 + more)]
+            live.clear()
+            await step(paths)
+        return done
+
+    return Rollout(program, f"budgeted_tree({segment})", frozenset({"node"}))
+
+
+def restart(done: Sequence[Episode], segment: int, random: np.random.Generator) -> Path:
+    """The beginning of a random segment of a random episode."""
+    chosen = done[int(random.integers(len(done)))]
+    size = int(random.integers(max(1, -(-chosen.size // segment))))
+    return beginning(chosen, size * segment), size
+
+
+def answered(tools: Tools, episode: Episode) -> bool:
+    r"""Whether the text has an answer in \boxed{}."""
+    return bool(BOXED.search(tools.decode(sampled_ids(episode))))
+
+
+def repeats(episode: Episode, segment: int) -> bool:
+    """Whether the last `segment` tokens, if there are 16 at least, are four or more times the same."""
+    last = episode.own.token[-segment:]
+    periods = range(1, len(last) // 4 + 1) if len(last) >= 16 else ()
+    return any(np.array_equal(last[period:], last[:-period]) for period in periods)
+
+
+@part
+def entropy_forks(trees: int = 12, forks: int = 2, branches: int = 2) -> Rollout:
+    """Trees that fork at the tokens of highest entropy: trees * (1 + forks * branches) leaves.
+
+    A tree begins with a whole completion. At each of the `forks` tokens of it with the highest entropy, `branches` new
+    completions begin before that token. A completion of fewer tokens has fewer forks. Provides node, and answer_key,
+    equal where the last numbers of two completions are.
+    """
+    for name, value in (("trees", trees), ("forks", forks), ("branches", branches)):
+        check_number(name, value, least=1, most=2**12, whole=True)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        async def leaves(i: int) -> list[Episode]:
+            number = i * (1 + forks * branches)
+            trunk = await grow(tools, task, Episode(task.prompt, task.prompt_id, number))
+            starts = [trunk.first(place) for place in most_uncertain(trunk, forks) for _ in range(branches)]
+            grown = (grow(tools, task, start, number=number + 1 + k) for k, start in enumerate(starts))
+            return [trunk, *await gather(*grown)]
+
+        found = [leaf for one in await gather(*map(leaves, range(trees))) for leaf in one]
+        keys = answer_keys([tools.decode(sampled_ids(episode)) for episode in found])
+        return [leaf.with_info(answer_key=key) for leaf, key in zip(by_prefix(found), keys, strict=True)]
+
+    name = f"entropy_forks({trees}, {forks}, {branches})"
+    return Rollout(program, name, frozenset({"node", "answer_key"}), ragged=True)
+
+
+def most_uncertain(episode: Episode, number: int) -> list[int]:
+    """Ascending places of the tokens with the highest entropies, the earlier of equal ones."""
+    return sorted(np.argsort(-episode.own.entropy, kind="stable")[:number].tolist())
+
+
+def answer_keys(texts: Sequence[str]) -> list[float]:
+    """Numbers from 0 on, equal for texts with the same last number; -1 for a text without a number.
+
+    >>> answer_keys(["so 4", "1,000.50", "four", "2+2 is 4.0"])
+    [0.0, 1.0, -1.0, 0.0]
+    """
+    known: dict[float, float] = {}
+    found = [LAST_NUMBER.findall(text) for text in texts]
+    values = [float(one[-1].replace(",", "")) if one else None for one in found]
+    return [-1.0 if value is None else known.setdefault(value, float(len(known))) for value in values]
+
+
+@part
+def valued(
+    continuations: int = 9, cut: Literal["uncertain", "lines"] = "uncertain", every: int = 5, below: float = 0.9
+) -> Rollout:
+    """Independent samples, cut into segments, with the mean reward of fresh completions from the start of each.
+
+    cut: "uncertain", before every `every`-th token with a probability less than `below`, or "lines", after every
+    `every`-th line break; the first segment begins at the prompt. Each state gets `continuations` completions, which
+    are not trained on; all samples of a group share the prompt's. Provides node, a number for each segment, and
+    state_value, the value at the segment's beginning; NaN if none of its completions was scored.
+    """
+    check_number("continuations", continuations, least=1, most=2**10, whole=True)
+    require_choice("cut", cut, ("uncertain", "lines"))
+    check_number("every", every, least=1, whole=True)
+    check_number("below", below, least=0, most=1)
+
+    def cuts(tools: Tools, episode: Episode) -> list[int]:
+        own = episode.own
+        if cut == "uncertain":
+            candidates = np.flatnonzero(np.exp(own.logp) < below)[every::every].tolist()
+        else:
+            breaks = [t + 1 for t, token in enumerate(own.token.tolist()) if "\n" in tools.decode([token])]
+            candidates = breaks[every - 1 :: every]
+        return [0, *(place for place in candidates if 0 < place < episode.size)]
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        roots = [Episode(task.prompt, task.prompt_id, i) for i in range(task.samples)]
+        episodes = await gather(*(grow(tools, task, root) for root in roots))
+        places = [cuts(tools, episode) for episode in episodes]
+        states = [roots[0], *(e.first(t) for e, own in zip(episodes, places, strict=True) for t in own[1:])]
+        numbers = count(task.samples)
+        grown = (grow(tools, task, state, number=next(numbers)) for state in states for _ in range(continuations))
+        scored = await tools.score(await gather(*grown))
+        rewards = np.array([np.nan if one.reward is None else one.reward for one in scored])
+        values = [mean_of_known(some) for some in rewards.reshape(len(states), continuations)]
+        out, later, node = [], iter(values[1:]), 0
+        for episode, own in zip(episodes, places, strict=True):
+            sizes = np.diff([*own, episode.size])
+            value = np.repeat([values[0], *(next(later) for _ in own[1:])], sizes)
+            nodes = np.repeat(np.arange(node, node + len(own)), sizes)
+            out.append(episode.with_info(node=nodes.tolist(), state_value=value.tolist()))
+            node += len(own)
+        return out
+
+    return Rollout(program, f"valued({continuations}, {cut})", frozenset({"node", "state_value"}))
+
+
+def mean_of_known(values: np.ndarray) -> float:
+    """The mean of the values that are not NaN; NaN if all are."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
