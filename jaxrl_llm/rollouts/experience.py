@@ -141,7 +141,7 @@ def _complete_step(
         round_key = jax.random.fold_in(key, rounds) if rounds else key
         ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
         state, dropped = state._replace(curriculum=curriculum), dropped + lost
-        flight = _begin(setup, state.curriculum, ids, step)
+        flight = _begin(setup, state.curriculum, ids, wanted, step)
         found, scored = _round(setup, flight, Rule(), params, round_key, step, state.drafts)
         stats += found.stats
         rounds += 1
@@ -171,7 +171,7 @@ def _partial_step(
     """A step that leaves unfinished groups to the next."""
     wanted, new = setup.prompts_per_step, strategy.in_flight(setup.prompts_per_step) - len(state.pool)
     ids, curriculum, dropped = draw(setup.curriculum, setup.prompts, state.curriculum, new)
-    flight = [(log, _task(setup, log)) for log in state.pool] + _begin(setup, curriculum, ids, step)
+    flight = [(log, _task(setup, log)) for log in state.pool] + _begin(setup, curriculum, ids, new, step)
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
     found, scored = _round(setup, flight, rule, params, key, step, state.drafts)
@@ -190,9 +190,8 @@ def _partial_step(
     return Step(scored, rows_of(found.groups), metrics), state._replace(curriculum=curriculum, pool=found.left)
 
 
-def _begin(setup: Experience, curriculum: Any, ids: Sequence[int], step: int) -> list[tuple[GroupLog, Task]]:
-    counts = setup.curriculum.counts
-    total = len(ids) * setup.group_size
+def _begin(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int) -> list[tuple[GroupLog, Task]]:
+    counts, total = setup.curriculum.counts, wanted * setup.group_size
     samples = [setup.group_size] * len(ids)
     if counts is not None and ids:
         samples = counts(curriculum, np.asarray(ids, np.int32), total).tolist()

@@ -54,7 +54,8 @@ class Curriculum(NamedTuple):
     """Selects prompts, and how many samples each gets. A state is not changed: functions return new ones.
 
     init: () -> state, a JSON value, or a dict of JSON values and numpy arrays.
-    select: (state, count) -> (prompt ids int32[count], state).
+    select: (state, count) -> (prompt ids int32[count], state). With `counts` it may return another number of prompts,
+    which then share count times the group size samples.
     observe: (state, Step) -> state, updated with the results of a step.
     counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
     as many of each as a group has.
@@ -106,6 +107,7 @@ def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -
     """
     ids, state = curriculum.select(state, count)
     chosen = [int(i) for i in ids]
+    count = len(chosen)  # a curriculum that divides the samples may choose another number of prompts
     if prompts.ahead is None:
         return chosen, state, 0
     prompts.ahead(chosen)
