@@ -6,7 +6,7 @@ A store with n rows of T tokens in all has, with rows of different lengths one a
     text_length   int32[n]       bytes of each completion's text
     text          uint8[...]     the texts in UTF-8
     token:NAME    [T]            a field of the batch with an entry for each token, such as token:behaviour_logp
-    row:NAME      [n, ...]       a field with an entry for each row; info and rewards are row:info:NAME, row:rewards:NAME
+    row:NAME      [n, ...]       a field with an entry for each row; of dicts row:info:NAME, row:rewards:NAME
     of:NAME       [n]            what the store itself knows of a row: item int64, step int32 ...
 
 Rows with the same of:item are replayed together. Items have ascending numbers, so that the oldest rows come first.

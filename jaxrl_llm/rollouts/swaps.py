@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -65,7 +65,9 @@ def swapped_successes(
             chosen.append(int(random.choice(there)))
             numbers.append(int(number))
         past = take(state, chosen) if chosen else {}
-        added = keep(marked(fresh, item=np.arange(len(group)), step=step), np.nan_to_num(outcome, nan=-np.inf) > success)
+        added = keep(
+            marked(fresh, item=np.arange(len(group)), step=step), np.nan_to_num(outcome, nan=-np.inf) > success
+        )
         store = stores.newest_of_prompts(join(state, added), each) if each else {}
         left = keep(fresh, ~out)
         return mixed(scored, left, past, group[~out], np.asarray(numbers, group.dtype)), store
@@ -129,7 +131,9 @@ def valued_groups(copies: float = 2.0, highest: float = 1.0) -> Replay:
             weight = np.ones(len(group), np.float32)
             found = mixed(scored, fresh, {}, group, numbers[:0])
             return found._replace(batch=found.batch.with_info(copy_weight=weight)), state
-        weights = value / value.sum() if value.sum() > 0 else (deviation[first] > TOLERANCE) / (len(numbers) - len(free))
+        weights = (
+            value / value.sum() if value.sum() > 0 else (deviation[first] > TOLERANCE) / (len(numbers) - len(free))
+        )
         drawn = np.random.default_rng(seed).choice(numbers, len(free), p=weights)
         times = {int(number): 1 + int((drawn == number).sum()) for number in numbers}
         left = ~np.isin(group, free)
@@ -161,3 +165,30 @@ def outcomes(scored: Scored, component: str | None) -> np.ndarray:
     if component not in components:
         raise unknown("reward", component, components)
     return np.asarray(components[component])
+
+
+@part
+def staged(replay: Replay, weights: Mapping[str, float]) -> Replay:
+    """The replay after the rewards are combined in stages: see `staged_reward`."""
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        parts = {name: outcomes(scored, name) for name in weights}
+        total = staged_reward(parts, weights)
+        reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
+        return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
+
+    return Replay(replay.init, mix, replay.provides, replay.metrics)
+
+
+def staged_reward(parts: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """sum_k w_k s_k prod_{j < k} 1[s_j > 0.5], f64[N]: a component counts only where all before it are met.
+
+    >>> parts = {"form": np.array([0, 1, 1]), "answer": np.array([1, 0.2, 1])}
+    >>> staged_reward(parts, {"form": 0.1, "answer": 1.0})
+    array([0. , 0.3, 1.1])
+    """
+    met, total = np.asarray(True), np.asarray(0.0)
+    for name, weight in weights.items():
+        total = total + weight * np.where(met, parts[name], 0.0)
+        met = met & (np.asarray(parts[name]) > 0.5)
+    return total
