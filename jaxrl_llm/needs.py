@@ -230,6 +230,19 @@ NEEDS = {
             provider=own_rollout("drift"),
         ),
         Need(
+            "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",
+            StandIn("no row is replayed", whole(2)), provider="a replay: Algorithm.replay",
+        ),
+        Need(
+            "replay_advantage", "info['replay_advantage']", "[N]", "advantage that a store gives a replayed row",
+            StandIn("replayed rows have none", lambda random, logp: random.normal(size=logp.shape[0])),
+            provider="a replay of single rows: Algorithm.replay",
+        ),
+        Need(
+            "copy_weight", "info['copy_weight']", "[N]", "factor of the rows of a group that is there several times",
+            StandIn("1", uniform(0.4, 1, rows=True)), provider="rollouts.swaps.valued_groups: Algorithm.replay",
+        ),
+        Need(
             "turn_factor", "info['turn_factor']", "[N]", "ratio by which updates of later turns changed the row",
             StandIn("1", uniform(0.8, 1.2, rows=True)), provider=own_source("turn_factor"),
         ),

@@ -5,10 +5,12 @@ from __future__ import annotations
 # method -> file::test in tests/algorithms
 PROOFS = {
     "a2fm_apo": "test_prefixed.py::test_apo_worked_example",
+    "a2pr": "test_replayed.py::test_a2pr_is_the_loop",
     "adora": "test_shaped_reward.py::test_adora_against_a_loop",
     "aepo_agentic": "test_entropy_credit.py::test_agentic_aepo_against_a_loop",
     "aepo_arbitrary_entropy": "test_entropy_credit.py::test_arbitrary_entropy_without_tempered_rows_is_grpo",
     "ampo_multi_guidance": "test_guided.py::test_ampo_against_a_loop",
+    "arpo_replay": "test_replayed.py::test_arpo_is_the_loop_over_steps",
     "asymre": "test_regression_methods.py::test_rec_worked_example",
     "baichuan_m2": "test_group_relative.py::test_baichuan_m2_is_the_loop",
     "bapo_adaptive_clip": "test_trust_region.py::test_bapo_by_loop",
@@ -65,6 +67,7 @@ PROOFS = {
     "ppo_max": "test_actor_critic.py::test_ppo_max_is_its_loop",
     "prefixrl": "test_prefixed.py::test_prefixrl_is_the_loop_over_contexts",
     "r2vpo": "test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip",
+    "rapo_reward_aware": "test_replayed.py::test_rapo_worked_example_and_loop",
     "rec_off_policy_reinforce": "test_regression_methods.py::test_rec_by_loop",
     "reinforce": "test_score_function.py::test_reinforce_is_the_loop",
     "reinforce_plus_plus": "test_critic_free.py::test_reinforce_plus_plus_is_the_loop",
@@ -80,6 +83,7 @@ PROOFS = {
     "seeupo": "test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
     "spark_co_evolving": "test_prefixed.py::test_spark_is_the_loop_over_its_questions",
     "spo_single_stream": "test_critic_free.py::test_spo_is_the_loop_over_updates",
+    "symphony_fading_replay": "test_replayed.py::test_symphony_is_the_loop_over_replayed_groups",
     "t_ppo": "test_truncated.py::test_it_is_its_loop",
     "trpa": "test_preference.py::test_trpa_by_loop_however_it_is_split",
     "ttrl": "test_exploration.py::test_ttrl_against_a_loop",
@@ -90,6 +94,8 @@ PROOFS = {
     "verl_velocity_rank": "test_token_credit.py::test_verl_against_a_loop",
     "verpo": "test_multi_reward.py::test_verpo_against_a_loop",
     "vespo": "test_sequence_level.py::test_vespo_is_the_loop",
+    "vspo_prs": "test_replayed.py::test_vspo_is_the_loop",
+    "wmar_reservoir_replay": "test_replayed.py::test_wmar_is_the_loop_over_replayed_rows",
     "xrpo": "test_exploration.py::test_xrpo_against_a_loop",
 }
 

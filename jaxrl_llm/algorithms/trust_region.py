@@ -31,6 +31,7 @@ from jaxrl_llm.objectives.anchors import centred_clip, mirror_step, mix_anchors,
 from jaxrl_llm.objectives.curvature import keep_small_steps
 from jaxrl_llm.objectives.penalties import ratio_variance
 from jaxrl_llm.objectives.regression import aim_at_bounds, toward_ratio
+from jaxrl_llm.rollouts.replays import whole_groups
 from jaxrl_llm.trajectory import Trajectories, row_means, totals_of
 from jaxrl_llm.transform import chain, controller
 
@@ -126,6 +127,9 @@ def r2vpo(
     variance_limit: float = 0.02,
     multiplier: float = 0.04,
     multiplier_rate: float = 0.1,
+    replay_share: float = 1.0,
+    replay_age: int = 4,
+    replay_groups: int = 1024,
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -137,10 +141,14 @@ def r2vpo(
 
     delta = variance_limit; lambda starts at `multiplier` (a re-implementation keeps it constant) and is updated after
     each update of the policy with eta = multiplier_rate (0: constant). The full paper was not available to us; the dual
-    update is the standard one for this constraint. A is GRPO's, with ddof and epsilon. Replayed rollouts have the
-    log-probabilities of the policy that sampled them, so the penalty down-weights stale tokens.
+    update is the standard one for this constraint. A is GRPO's, with ddof and epsilon.
 
-    Defaults. Code: multiplier. Ours: variance_limit, multiplier_rate, ddof, epsilon.
+    round(replay_share m) groups of at most replay_age steps before, whole and each at most once, join the m groups of a
+    step; replay_share 0 is the on-policy form. The store has the newest replay_groups groups with different rewards.
+    Replayed tokens have the log-probabilities of the policy that sampled them, so the penalty down-weights stale ones.
+
+    Defaults. Code: multiplier. Ours: variance_limit, multiplier_rate, replay_share, replay_age, replay_groups, ddof,
+    epsilon.
     """
     check_number("variance_limit", variance_limit, least=0)
     check_number("multiplier", multiplier, least=0)
@@ -150,7 +158,8 @@ def r2vpo(
         group_relative(ddof=ddof, epsilon=epsilon),
         controller("variance_multiplier", multiplier, dual_ascent(multiplier_rate)),
     )
-    return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit))
+    replay = whole_groups(replay_share, groups=replay_groups, max_age=replay_age) if replay_share else None
+    return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit), replay=replay)
 
 
 def mdpo_mirror_descent(
@@ -184,6 +193,9 @@ def remix(
     every: float = 10,
     drop: float = 0.1,
     least: float = 0.5,
+    past_share: float = 0.4,
+    replay_age: int = 2,
+    switch: float = 50,
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
@@ -199,18 +211,21 @@ def remix(
     second anchor is the policy of the previous iteration; here it is `old`, the policy at the start of this one. The
     sources available to us print no coefficients, estimator or clip range.
 
-    Rollout: with probability 0.4 a trajectory comes from one of the last two policies, with two passes per batch; from
-    iteration 50 or 100 on all are fresh, and the loop must replace the reference by the policy of that iteration.
+    Replay: past_share of the groups of a batch come from the last replay_age steps, whole, each at most once; they join
+    the fresh ones. In the first `switch` steps only; then all are fresh (the paper: 50 or 100), and the loop must
+    replace the reference by the policy of that step. The paper has two passes per batch (--epochs 2). Groups with equal
+    rewards are not replayed.
 
-    Defaults. Paper: hold, every, drop, least. Ours: clip_low, clip_high, kl_coefficient, entropy_coefficient, ddof,
-    epsilon.
+    Defaults. Paper: hold, every, drop, least, past_share, replay_age, switch. Ours: clip_low, clip_high,
+    kl_coefficient, entropy_coefficient, ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
     objective -= entropy_coefficient * entropy()
     objective += kl_coefficient * mixed_anchor("k3")
-    return Algorithm(
-        chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least)), objective
-    )
+    check_number("past_share", past_share, least=0, below=1)
+    replay = whole_groups(past_share / (1 - past_share), max_age=replay_age, until=switch) if past_share else None
+    transform = chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least))
+    return Algorithm(transform, objective, replay=replay)
 
 
 def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:

@@ -51,9 +51,9 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
         "vines": ("rollouts from visited states", "a rollout that forks at visited states"),
     },
     "remix": {
-        "replay": (
-            "rollouts of the last policies mixed with fresh ones, and a change of the anchor during the run",
-            "replay, and a reference that may be replaced",
+        "anchor": (
+            "a change of the anchor during the run, and the policy of the step before as the second anchor",
+            "a reference that may be replaced",
         ),
     },
     "spo_single_stream": {
@@ -105,9 +105,6 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "ppo_max": {
         "pretraining": ("the pretraining loss, and a critic that starts from a reward model", "a source of texts"),
-    },
-    "r2vpo": {
-        "replay": ("replayed batches; the on-policy form is complete", "replay"),
     },
 }  # fmt: skip
 

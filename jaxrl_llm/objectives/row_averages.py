@@ -23,11 +23,13 @@ def by_rows(otherwise: Average, **kinds: Average) -> Average:
     none. Averages can be scaled: `0.5 * token_mean()`.
     """
     averages = {name: as_average(average) for name, average in {**kinds, "otherwise": otherwise}.items()}
+    # Terms of one objective may divide the rows differently: what a kind excludes is part of its label.
+    labels = {name: " not ".join([name, *list(kinds)[:number]]) for number, name in enumerate(averages)}
 
     def function(values: jax.Array, batch: Trajectories) -> jax.Array:
         terms = []
         for name, tokens in _tokens(batch, [*kinds]).items():
-            controls, info = (_entries_of(name, entries) for entries in (batch.controls, batch.info))
+            controls, info = (_entries_of(labels[name], entries) for entries in (batch.controls, batch.info))
             totals = {total[1:]: controls.pop(total) for total in [*controls] if total.startswith("#")}
             if not totals and batch.totals is not None:
                 raise InputError("by_rows counts rows of the whole batch: refresh it before it is split, see Objective")
@@ -44,8 +46,9 @@ def by_rows(otherwise: Average, **kinds: Average) -> Average:
             found = kind if find is None else find(outputs, kind)
             counts = {f"#{total}": count for total, count in (kind.totals or {}).items()}
             controls = {**_new(found.controls, kind.controls), **counts}
-            batch = batch.with_controls(**{f"{name} rows/{key}": x for key, x in controls.items()})
-            batch = batch.with_info(**{f"{name} rows/{key}": x for key, x in _new(found.info, kind.info).items()})
+            new = _new(found.info, kind.info)
+            batch = batch.with_controls(**{f"{labels[name]} rows/{key}": x for key, x in controls.items()})
+            batch = batch.with_info(**{f"{labels[name]} rows/{key}": x for key, x in new.items()})
         return batch
 
     needs = frozenset[str]().union(*(average.needs for average in averages.values()))

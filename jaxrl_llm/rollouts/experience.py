@@ -45,6 +45,7 @@ from jaxrl_llm.rollouts.sources import (
     mean_metrics,
     no_replay,
     program_metrics,
+    replayed,
     rollout_metrics,
     window_metrics,
 )
@@ -114,10 +115,9 @@ def experience(setup: Experience) -> Source:
             ids = np.asarray(found.scored.batch.prompt_id).tolist()
             added = zip(ids, completion_ids(found.scored.batch), strict=True)
             state = state._replace(drafts=state.drafts.with_added(added))
-        scored, replay = setup.replay.mix(state.replay, found.scored)
-        found = found._replace(scored=scored)
-        curriculum = setup.curriculum.observe(state.curriculum, found)
+        curriculum = setup.curriculum.observe(state.curriculum, found)  # of what was sampled, without replay
         found = found._replace(metrics=found.metrics | setup.curriculum.metrics(curriculum))
+        found, replay = replayed(setup.replay, state.replay, found, key, step, setup.prompts)
         return found, state._replace(replay=replay, curriculum=curriculum)
 
     def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
@@ -125,7 +125,7 @@ def experience(setup: Experience) -> Source:
         setup.curriculum.select(state.curriculum, 0)  # so that the curriculum checks its state
         return state
 
-    return Source(init, next_step, saved, load, setup.rollout.provides)
+    return Source(init, next_step, saved, load, setup.rollout.provides | setup.replay.provides)
 
 
 def _complete_step(

@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.expressions import layout
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.group_run import Group
@@ -31,6 +32,7 @@ class Step(NamedTuple):
     scored: Scored
     rows: list[dict[str, Any]]  # the data set row of each group
     metrics: dict[str, float]
+    sampled: Scored | None = None  # the batch without replay, where that is another
 
 
 class Source(NamedTuple):
@@ -72,14 +74,21 @@ class Curriculum(NamedTuple):
 MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum
 
 
-class Replay(NamedTuple):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Replay:
     """Mixes past trajectories into a batch.
 
-    init: () -> state, arrays by name, which are saved in checkpoints. mix: (state, Scored) -> (Scored, state).
+    init: () -> state, arrays by name, which are saved in checkpoints. mix: (state, Scored, step, seed) -> (Scored,
+    state); seed: of this step, the same on all hosts, which see the same batch. metrics: state -> metrics for the log.
     """
 
     init: Callable[[], dict[str, np.ndarray]]
-    mix: Callable[[dict[str, np.ndarray], Scored], tuple[Scored, dict[str, np.ndarray]]]
+    mix: Callable[[dict[str, np.ndarray], Scored, int, int], tuple[Scored, dict[str, np.ndarray]]]
+    provides: frozenset[str] = frozenset()
+    """Names of `jaxrl_llm.needs` that its batches have, in every step."""
+    metrics: Callable[[dict[str, np.ndarray]], dict[str, float]] = lambda state: {}
+
+    __repr__ = layout
 
 
 def shuffled_epochs(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
@@ -126,9 +135,47 @@ def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -
     return taken, state, drawn - len(taken)
 
 
+def _unchanged(
+    state: dict[str, np.ndarray], scored: Scored, step: int, seed: int
+) -> tuple[Scored, dict[str, np.ndarray]]:
+    return scored, state
+
+
 def no_replay() -> Replay:
     """No replay: batches stay as they are."""
-    return Replay(dict, lambda state, scored: (scored, state))
+    return Replay(dict, _unchanged)
+
+
+def replayed(
+    replay: Replay, state: dict[str, np.ndarray], found: Step, key: jax.Array, step: int, prompts: PromptSet
+) -> tuple[Step, dict[str, np.ndarray]]:
+    """The step with its batch mixed, the rows of the mixed batch's groups, and metrics of the replay.
+
+    "replay/share" is the share of replayed rows in the batch, "replay/age" the mean age of their actions in steps.
+    """
+    if replay.mix is _unchanged:
+        return found, state
+    seed = int(jax.random.bits(jax.random.fold_in(key, 2**31 - 1)))
+    scored, state = replay.mix(state, found.scored, step, seed)
+    batch, metrics = scored.batch, replay.metrics(state)
+    _, first = np.unique(np.asarray(batch.group), return_index=True)
+    ids, before = np.asarray(batch.prompt_id)[first].tolist(), _prompts_of(found.scored)
+    rows = [
+        found.rows[number] if number < len(before) and before[number] == one else dict(prompts.rows[one])
+        for number, one in enumerate(ids)
+    ]
+    past = (batch.info or {}).get("replayed")
+    if past is not None:
+        again = np.asarray(past) > 0
+        age = (step - np.asarray(batch.policy_step))[np.asarray(batch.action_mask) & again[:, None]]
+        metrics |= {"replay/share": float(again.mean()), "replay/age": float(age.mean()) if age.size else 0.0}
+    return Step(scored, rows, found.metrics | metrics, found.scored), state
+
+
+def _prompts_of(scored: Scored) -> list[int]:
+    """The prompt of each group, in the order of their numbers."""
+    _, first = np.unique(np.asarray(scored.batch.group), return_index=True)
+    return np.asarray(scored.batch.prompt_id)[first].tolist()
 
 
 def window_metrics(scored: Scored) -> dict[str, float]:

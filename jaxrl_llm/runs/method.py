@@ -125,8 +125,9 @@ def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable
 
 
 def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
-    """The needs that the configured rollout and rewards provide. InputError for an unknown rollout."""
-    return {*provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides}
+    """The needs that the configured rollout, rewards and replay provide. InputError for an unknown rollout."""
+    of_replay = frozenset[str]() if algorithm.replay is None else algorithm.replay.provides
+    return {*provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
 
 
 def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:

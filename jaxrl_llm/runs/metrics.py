@@ -246,7 +246,7 @@ def step_metrics(
     if not np.array_equal(shaped, reward, equal_nan=True):
         metrics["reward/shaped"] = float(np.nanmean(shaped))
     took = sum(seconds.values()) - sum(before.values())
-    metrics |= batch_metrics(scored, config, took) | found.metrics
+    metrics |= batch_metrics(found.sampled or scored, config, took) | found.metrics
     metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
 

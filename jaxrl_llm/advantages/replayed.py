@@ -1,0 +1,89 @@
+"""Credit in batches with rows from a store: advantages that the store gives, and answers worth imitating."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import TOLERANCE, bucket_best, group_advantage, uniform_groups
+from jaxrl_llm.expressions import part
+from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.transform import Transform, stateless
+
+
+def replayed_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: rows from a store; none where the batch has no info["replayed"]."""
+    found = (batch.info or {}).get("replayed")
+    return jnp.zeros(batch.group.shape, bool) if found is None else found > 0
+
+
+@part
+def keep_stored_advantages() -> Transform:
+    """Give replayed rows the advantage of their store, info["replay_advantage"] f32[N]; others keep theirs."""
+
+    def apply(batch: Trajectories) -> Trajectories:
+        given = (batch.info or {}).get("replay_advantage")
+        given = jnp.zeros(batch.group.shape) if given is None else given
+        given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
+        here = replayed_rows(batch)[:, None] & batch.action_mask
+        return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))
+
+    return stateless(apply, {"replayed", "replay_advantage"})
+
+
+def best_answers(scores: jax.Array, group: jax.Array, stored: jax.Array) -> jax.Array:
+    """f32[N]: the weight of each group's best answer if it is better than the mean of the group's own, else 0.
+
+    scores f32[N], NaN where not scored; stored bool[N]: answers that are not the group's own, which count only where
+    they are better than all of these. Equal answers share the weight of 1.
+
+    >>> print(best_answers(jnp.array([0.0, 1.0, 0.5]), jnp.zeros(3, jnp.int32), jnp.array([False, False, True])))
+    [0. 1. 0.]
+    """
+    own = jnp.where(stored, jnp.nan, scores)
+    count, mean, _ = bucket_moments(group, own)
+    better = ~stored | (scores > bucket_best(group, own))
+    best = bucket_best(group, jnp.where(better, scores, jnp.nan))
+    chosen = better & (scores == best) & (scores - mean > TOLERANCE) & (count > 0)
+    (ties,) = bucket_sums(group, chosen.astype(jnp.float32))
+    return jnp.where(chosen, 1.0 / jnp.maximum(ties, 1.0), 0.0)
+
+
+@part
+def relative_to_own(ddof: int = 1, epsilon: float = 1e-6) -> Transform:
+    """Group-relative advantages of the rows that are not replayed, among these; 0 for the others.
+
+    Writes info["cloned"] f32[N], the weights of `best_answers`.
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        stored = replayed_rows(batch)
+        own = jnp.where(stored, jnp.nan, batch.scores)
+        advantage = group_advantage(own, batch.group, ddof=ddof, epsilon=epsilon)
+        cloned = best_answers(batch.scores, batch.group, stored)
+        return batch.replace(advantages=advantage[:, None] * batch.action_mask).with_info(cloned=cloned)
+
+    return stateless(apply, {"replayed"})
+
+
+def cloned_rows(batch: Trajectories) -> jax.Array:
+    """f32[N]: the weights that `relative_to_own` wrote."""
+    return batch.need("cloned")
+
+
+@part
+def rescale_to_informative() -> Transform:
+    """Multiply the advantages by the number of groups over that of groups with different rewards.
+
+    Groups without a scored row do not count.
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        known = ~jnp.isnan(batch.scores)
+        (size,) = bucket_sums(batch.group, known.astype(jnp.float32))
+        each = jnp.where(known, 1.0 / jnp.maximum(size, 1.0), 0.0)  # sums to 1 over a group
+        good = jnp.sum(jnp.where(uniform_groups(batch), 0.0, each))
+        factor = jnp.sum(each) / jnp.where(good > 0, good, 1.0)
+        return batch.replace(advantages=batch.need("advantages") * factor)
+
+    return stateless(apply)

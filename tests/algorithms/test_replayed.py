@@ -1,0 +1,304 @@
+"""Methods with replay: batches of several steps through their replay, and the loss on the last against loops.
+
+The loops know a replayed completion by its text, and take all else about it from the step that sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import advantages, batch_of
+from method_step import Learned, assert_matches_loop, learn
+from stored_rows import all_facts, run, scored_of, some_steps
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.advantages.replayed import best_answers
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms.replayed import (
+    a2pr,
+    arpo_replay,
+    rapo_reward_aware,
+    symphony_fading_replay,
+    vspo_prs,
+    wmar_reservoir_replay,
+)
+from jaxrl_llm.algorithms.trust_region import r2vpo, remix
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.pruning import epochs_without_solved
+from jaxrl_llm.rollouts.sources import Step
+
+STEPS = [
+    scored_of([[1.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], [0, 1, 2], 0),
+    scored_of([[1.0, 1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], [3, 1, 2], 1),
+    scored_of([[0.0, 0.0, 0.0], [0.0, 0.0], [1.0, 0.0]], [0, 2, 4], 2),
+]
+WIDTH = 8  # all batches are padded to it, so that they share compiled programs
+
+
+class Row:
+    """A completion as its own step has it."""
+
+    def __init__(self, scored: Scored, i: int) -> None:
+        b: Any = scored.batch
+        mine = b.reward[b.group == b.group[i]]
+        self.reward, self.mean, self.prompt = float(b.reward[i]), float(mine.mean()), int(b.prompt_id[i])
+        self.deviation = float(mine.std(ddof=1)) if len(mine) > 1 else 0.0
+        self.mask, self.behaviour = b.action_mask[i], b.behaviour_logp[i]
+
+
+ROWS = {scored.texts[i]: Row(scored, i) for scored in STEPS for i in range(len(scored.texts))}
+
+
+def last(method: Algorithm, steps: list[Scored] = STEPS) -> tuple[Any, list[str], np.ndarray]:
+    """The mixed batch of the last step, as JAX has it, the texts of its rows, and log-probabilities f64[N, L]."""
+    assert method.replay is not None
+    mixed = run(method.replay, steps)[0][-1]
+    random = np.random.default_rng(5)
+
+    def wide(x: Any) -> Any:
+        x = np.asarray(x)
+        return np.pad(x, ((0, 0), (0, WIDTH - x.shape[1]))) if x.ndim == 2 else x
+
+    batch: Any = jax.tree.map(wide, mixed.batch)
+    behaviour = batch.behaviour_logp
+    old, reference = (behaviour + 0.1 * random.normal(size=behaviour.shape).astype(np.float32) for _ in range(2))
+    batch = batch.replace(old_logp=old, reference_logp=reference, entropy=np.zeros_like(behaviour))
+    return jax.tree.map(jnp.asarray, batch), mixed.texts, behaviour + 0.3 * random.normal(size=behaviour.shape)
+
+
+def tokens(texts: list[str]) -> list[tuple[int, int]]:
+    return [(i, int(t)) for i, text in enumerate(texts) for t in np.flatnonzero(ROWS[text].mask)]
+
+
+def within(batch: Any, texts: list[str], ddof: int = 1) -> np.ndarray:
+    """GRPO's advantage of each row in its group of the mixed batch."""
+    group, reward = np.asarray(batch.group), np.asarray([ROWS[text].reward for text in texts])
+    out = np.zeros(len(texts))
+    for g in set(group.tolist()):
+        mine = group == g
+        spread = reward[mine].std(ddof=ddof) if mine.sum() > ddof else 0.0
+        out[mine] = (reward[mine] - reward[mine].mean()) / (spread + 1e-6) if spread > 0 else 0.0
+    return out
+
+
+def gain(rho: float, A: float, low: float = 0.2, high: float = 0.2) -> float:
+    return min(rho * A, float(np.clip(rho, 1 - low, 1 + high)) * A)
+
+
+def ratios(texts: list[str], logp: np.ndarray) -> dict[tuple[int, int], float]:
+    """To the policy that sampled each token."""
+    return {(i, t): float(np.exp(logp[i, t] - ROWS[texts[i]].behaviour[t])) for i, t in tokens(texts)}
+
+
+def check(method: Algorithm, batch: Any, logp: np.ndarray, loop: Callable[[np.ndarray], float]) -> Learned:
+    found = learn(method, batch, logp)
+    assert_matches_loop(found, loop, logp)
+    return found
+
+
+def test_arpo_is_the_loop_over_steps() -> None:
+    batch, texts, logp = last(arpo_replay())
+    # Step 0 had two successes for prompt 0 and step 1 one for prompt 2; both groups failed in step 2.
+    assert texts[2] in (STEPS[0].texts[0], STEPS[0].texts[2])
+    assert texts[4] == STEPS[1].texts[6]
+    assert texts[:2] == STEPS[2].texts[1:3]  # sample 1 went
+    A, old = within(batch, texts), np.asarray(batch.old_logp, float)
+    assert A[1:3] == pytest.approx([-1 / 3 / (1 / 3) ** 0.5, 2 / 3 / (1 / 3) ** 0.5], rel=1e-4)
+
+    def loop(x: np.ndarray) -> float:
+        return -float(np.mean([gain(float(np.exp(x[i, t] - old[i, t])), A[i], 0.2, 0.3) for i, t in tokens(texts)]))
+
+    check(arpo_replay(), batch, logp, loop)
+
+
+def test_arpo_without_successes_is_grpo() -> None:
+    steps = [scored_of([[0.0, 0.0], [0.0, 0.0]], [0, 1], step) for step in range(3)]
+    mixed, _ = run(arpo_replay().replay, steps)  # type: ignore[arg-type]
+    assert [all_facts(x) for x in mixed] == [all_facts(x) for x in steps]
+
+
+def test_symphony_is_the_loop_over_replayed_groups() -> None:
+    batch, texts, logp = last(symphony_fading_replay())
+    past = np.asarray(batch.info["replayed"]) > 0
+    assert np.asarray(batch.group)[past].tolist() == sorted(np.asarray(batch.group)[past].tolist())
+    assert len(set(np.asarray(batch.group)[past].tolist())) == 3  # as many groups as are fresh
+    A = within(batch, texts)
+    np.testing.assert_allclose(  # a group is compared within itself, as in its own step
+        A[past],
+        [(ROWS[t].reward - ROWS[t].mean) / ROWS[t].deviation for t, is_so in zip(texts, past, strict=True) if is_so],
+        rtol=1e-5,
+    )
+
+    def loop(x: np.ndarray) -> float:
+        return -float(np.mean([gain(rho, A[i]) for (i, _), rho in ratios(texts, x).items()]))
+
+    check(symphony_fading_replay(), batch, logp, loop)
+
+
+def test_wmar_is_the_loop_over_replayed_rows() -> None:
+    method = wmar_reservoir_replay(recent=4, reservoir=3)
+    batch, texts, logp = last(method)
+    past = np.asarray(batch.info["replayed"]) > 0
+    assert past.sum() == 7  # as many as are fresh: 4 of the newest, 3 of the reservoir
+    A = within(batch, texts)
+    for i in np.flatnonzero(past):
+        row = ROWS[texts[i]]
+        A[i] = (row.reward - row.mean) / row.deviation
+
+    def loop(x: np.ndarray) -> float:
+        return -float(np.mean([gain(rho, A[i]) for (i, _), rho in ratios(texts, x).items()]))
+
+    check(method, batch, logp, loop)
+
+
+def test_a2pr_is_the_loop() -> None:
+    method = a2pr(alpha=2.0)
+    batch, texts, logp = last(method)
+    past, group = np.asarray(batch.info["replayed"]) > 0, np.asarray(batch.group)
+    assert past.sum() == 2  # prompts 0 and 2 were answered before
+    fresh = [i for i in range(len(texts)) if not past[i]]
+    A, best = np.zeros(len(texts)), dict[int, float]()
+    for g in set(group.tolist()):
+        own = [i for i in fresh if group[i] == g]
+        reward = np.asarray([ROWS[texts[i]].reward for i in own])
+        for i in own:
+            A[i] = (ROWS[texts[i]].reward - reward.mean()) / (reward.std(ddof=1) + 1e-6) if np.ptp(reward) else 0.0
+        stored = [i for i in np.flatnonzero(past) if group[i] == g]
+        if stored and ROWS[texts[stored[0]]].reward > reward.max():
+            best[stored[0]] = 1.0
+        elif reward.max() > reward.mean():
+            top = [i for i in own if ROWS[texts[i]].reward == reward.max()]
+            best |= dict.fromkeys(top, 1 / len(top))
+    assert len(best) == 3
+
+    def loop(x: np.ndarray) -> float:
+        there = ratios(texts, x)
+        policy = -float(np.mean([gain(rho, A[i]) for (i, _), rho in there.items() if not past[i]]))
+        return policy - float(np.mean([best[i] * x[i, t] for i, t in there if i in best])) / 2.0
+
+    check(method, batch, logp, loop)
+
+
+def test_equal_best_answers_share_and_no_better_one_is_cloned() -> None:
+    scores, group = jnp.asarray([1.0, 1, 0, 2, 2, 0.5, 0.5, 0.4]), jnp.asarray([0, 0, 0, 1, 1, 2, 2, 2])
+    stored = jnp.asarray([0, 0, 0, 0, 1, 0, 0, 1], bool)
+    assert best_answers(scores, group, stored).tolist() == [0.5, 0.5, 0, 0, 0, 0, 0, 0]
+
+
+def test_vspo_is_the_loop() -> None:
+    method = vspo_prs(copies=1.0, kl_coefficient=0.1)
+    batch, texts, logp = last(method)
+    assert sorted(set(texts)) == sorted(STEPS[-1].texts[5:7])  # the one group with different rewards, three times
+    A, reference = within(batch, texts) / 3, np.asarray(batch.reference_logp, float)
+
+    def loop(x: np.ndarray) -> float:
+        rows = []
+        for i, text in enumerate(texts):
+            terms = []
+            for t in np.flatnonzero(ROWS[text].mask):
+                d = reference[i, t] - x[i, t]
+                rho = float(np.exp(x[i, t] - ROWS[text].behaviour[t]))
+                terms.append(-gain(rho, A[i]) + 0.1 * (np.exp(d) - d - 1))
+            rows.append(np.mean(terms))
+        return float(np.mean(rows))
+
+    check(method, batch, logp, loop)
+
+
+def test_vspo_rewards_in_stages() -> None:
+    scored = scored_of([[1.0, 1.0, 0.0]], [0], 0)
+    form = np.asarray([1.0, 0.0, 1.0], np.float32)
+    scored = scored._replace(batch=scored.batch.replace(rewards={"right": scored.batch.reward, "form": form}))
+    method = vspo_prs(weights="form=0.1,right=2")
+    (mixed,), _ = run(method.replay, [scored])  # type: ignore[arg-type]
+    np.testing.assert_allclose(mixed.batch.reward, [2.1, 0.0, 0.1], rtol=1e-6)
+    with pytest.raises(InputError, match="unknown reward 'from': did you mean 'form'"):
+        run(vspo_prs(weights="from=1").replay, [scored])  # type: ignore[arg-type]
+
+
+def test_rapo_worked_example_and_loop() -> None:
+    reward = [0.1, 0.1, 1, 1, 1, 1, 0.1, 1, 1, 0.1, 0.1, 0.1]
+    found = advantages(
+        rapo_reward_aware(epsilon=0.0), batch_of(np.ones((12, 1)), reward, np.zeros((12, 1)), np.repeat(range(4), 3))
+    )
+    two, one = 2.828427, 1.414214
+    np.testing.assert_allclose(found[:, 0], [-one, -one, two, 0, 0, 0, -two, one, one, 0, 0, 0], rtol=1e-5)
+
+    method = rapo_reward_aware()
+    batch, texts, logp = last(method)
+    past = np.asarray(batch.info["replayed"]) > 0
+    assert past.sum() == 2  # prompt 0's latest success is of step 0, prompt 2's of step 1
+    assert {texts[i] for i in np.flatnonzero(past)} == {STEPS[0].texts[2], STEPS[1].texts[6]}
+    A = within(batch, texts, ddof=0)  # all three groups are informative now
+
+    def loop(x: np.ndarray) -> float:
+        there = ratios(texts, x)
+        rows = [[gain(rho, A[i]) for (j, _), rho in there.items() if j == i] for i in range(len(texts))]
+        return -float(np.mean([np.mean(row) for row in rows]))
+
+    check(method, batch, logp, loop)
+
+
+def test_rapo_drops_solved_prompts_at_the_end_of_an_epoch() -> None:
+    curriculum = epochs_without_solved(0.9, 0.5)([{}] * 4, 7)
+    state = curriculum.init()
+    for epoch in range(3):
+        ids, state = curriculum.select(state, 4 if epoch == 0 else 3)
+        assert sorted(ids.tolist()) == ([0, 1, 2, 3] if epoch == 0 else [0, 1, 3])
+        rewards = [[1.0, 1.0] if one == 2 else [1.0, 0.0] for one in ids]
+        state = curriculum.observe(state, Step(scored_of(rewards, ids.tolist(), epoch), [], {}))
+    state = curriculum.observe(state, Step(scored_of([[1.0]] * 3, [0, 1, 3], 9), [], {}))
+    ids, state = curriculum.select(state, 4)  # all are solved: they come back
+    assert sorted(ids.tolist()) == [0, 1, 2, 3]
+    assert curriculum.metrics(state) == {"prompts/solved": 0.0, "prompts/restarts": 1.0}
+
+
+def test_r2vpo_and_remix_replay_whole_groups() -> None:
+    for method, share in ((r2vpo(), 1.0), (remix(past_share=0.5), 1.0), (remix(past_share=0.25), 1 / 3)):
+        batch, texts, logp = last(method)
+        past = np.asarray(batch.info["replayed"]) > 0
+        assert len(set(np.asarray(batch.group)[past].tolist())) == round(3 * share)
+        for g in set(np.asarray(batch.group)[past].tolist()):
+            assert len({ROWS[texts[i]].mean for i in np.flatnonzero(np.asarray(batch.group) == g)}) == 1
+        A, old = within(batch, texts), np.asarray(batch.old_logp, float)
+
+        def variance(x: np.ndarray, texts: list[str] = texts, A: np.ndarray = A) -> float:
+            there = ratios(texts, x)
+            squares = [(rho - 1) ** 2 - 0.02 for rho in there.values()]
+            return -float(np.mean([rho * A[i] for (i, _), rho in there.items()])) + 0.04 * float(np.mean(squares))
+
+        def mixed(x: np.ndarray, texts: list[str] = texts, A: np.ndarray = A, old: np.ndarray = old) -> float:
+            total = []
+            for (i, t), rho in ratios(texts, x).items():
+                c = float(np.exp(old[i, t] - ROWS[texts[i]].behaviour[t]))
+                total.append(min(rho * A[i], float(np.clip(rho, c - 0.2, c + 0.2)) * A[i]))
+            return -float(np.mean(total))
+
+        if share == 1.0 and method.needs == r2vpo().needs:
+            check(method, batch, logp, variance)
+        else:
+            check(remix(past_share=0.5, kl_coefficient=0.0), batch, logp, mixed)
+
+
+@pytest.mark.parametrize("method", [r2vpo(replay_share=0.0), remix(past_share=0.0)], ids=["r2vpo", "remix"])
+def test_without_a_share_there_is_no_replay(method: Algorithm) -> None:
+    assert method.replay is None
+
+
+def test_replay_of_remix_ends_at_the_switch() -> None:
+    found, _ = run(remix(switch=2).replay, some_steps(4))  # type: ignore[arg-type]
+    assert not any(x.batch.info["replayed"].any() for x in found[2:])
+
+
+def test_every_replay_provides_what_its_method_needs() -> None:
+    for name in algorithms.names():
+        method = algorithms.get(name)
+        if method.replay is not None:
+            asked = {"replayed", "replay_advantage", "copy_weight"} & method.needs
+            assert asked <= method.replay.provides, name
