@@ -222,7 +222,7 @@ NEEDS = {
         ),
         Need(
             "tempered", "info['tempered']", "[N]", "1 where the row was sampled at controls['temperature']",
-            StandIn("no row is tempered", whole(2)), provider=own_rollout("tempered"),
+            StandIn("no row is tempered", whole(2)), provider="a rollout of rollouts.tempered",
         ),
         Need(
             "drift", "info['drift']", "[N]", "how far the policy moved since it last answered the prompt",

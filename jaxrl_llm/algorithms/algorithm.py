@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.part_checks import expect
+from jaxrl_llm.references import ReferenceRule
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import MakeCurriculum, Replay
@@ -20,7 +21,8 @@ class Algorithm:
     `needs` names what the loop must provide beyond a sampled and scored batch. What comes before the batch: `rollout`
     is the program that samples a group (None: `rollouts.programs.group`); `curriculum` chooses prompts, a function
     (training rows, seed) -> `Curriculum`, or is the rule by which groups without a signal are replaced; `replay` mixes
-    in what was sampled before; a `strategy` requests partial rollouts. The run's settings override them.
+    in what was sampled before; a `strategy` requests partial rollouts. The run's settings override them. `reference`
+    says which policy the reference is (None: the initial one).
 
     Its repr is the code that composes it; a notebook shows its equations too. Raises InputError for a part of another
     type, such as a factory that was not called.
@@ -32,13 +34,19 @@ class Algorithm:
     strategy: Partial | None = None
     rollout: Rollout | None = None
     replay: Replay | None = None
+    reference: ReferenceRule | None = None
 
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
         expect("an algorithm's objective", self.objective, Objective)
         if self.curriculum is not None and (isinstance(self.curriculum, type) or not callable(self.curriculum)):
             expect("an algorithm's curriculum", self.curriculum, DynamicSampling)
-        for name, kind in (("strategy", Partial), ("rollout", Rollout), ("replay", Replay)):
+        for name, kind in (
+            ("strategy", Partial),
+            ("rollout", Rollout),
+            ("replay", Replay),
+            ("reference", ReferenceRule),
+        ):
             if getattr(self, name) is not None:
                 expect(f"an algorithm's {name}", getattr(self, name), kind)
 

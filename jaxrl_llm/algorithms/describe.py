@@ -38,7 +38,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     "Credit: a learnt critic": ("actor_critic", "long_reasoning"),
     "Credit: by token": ("token_credit", "entropy_credit", "tempered"),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
-    "Loss: regularisers": ("regularised",),
+    "Loss: regularisers": ("regularised", "moving_reference"),
     "Loss: regression and preferences": ("regression", "preference"),
 }
 START = {  # methods to begin with -> why

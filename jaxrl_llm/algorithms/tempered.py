@@ -22,6 +22,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rollouts.tempered import with_tempered
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Trajectories
@@ -146,6 +147,7 @@ def aepo_arbitrary_entropy(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
+    tempered_share: float = 0.25,
 ) -> Algorithm:
     """Arbitrary Entropy Policy Optimization (AEPO, arXiv 2510.08141, 2025).
 
@@ -160,9 +162,11 @@ def aepo_arbitrary_entropy(
     first). log pi_old is recomputed at temperature 1 (old_logp). PPO's clip with clip_low, clip_high and dual_clip
     (where A < 0), token mean, no KL.
 
-    Special rollout: a second set of samples at controls["temperature"]; without it this is GRPO.
+    Rollout: prompts chosen at random, a quarter of them (`tempered_share`), are sampled a second time at that
+    temperature (`rollouts.tempered`; released code: the first quarter of the batch), without top-p. Where no tempered
+    row is right in a mixed group, the step is one of GRPO.
 
-    Defaults. Code: target_entropy, hot, cold, most, least_advantage, clip_low, clip_high, dual_clip.
+    Defaults. Code: target_entropy, hot, cold, most, least_advantage, clip_low, clip_high, dual_clip, tempered_share.
     """
     check_number("most", most, least=0)
 
@@ -173,4 +177,5 @@ def aepo_arbitrary_entropy(
             counted(exchanged_for_tempered(target_entropy, most, least_advantage), {"tempered"}),
         ),
         objective,
+        rollout=with_tempered(hot, tempered_share),
     )

@@ -34,7 +34,7 @@ from jaxrl_llm.models.check import check_key, check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Params, Policy, positions_of
-from jaxrl_llm.needs import value_of, values_of
+from jaxrl_llm.needs import of_reference, value_of, values_of
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.trajectory import in_words
 from jaxrl_llm.transform import Metrics, RunFacts
@@ -121,6 +121,8 @@ def make_train(
         given = {**fixed, **traced}
         method = build(make, settings, task, given)
         check(method.needs)
+        if method.reference is not None and of_reference(method.needs):
+            raise InputError("the laboratory's reference is the initial policy: this method has another, as runs do")
         method = going_without(method, names_in(without))
         rate = given.get("learning_rate", settings.learning_rate)
         optimizer = optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate))

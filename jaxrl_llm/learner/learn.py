@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, Sharding
@@ -31,6 +32,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.references import Mixture
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
 from jaxrl_llm.transform import Metrics, Objective, RunFacts
 
@@ -45,7 +47,7 @@ class Learner(NamedTuple):
     epochs: int = 1
     minibatches: int = 1
     micro_batches: int = 1
-    reference: Params | None = None  # of the reference policy, where the method needs one
+    reference: Params | Mixture | None = None  # of the reference policy, where the method needs one
     frozen: Params | None = None  # the parameters that never learn, where some do not
 
 
@@ -124,7 +126,7 @@ class _Models:
 
     policy: Policy
     params: Params
-    of_reference: Params | None
+    of_reference: Params | Mixture | None
     batch: Trajectories
     steps: Steps | None
     wanted: Wanted
@@ -135,17 +137,27 @@ class _Models:
 
     @cached_property
     def reference(self) -> PolicyOutputs:
-        return outputs_of(self.policy, self._reference, self.batch, self.steps)
+        reference = self._reference
+        if not isinstance(reference, Mixture):
+            return outputs_of(self.policy, reference, self.batch, self.steps)
+        found = [outputs_of(self.policy, params, self.batch, self.steps) for params in reference.policies]
+        return PolicyOutputs(
+            logp=sum(share * one.logp for share, one in zip(reference.shares, found, strict=True)),
+            entropy=jnp.zeros_like(found[0].entropy),  # that of a mixture is not known
+        )
 
     @cached_property
     def affinity(self) -> jax.Array:
-        return _affinity(self.policy, self.params, self._reference, self.batch, self.steps)
+        reference = self._reference
+        if isinstance(reference, Mixture):
+            raise InputError("reference_affinity needs one reference policy, but this one is a mixture of several")
+        return _affinity(self.policy, self.params, reference, self.batch, self.steps)
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
 
     @property
-    def _reference(self) -> Params:
+    def _reference(self) -> Params | Mixture:
         assert self.of_reference is not None  # `provide` checks it
         return self.of_reference
 
@@ -154,7 +166,7 @@ def provide(
     policy: Policy,
     needs: frozenset[str],
     params: Params,
-    reference: Params | None,
+    reference: Params | Mixture | None,
     batch: Trajectories,
     steps: Steps | None = None,
 ) -> Trajectories:
@@ -173,8 +185,9 @@ def provide(
     check_alive("a parameter", params, "Go on from the state that the update gave back")
     check_params(policy, params)
     if reference is not None:
-        check_alive("a parameter of the reference policy", reference, "Keep a copy that no update takes")
-        check_params(policy, reference)
+        for one in reference.policies if isinstance(reference, Mixture) else (reference,):
+            check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
+            check_params(policy, one)
     if steps is not None:
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -91,15 +91,17 @@ class Driver:
         time_limit: float = 60.0,
         on_group: Callable[[int, Group], None] | None = None,
         admit: Admit = admit_first,
+        controls: Mapping[str, float] | None = None,
     ) -> None:
         """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
         between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
         on_group: called with the index and value of each group that the step takes, as soon as that is known.
         admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
+        controls: see `tools.Tools`.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
-        self.on_group, self.admit = on_group, admit
+        self.on_group, self.admit, self.controls = on_group, admit, controls
 
     def run(
         self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int] | None = None
@@ -137,7 +139,7 @@ class _Run:
         self.complete: list[int] = []  # places of the groups that the step takes
         self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
-        self.engines: dict[bool, tuple[Completes, dict[int, Ticket]]] = {}  # keyed by greedy
+        self.engines: dict[float | None, tuple[Completes, dict[int, Ticket]]] = {}  # keyed by temperature
         self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
 
     def moved(self) -> None:
@@ -236,14 +238,15 @@ class _Run:
             key=lambda ticket: (place[id(ticket.group)], ticket.call),
         )
         self.waiting = []
-        for greedy in (False, True):
-            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.greedy == greedy]
-            if asked and greedy not in self.engines:
+        others = sorted({ticket.temperature for ticket in tickets if ticket.temperature is not None})
+        for heat in (None, *others):
+            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.temperature == heat]
+            if asked and heat not in self.engines:
                 stats = Stats(began=time.perf_counter())
-                self.stats += [] if greedy else [stats]
-                self.engines[greedy] = self.driver.make_engine([request for _, request in asked], greedy, stats), {}
+                self.stats += [] if heat == 0 else [stats]
+                self.engines[heat] = self.driver.make_engine([request for _, request in asked], heat, stats), {}
             for ticket, request in asked:
-                engine, open_ones = self.engines[greedy]
+                engine, open_ones = self.engines[heat]
                 open_ones[engine.submit(request)] = ticket
         busy = [(engine, open_ones) for engine, open_ones in self.engines.values() if engine.busy]
         for engine, open_ones in busy:

@@ -125,7 +125,10 @@ def experience(setup: Experience) -> Source:
         setup.curriculum.select(state.curriculum, 0)  # so that the curriculum checks its state
         return state
 
-    return Source(init, next_step, saved, load, setup.rollout.provides | setup.replay.provides)
+    def told(state: ExperienceState, controls: Mapping[str, float]) -> ExperienceState:
+        return state._replace(controls=dict(controls))
+
+    return Source(init, next_step, saved, load, setup.rollout.provides | setup.replay.provides, told)
 
 
 def _complete_step(
@@ -142,7 +145,7 @@ def _complete_step(
         ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
         state, dropped = state._replace(curriculum=curriculum), dropped + lost
         flight = _begin(setup, state.curriculum, ids, wanted, step)
-        found, scored = _round(setup, flight, Rule(), params, round_key, step, state.drafts)
+        found, scored = _round(setup, flight, Rule(), params, round_key, step, state)
         stats += found.stats
         rounds += 1
         runs.append(program_metrics(found.groups))
@@ -174,7 +177,7 @@ def _partial_step(
     flight = [(log, _task(setup, log)) for log in state.pool] + _begin(setup, curriculum, ids, new, step)
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
-    found, scored = _round(setup, flight, rule, params, key, step, state.drafts)
+    found, scored = _round(setup, flight, rule, params, key, step, state)
     batch = scored.batch
     # Age in steps of the tokens that are trained on.
     age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
@@ -210,7 +213,7 @@ def _task(setup: Experience, log: GroupLog) -> Task:
 
 def _round(
     setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int,
-    drafts: Drafts,
+    state: ExperienceState,
 ) -> tuple[Collected, Scored]:  # fmt: skip
     """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
     policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
@@ -230,11 +233,11 @@ def _round(
         def run(make: MakeEngine, admit: Admit) -> Collected:
             driver = Driver(
                 setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
-                time_limit=setup.time_limit, on_group=on_group, admit=admit,
+                time_limit=setup.time_limit, on_group=on_group, admit=admit, controls=state.controls,
             )  # fmt: skip
             return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
 
-        make = _engines(setup, len(places), params, key, step, drafts)
+        make = _engines(setup, len(places), params, key, step, state.drafts)
         with setup.clock("sample"):
             found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
             batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
@@ -265,13 +268,10 @@ def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, ste
         all_rows = -(-setup.prompts_per_step * setup.group_size // units)
         shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
 
-    def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Engine:
-        settings = settings_of(
-            policy, key, *(0.0, 1.0, 0, 0.0)
-            if greedy
-            else (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
-        )  # fmt: skip
-        size = size_for(requests, slots, devices, None if greedy else shape)
+    def make(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Engine:
+        usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
+        size = size_for(requests, slots, devices, shape if temperature is None else None)
         size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
         setup.watch(stats)
         return Engine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ class ExperienceState(NamedTuple):
     replay: dict[str, np.ndarray]
     pool: Pool  # groups that continue in the next step
     drafts: Drafts  # completions of earlier steps, for speculation
+    controls: Mapping[str, float] = MappingProxyType({})  # of the last update, see `sources.Source.told`
 
 
 def saved(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -28,7 +30,8 @@ def saved(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]
     curriculum, arrays = _apart(state.curriculum)
     parts = {REPLAY: state.replay, CURRICULUM: arrays, DRAFTS: state.drafts.to_arrays() if state.drafts.of else {}}
     named = {prefix + name: x for prefix, part in parts.items() for name, x in part.items()}
-    return {"curriculum": curriculum}, (to_arrays(state.pool) if state.pool else {}) | named
+    controls = {"controls": dict(state.controls)} if state.controls else {}
+    return {"curriculum": curriculum, **controls}, (to_arrays(state.pool) if state.pool else {}) | named
 
 
 def loaded(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
@@ -41,7 +44,8 @@ def loaded(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Experi
     if own := of(CURRICULUM):
         curriculum = {**curriculum, **own}
     pool = {name: x for name, x in arrays.items() if not name.startswith((REPLAY, DRAFTS, CURRICULUM))}
-    return ExperienceState(curriculum, of(REPLAY), from_arrays(pool), Drafts.from_arrays(of(DRAFTS)))
+    drafts, controls = Drafts.from_arrays(of(DRAFTS)), saved.get("controls", {})
+    return ExperienceState(curriculum, of(REPLAY), from_arrays(pool), drafts, controls)
 
 
 def _apart(state: Any) -> tuple[Any, dict[str, np.ndarray]]:

@@ -27,7 +27,7 @@ class Group(NamedTuple):
 class DriverRun(Protocol):
     """The driver's interface to a group."""
 
-    driver: Any  # with rollout, tokenizer, context, step, time_limit and score
+    driver: Any  # with rollout, tokenizer, context, step, time_limit, controls and score
 
     def take(self, ticket: Ticket) -> None:
         """Queue a request for tokens."""
@@ -45,7 +45,7 @@ class Ticket:
     context: Episode
     until: int  # most tokens after the prompt
     stop: int | None  # tokens after the prompt at which to return to the program; None: at the end
-    greedy: bool
+    temperature: float | None  # None: the run's; 0 is greedy
     answered: asyncio.Future[Answer]
 
     def request(self, segment_tokens: int) -> Request:
@@ -106,7 +106,9 @@ class GroupRun:
     async def _program(self) -> None:
         driver = self.run.driver
         try:
-            found = await driver.rollout.program(Tools(self, driver.tokenizer, driver.context), self.task)
+            found = await driver.rollout.program(
+                Tools(self, driver.tokenizer, driver.context, driver.controls), self.task
+            )
             episodes = list(found)
             right = len(episodes) > 0 if driver.rollout.ragged else len(episodes) == self.task.samples
             if not right or not all(isinstance(one, Episode) for one in episodes):
@@ -143,7 +145,7 @@ class GroupRun:
             return Group(self.task, self.episodes, [False] * len(self.episodes))
         newest: dict[int, Ticket] = {}
         for ticket in sorted(self.asked.values(), key=lambda ticket: ticket.call.place):
-            if not ticket.greedy:
+            if ticket.temperature != 0:
                 newest[ticket.context.sample] = ticket
         blank = Episode(self.task.prompt, self.task.prompt_id)
         episodes, unfinished = [], []
@@ -159,7 +161,9 @@ class GroupRun:
             self.task, [*episodes, *[blank] * missing], [*unfinished, *[False] * missing], self.error is not None
         )
 
-    async def draw(self, call: Call, context: Episode, until: int, stop: int | None, greedy: bool) -> Answer:
+    async def draw(
+        self, call: Call, context: Episode, until: int, stop: int | None, temperature: float | None
+    ) -> Answer:
         """See `tools.ProgramHost`."""
         place = (call.number, call.place)
         if place in self.asked:
@@ -169,7 +173,7 @@ class GroupRun:
         known = self.drawn.get(call)
         if known is None and any((old.number, old.place) == place for old in self.before.drawn):
             raise self._not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
-        ticket = Ticket(self, call, context, until, stop, greedy, asyncio.get_running_loop().create_future())
+        ticket = Ticket(self, call, context, until, stop, temperature, asyncio.get_running_loop().create_future())
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
             ticket.answered.set_result(known)

@@ -34,14 +34,14 @@ Call = Callable[[_Own], Any]  # picklable
 class _Make:
     number: int
     requests: list[Request]
-    greedy: bool
+    temperature: float | None
     stats: Stats
     kept: list[int]  # engines that are still in use
 
     def __call__(self, own: _Own) -> None:
         for number in own.engines.keys() - set(self.kept):
             del own.engines[number]
-        own.engines[self.number] = own.make(self.requests, self.greedy, self.stats)
+        own.engines[self.number] = own.make(self.requests, self.temperature, self.stats)
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def in_lockstep(
 
     numbers, made = itertools.count(), WeakValueDictionary[int, _Led]()
 
-    def make_led(requests: Sequence[Request], greedy: bool, stats: Stats) -> Completes:
+    def make_led(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Completes:
         number = next(numbers)
-        tell(_Make(number, list(requests), greedy, stats, sorted(made)))
+        tell(_Make(number, list(requests), temperature, stats, sorted(made)))
         made[number] = led = _Led(number, own, tell)
         return led
 

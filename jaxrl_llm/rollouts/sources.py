@@ -50,6 +50,8 @@ class Source(NamedTuple):
     load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
     provides: frozenset[str] = frozenset()
     """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.needs`."""
+    told: Callable[[State, Mapping[str, float]], State] = lambda state, controls: state
+    """(state, what the method's controllers wrote in an update, by name) -> state, after that update."""
 
 
 class Curriculum(NamedTuple):

@@ -41,8 +41,10 @@ class ProgramHost(Protocol):
     step: int
     begun: int  # training step in which the program first started
 
-    async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, greedy: bool) -> Answer:
-        """Tokens of a completion. until: most tokens of the episode after its prompt."""
+    async def draw(
+        self, call: Call, context: Episode, until: int, pause_at: int | None, temperature: float | None
+    ) -> Answer:
+        """Tokens of a completion. until: most tokens after the episode's prompt. temperature: None is the run's."""
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with their rewards."""
@@ -80,8 +82,17 @@ class NotDeterministicError(InputError):
 class Tools:
     """The tools of one group's program. All answers are recorded, so that the program can be rerun from its log."""
 
-    def __init__(self, host: ProgramHost, tokenizer: Any, context: int = 0) -> None:
+    def __init__(
+        self, host: ProgramHost, tokenizer: Any, context: int = 0, controls: Mapping[str, float] | None = None
+    ) -> None:
         self._host, self.tokenizer, self._context = host, tokenizer, context
+        self.controls: Mapping[str, float] = {} if controls is None else controls
+        """What the method's controllers wrote in the last update, by name; empty before the first."""
+
+    @property
+    def step(self) -> int:
+        """The training step of the weights."""
+        return self._host.step
 
     async def sample(
         self,
@@ -91,6 +102,7 @@ class Tools:
         limit: int | None = None,
         pause_at: int | None = None,
         greedy: bool = False,
+        temperature: float | None = None,
     ) -> Episode:
         """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
 
@@ -98,7 +110,8 @@ class Tools:
         prompt id and the position, so two samples of one context need different numbers.
         limit: most new tokens; by default the task's. An episode that reaches it, or the end of the model's context, is
         `truncated`. pause_at: new tokens after which to return an unfinished episode, to fork or continue it. greedy:
-        take the most probable tokens.
+        take the most probable tokens. temperature: instead of the run's, above 0, and without its top-k, top-p and
+        min-p; log-probabilities are then those at this temperature, while the update computes them at the run's.
 
         Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
         for the same sample.
@@ -109,6 +122,8 @@ class Tools:
             raise InputError(f"limit is {shown(limit)}, but must be a whole number of tokens, at least 1")
         if pause_at is not None and (not isinstance(pause_at, int) or pause_at < 1):
             raise InputError(f"pause_at is {shown(pause_at)}, but must be a whole number of tokens, at least 1")
+        if temperature is not None and (greedy or not temperature > 0):
+            raise InputError(f"temperature is {shown(temperature)}, but must be above 0, and not given with greedy")
         place = episode.size
         until = place + limit
         if self._context:
@@ -117,7 +132,7 @@ class Tools:
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
         call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
-        answer = await self._host.draw(call, episode, until, stop, greedy)
+        answer = await self._host.draw(call, episode, until, stop, 0.0 if greedy else temperature)
         longer = episode + Segment(answer.tokens, True)
         cut_short = stop is None and not answer.ended
         return replace(longer, ended=answer.ended, truncated=cut_short)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import needs_values
 from jaxrl_llm.runs.metrics import Learned
+from jaxrl_llm.runs.reference import moved, reference_now
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.runs.state import RunState
 from jaxrl_llm.trajectory import Trajectories
@@ -39,7 +41,7 @@ def learn(
     """
     learner = Learner(
         parts.policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
-        config.micro_batches, parts.reference, parts.frozen,
+        config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), parts.frozen,
     )  # fmt: skip
     needs.check_provided(batch, learner.algorithm.needs)
     usual = config.prompts_per_step * config.group_size
@@ -59,9 +61,15 @@ def learn(
             optimizer=parts.optimizer, frozen=parts.frozen, only=only,
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
-    return state._replace(train=train, memory=memory), Learned(batch, metrics, filled(steps))
+    reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
+    return state._replace(train=train, memory=memory, reference=reference), Learned(batch, metrics, filled(steps))
 
 
 def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
     """The batch with the metrics of the last update; `feedback` is None before the first."""
     return batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)
+
+
+def scalars(controls: Mapping[str, Any] | None) -> dict[str, float]:
+    """The single numbers of a batch's controls, by name; others are the update's own."""
+    return {name: float(x) for name, x in (controls or {}).items() if np.ndim(x) == 0}

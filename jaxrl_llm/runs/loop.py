@@ -34,7 +34,7 @@ from jaxrl_llm.runs.evaluate import evaluate_run
 from jaxrl_llm.runs.goodput import Clock, lap_metrics
 from jaxrl_llm.runs.hyperparameters import check_named
 from jaxrl_llm.runs.inputs import Inputs, read_inputs
-from jaxrl_llm.runs.learning import learn
+from jaxrl_llm.runs.learning import learn, scalars
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.memory_error import arrays_of, explained
 from jaxrl_llm.runs.method import check_provided, named
@@ -121,7 +121,8 @@ def train(
             else:
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
-            state = RunState(train_state, memory, batches.init())
+            state = RunState(train_state, memory, batches.init(), parts.moving)
+            parts = parts._replace(moving=None)  # the state has it, and an update donates it
         if parts.hosts.any(terminated()):  # also the hosts that were not told
             raise Preempted
         stop_if(parts.hosts.any(interrupted()))
@@ -222,6 +223,8 @@ def _run(
             with clock("update"):
                 state = state._replace(source=at)
                 state, learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
+            if controls := scalars(learned.batch.controls):
+                state = state._replace(source=source.told(state.source, controls))
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(hosts.any(interrupted()) and not terminated())  # after SIGTERM the step is finished from here on
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}

@@ -24,6 +24,7 @@ from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.reference import check_reference
 from jaxrl_llm.runs.rollout import check_rollout, rollout_of
 from jaxrl_llm.runs.value_digest import value_digest
 from jaxrl_llm.signatures import PYTHON, hyperparameters, is_in_file
@@ -209,6 +210,7 @@ def check_method(
         lambda: check_rows(rows, config.minibatches, config.micro_batches, row_shards(mesh)),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
+        lambda: check_reference(config, algorithm),
         check_experience,
     )
     return algorithm

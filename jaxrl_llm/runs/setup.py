@@ -17,7 +17,6 @@ from jaxrl_llm.algorithms import Algorithm, Given
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
-from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
@@ -36,6 +35,7 @@ from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.runs.method import check_components, check_method, method_digests, named, needs_values, record_of
+from jaxrl_llm.runs.reference import first_reference
 from jaxrl_llm.runs.rollout import check_columns
 from jaxrl_llm.transform import RunFacts
 
@@ -52,13 +52,14 @@ class RunParts(NamedTuple):
     optimizer: optax.GradientTransformation
     rate: optax.Schedule
     digests: dict[str, str]  # of the inputs: prompts, reward files, the model
-    reference: Params | None  # the initial weights, if the method needs them
+    reference: Any  # the weights of the reference that stays (or a `references.Mixture`), if the method needs one
     mesh: jax.sharding.Mesh
     sampler: jax.sharding.Mesh  # the same devices, as tokens are sampled on them
     frozen: Params | None = None  # the model's weights, if only adapters are trained
     hosts: Hosts = ALONE
     notes: tuple[str, ...] = ()  # what to say when the run starts
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
+    moving: Any = None  # what moves of a reference at first, see `reference.first_reference`
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -133,12 +134,22 @@ def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tup
     return lora.scaled(base, rank, config.lora_alpha), learning
 
 
-def reference_of(config: TrainConfig, frozen: Params | None, params: Params) -> Params:
-    """The initial policy in buffers that no update donates: the frozen weights, or a copy if all are trained."""
-    if frozen is not None:
-        return frozen
-    copy = jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name != "critic"})
-    return to_host(copy) if config.reference_memory == "host" else copy
+def references_of(
+    config: TrainConfig, algorithm: Algorithm, policy: Policy, frozen: Params | None, params: Params
+) -> tuple[Any, Any, dict[str, str]]:
+    """(reference that stays, what moves of one, digests of further models); see `reference.first_reference`."""
+    rule = algorithm.reference
+    if not of_reference(algorithm.needs):
+        return None, None, {}
+    others, digests = [], {}
+    for name in () if rule is None else rule.models:
+        spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
+        _, other, tokenizer = load_policy(name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread)
+        digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
+        if frozen is not None:
+            other = lora.scaled(other, config.lora_rank, config.lora_alpha)
+        others.append(other if policy.mesh is None else shard(other, policy, policy.mesh))
+    return *first_reference(config, rule, policy, frozen, params, others), digests
 
 
 def set_up(
@@ -166,7 +177,8 @@ def set_up(
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
-    reference = reference_of(config, frozen, params) if of_reference(algorithm.needs) else None
+    reference, moving, of_models = references_of(config, algorithm, policy, frozen, params)
+    digests |= of_models
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
@@ -174,6 +186,6 @@ def set_up(
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
-        record=record_of(config, algorithm, given),
+        record=record_of(config, algorithm, given), moving=moving,
     )  # fmt: skip
     return parts, state, memory

@@ -31,6 +31,7 @@ class RunState(NamedTuple):
     train: TrainState
     memory: Any  # state of the method's transform
     source: Any  # state of the source
+    reference: Any = None  # what moves of the reference policy, if it does
 
 
 @dataclass
@@ -71,7 +72,7 @@ def save(
     meta: dict[str, Any] = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
     meta |= {"saved": time.time(), "spikes": loop.spikes._asdict(), "undone": loop.undone}
     meta |= {"logs": folder.logs(), "summary": loop.summary, **provenance}
-    rest = {"rest": state.train[1:], "memory": state.memory}
+    rest = _rest(state)
     folder.push()
     folder.wait()
     checkpoints.save(loop.step, state.train.params, rest, meta, arrays)
@@ -113,7 +114,7 @@ def restore(
 
     params, rest = shapes_of(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
-        jax.tree.map(lambda x: x.delete(), (state.train, state.memory))
+        jax.tree.map(lambda x: x.delete(), (state.train, state.memory, state.reference))
     restored = checkpoints.latest(params, rest, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
@@ -150,11 +151,18 @@ def restore(
 
 def shapes_of(state: RunState) -> tuple[Any, Any]:
     """Shapes, with their shardings, of the parameters and of the rest of the state, as `Checkpoints.latest` asks."""
-    now = (state.train.params, {"rest": state.train[1:], "memory": state.memory})
+    now = (state.train.params, _rest(state))
     params, rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
     return params, rest
 
 
 def restored_state(restored: Restored, source: Any) -> RunState:
     """The state in a checkpoint, with this state of the source."""
-    return RunState(TrainState(restored.params, *restored.state["rest"]), restored.state["memory"], source)
+    rest = restored.state
+    return RunState(TrainState(restored.params, *rest["rest"]), rest["memory"], source, rest.get("reference"))
+
+
+def _rest(state: RunState) -> dict[str, Any]:
+    """What a checkpoint holds beside the parameters and the source's state."""
+    moving = {} if state.reference is None else {"reference": state.reference}
+    return {"rest": state.train[1:], "memory": state.memory, **moving}

@@ -176,7 +176,8 @@ class Completes(Protocol):
         ...
 
 
-MakeEngine = Callable[[Sequence[Request], bool, Stats], Completes]  # (first requests, greedy, stats)
+# (first requests, temperature, stats): None is the run's temperature, 0 greedy
+MakeEngine = Callable[[Sequence[Request], float | None, Stats], Completes]
 
 
 def check_requests(requests: Sequence[Request], vocabulary: int) -> None:

@@ -79,7 +79,7 @@ def test_dcpo_without_a_right_sample_or_a_gap_is_grpo() -> None:
         dcpo_distribution_centric(hot=jnp.float32(1.2))  # type: ignore[arg-type]
 
 
-def test_arbitrary_entropy_swaps_normal_rows_for_right_tempered_ones() -> None:
+def test_arbitrary_entropy_swaps_rows_for_right_tempered_ones() -> None:
     tempered = np.array([0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1], bool)
     reward = np.array([1.0, 0, 1, 0, 1, 1, 1, 0, 0, 1, 1])
     batch, logp = random_batch(2, info={"tempered": tempered}, feedback=feedback(0.4))

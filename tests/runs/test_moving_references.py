@@ -1,0 +1,85 @@
+"""References that move, and references of several models, in whole runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import MODEL, assert_equal_trees, final_params, lines_of, reproducible, small_config, train
+
+from jaxrl_llm.algorithms import Algorithm, get
+from jaxrl_llm.distributed import mesh_of
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import load_policy, save_policy
+from jaxrl_llm.references import ReferenceRule, exponential_average, periodic_reset
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method import check_method
+
+
+def with_reference(rule: ReferenceRule | None) -> Algorithm:
+    return dataclasses.replace(get("grpo", kl_coefficient=0.5), reference=rule)
+
+
+def other_model(folder: Path, scale: float) -> str:
+    """A model of the same shapes with other weights."""
+    policy, params, tokenizer = load_policy(MODEL)
+    save_policy(folder, policy, jax.tree.map(lambda x: scale * x, params), tokenizer)
+    return str(folder)
+
+
+@pytest.mark.heavy
+def test_a_run_that_is_resumed_goes_on_with_its_reference(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    algorithm = with_reference(exponential_average(0.5))
+    train(small_config(tmp_path / "a"), algorithm=algorithm)
+    train(small_config(tmp_path / "b", steps=2), algorithm=algorithm)
+    train(small_config(tmp_path / "b"), algorithm=algorithm, resume=True, accept_changed_inputs=True)
+    assert_equal_trees(final_params(tmp_path / "a" / "run"), final_params(tmp_path / "b" / "run"))
+    lines = [reproducible(tmp_path / name / "run" / "metrics.jsonl") for name in ("a", "b")]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.heavy
+def test_with_adapters_the_last_iterate_makes_the_divergence_zero(tmp_path: Path) -> None:
+    """One gradient step: the policy is its reference. The frozen model is not, after the first step."""
+    found = {}
+    for name, rule in (("moving", periodic_reset(1)), ("frozen", None)):
+        (tmp_path / name).mkdir()
+        train(small_config(tmp_path / name, steps=3, minibatches=1, lora_rank=2), algorithm=with_reference(rule))
+        found[name] = [line["kl"] for line in lines_of(tmp_path / name / "run" / "metrics.jsonl")]
+    np.testing.assert_allclose(found["moving"], 0, atol=1e-7)
+    assert max(found["frozen"][1:]) > 1e-6
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name, of", [("salsa", {"other": 0.9}), ("tscac", {"policies": 0.9})])
+def test_methods_train_by_name(tmp_path: Path, name: str, of: dict[str, float]) -> None:
+    given: dict[str, Any] = {key: other_model(tmp_path / key, scale) for key, scale in of.items()}
+    train(small_config(tmp_path, steps=2, algorithm=name, hyperparameters=given))
+    assert len(lines_of(tmp_path / "run" / "metrics.jsonl")) == 2
+
+
+@pytest.mark.heavy
+def test_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:
+    other = str(MODEL.parent / "qwen3")
+    with pytest.raises(InputError, match="same architecture"):
+        train(small_config(tmp_path, steps=2, algorithm="salsa", hyperparameters={"other": other}))
+
+
+def checked(rule: ReferenceRule, **settings: Any) -> None:
+    check_method(TrainConfig(**settings), mesh_of(""), with_reference(rule))
+
+
+def test_what_a_run_cannot_do_is_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(InputError, match=r"the reference of salsa needs other models: give --algorithm\.other PATH"):
+        check_method(TrainConfig(algorithm="salsa"), mesh_of(""))
+    with pytest.raises(InputError, match="average of weights, but with lora_rank"):
+        checked(exponential_average(), lora_rank=4)
+    with pytest.raises(InputError, match="reference_memory is host, but the reference"):
+        checked(periodic_reset(2), reference_memory="host")
+    checked(periodic_reset(2), lora_rank=4)
