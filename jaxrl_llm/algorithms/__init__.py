@@ -27,6 +27,7 @@ from jaxrl_llm.algorithms import (
     shaped_reward,
     tempered,
     token_credit,
+    trees,
     trust_region,
     weighted,
 )
@@ -57,6 +58,7 @@ FAMILIES = (
     shaped_reward,
     tempered,
     token_credit,
+    trees,
     trust_region,
     weighted,
 )
