@@ -150,6 +150,13 @@ def over_subtrees(
 
 
 @part
+def segments_over_subtrees(eta: float = 0.0) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N, L]`: `segment_subtree_advantages`."""
+    check_number("eta", eta, least=0)
+    return lambda batch: segment_subtree_advantages(batch, eta)
+
+
+@part
 def shared_once() -> Transform:
     """Divide the weight of each action by the number of rows that share it, so that it counts once in token means."""
 
@@ -158,3 +165,64 @@ def shared_once() -> Transform:
         return batch.replace(weights=batch.loss_weights / jnp.maximum(leaves(tree)[tree.key], 1.0))
 
     return stateless(apply, NODE)
+
+
+@part
+def probable_tokens_out(below: float) -> Transform:
+    """Drop the actions whose probability at sampling was not less than `below`."""
+    check_number("below", below, least=0, most=1)
+    return stateless(lambda b: b.replace(weights=b.loss_weights * (b.behaviour_logp < jnp.log(below))))
+
+
+@part
+def zero_edges_out() -> Transform:
+    """Drop the actions whose advantage is 0."""
+    return stateless(lambda b: b.replace(weights=b.loss_weights * (b.need("advantages") != 0)))
+
+
+@part
+def depths_out(depths: tuple[int, ...]) -> Transform:
+    """Drop the actions of segments at these depths; 0 is the first segment of a row."""
+    chosen = jnp.asarray(list(depths) or [-1], jnp.int32)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        return batch.replace(weights=batch.loss_weights * ~jnp.isin(tree_of(batch).depth, chosen))
+
+    return stateless(apply, NODE)
+
+
+@part
+def last_segments_kept(keep: Literal["best", "extremes"]) -> Transform:
+    """Drop the last segments of all rows but some: those of the best leaves of each last fork, or of the group's best
+    and worst leaves ("extremes"). Of equal rewards all are kept."""
+    require_choice("keep", keep, ("best", "extremes"))
+
+    def apply(batch: Trajectories) -> Trajectories:
+        tree, r = scored_tree(batch), batch.scores
+        fork = tree.root if keep == "extremes" else jnp.max(jnp.where(tree.last, tree.parent, -1), axis=1)
+        fork = jnp.where(fork < 0, tree.root, fork)
+        best = jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.count)[fork]
+        kept = r >= best
+        if keep == "extremes":
+            kept |= r <= jax.ops.segment_min(jnp.where(jnp.isnan(r), jnp.inf, r), fork, num_segments=tree.count)[fork]
+        return batch.replace(weights=batch.loss_weights * (kept[:, None] | ~tree.last))
+
+    return stateless(apply, NODE)
+
+
+@part
+def whiten_counted(epsilon: float = 1e-8) -> Transform:
+    """(A - mean) / sqrt(variance + epsilon), moments over the actions of scored rows by their weights (ddof 0)."""
+    check_moments(0, epsilon)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        A, mask = batch.need("advantages"), scored_actions(batch)
+        w = jnp.where(mask, batch.loss_weights, 0.0)
+        mass = jnp.maximum(jnp.sum(w), 1e-9)
+        top = jnp.max(jnp.where(w > 0, A, -jnp.inf), initial=-jnp.inf)
+        below = jnp.where(w > 0, A - top, 0.0)  # equal advantages become exactly 0
+        mean = jnp.sum(w * below) / mass
+        variance = jnp.sum(w * (below - mean) ** 2) / mass
+        return batch.replace(advantages=jnp.where(w > 0, (below - mean) / jnp.sqrt(variance + epsilon), 0.0))
+
+    return stateless(apply)

@@ -30,6 +30,7 @@ from jaxrl_llm.algorithms import (
     shaped_reward,
     tempered,
     token_credit,
+    trees,
     trust_region,
     weighted,
 )
@@ -63,6 +64,7 @@ FAMILIES = (
     shaped_reward,
     tempered,
     token_credit,
+    trees,
     trust_region,
     weighted,
 )

@@ -18,6 +18,7 @@ from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.rollouts.trees import entropy_forks
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
 
@@ -71,6 +72,9 @@ def ettrl(
     limit: float = 2.0,
     clamp: bool = False,
     ties: Literal["content", "first"] = "content",
+    trees: int = 12,
+    forks: int = 2,
+    branches: int = 2,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Algorithm:
@@ -83,9 +87,10 @@ def ettrl(
         "clip"        A_i <- clip(A_i, -limit, limit), its Adv-Clip
 
     on A = (r - mean_g) / std_g with the population standard deviation, then GRPO's loss (clip_low, clip_high).
-    Special rollout: trees that fork at the tokens of highest entropy, 12 per prompt with 5 leaves each; any works.
+    Rollout: `rollouts.trees.entropy_forks`, for each prompt `trees` completions, at the `forks` tokens of highest
+    entropy of which `branches` others begin; all trees * (1 + forks * branches) vote, with their last numbers.
 
-    Defaults. Paper: rule, limit, clamp. Ours: ties, clip_low, clip_high.
+    Defaults. Paper: rule, limit, clamp, trees, forks, branches. Ours: ties, clip_low, clip_high.
     """
     require_choice("rule", rule, ("confidence", "clip"))
     check_number("limit", limit, above=0)
@@ -93,6 +98,7 @@ def ettrl(
     return Algorithm(
         transform=chain(vote(None, ties), group_relative(ddof=0), revised(by_confidence(rule, limit, clamp))),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
+        rollout=entropy_forks(trees, forks, branches),
     )
 
 

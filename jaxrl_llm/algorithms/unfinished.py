@@ -35,9 +35,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "dgrpo_vital": {
         "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
     },
-    "ettrl": {
-        "tree": ("trees that fork at the tokens of highest entropy", "a rollout that forks at tokens"),
-    },
     "hapo_heterogeneous": {
         "temperature": (
             "a sampling temperature per token that depends on its entropy; the other three rules are implemented",
@@ -47,8 +44,11 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "otr": {
         "labels": ("supervised labels; the run's own right answers replace them", "a source of supervised texts"),
     },
-    "polychromic": {
-        "vines": ("rollouts from visited states", "a rollout that forks at visited states"),
+    "pav": {
+        "fixed_prover": (
+            "attempts of the initial policy, fixed during the run; those of the trained policy replace them",
+            "a second policy in the engine",
+        ),
     },
     "remix": {
         "anchor": (
@@ -71,7 +71,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 NEEDED: dict[str, dict[str, str]] = {
     "ampo_multi_guidance": {"guided": "teachers' answers, in groups that are all wrong"},
     "epo": {"turns": "episodes of several turns"},
-    "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "fapo": {"sound": "a judge's verdict whether a step is wrong"},
     "hbpo": {"budget": "samples of one prompt that are told different budgets; without it all have the same"},
     "icpo_in_context": {"guided": "samples drawn with worked examples in the prompt"},

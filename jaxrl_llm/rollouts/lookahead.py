@@ -5,12 +5,12 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Sequence
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice, shown
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout
@@ -33,8 +33,9 @@ def near_ties(
     absolute: float = 0.25,
     relative: float = 0.15,
     windows: Sequence[int] = (20, 30, 50),
-    similarity: Literal["edit", "suffix", "overlap"] = "edit",
-    limit: float = 0.4,
+    edit: float | None = 0.4,
+    suffix: float | None = None,
+    overlap: float | None = None,
     until: int = 512,
     share_steps: Sequence[int] = (0, 10, 20, 80, 200),
     shares: Sequence[float] = (1.0, 0.75, 0.5, 0.25, 0.0),
@@ -43,19 +44,19 @@ def near_ties(
 
     A branch begins at a token where a second one was drawn, both with a probability above `absolute` that differ by
     less than `relative`, among the first `until` tokens. It is dropped if, a window of r tokens later, it is still like
-    its parent at the same places: its edit distance / r is below `limit`; or the longest end of one that is in the
-    other / r ("suffix"), or their longest common subsequence / r ("overlap"), is above it. Windows in which one of the
-    two ends are skipped. Earlier forks come first. The tree has at most shares[i] of the group from training step
-    share_steps[i] on. Provides node.
+    its parent at the same places: edit distance / r below `edit`, the longest end of one that is in the other / r above
+    `suffix`, or their longest common subsequence / r above `overlap`; a limit that is None is not applied. Windows in
+    which one of the two ends are skipped. Earlier forks come first. The tree has at most shares[i] of the group from
+    training step share_steps[i] on. Provides node.
 
     The second token is sampled, a draw for each place where there can be one, because the engine does not report the
     probabilities of tokens that it did not draw.
     """
     check_number("absolute", absolute, least=0, most=1)
     check_number("relative", relative, least=0, most=1)
-    check_number("limit", limit, least=0, most=1)
+    for name, value in (("edit", edit), ("suffix", suffix), ("overlap", overlap)):
+        check_number(name, value, least=0, most=1, or_none=True)
     check_number("until", until, least=0, whole=True)
-    require_choice("similarity", similarity, ("edit", "suffix", "overlap"))
     if not windows or list(windows) != sorted(set(windows)) or windows[0] < 1:
         raise InputError(f"windows are {shown(windows)}, but must be ascending numbers of tokens, at least 1")
     if not shares or len(shares) != len(share_steps) or list(share_steps) != sorted(set(share_steps)):
@@ -64,7 +65,7 @@ def near_ties(
     def alike(branch: Episode, parent: Episode, place: int) -> bool:
         a, b = branch.own.token[place:].tolist(), parent.own.token[place:].tolist()
         room = min(len(a) - branch.ended, len(b) - parent.ended)  # the token that ends a completion is in no window
-        return any(too_similar(a[:r], b[:r], similarity, limit) for r in windows if r <= room)
+        return any(too_similar(a[:r], b[:r], edit, suffix, overlap) for r in windows if r <= room)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         numbers = count(1)
@@ -118,16 +119,20 @@ def near_ties(
     return Rollout(program, "near_ties", frozenset({"node"}))
 
 
-def too_similar(a: Sequence[int], b: Sequence[int], similarity: str, limit: float) -> bool:
+def too_similar(
+    a: Sequence[int], b: Sequence[int], edit: float | None, suffix: float | None, overlap: float | None
+) -> bool:
     """Whether two windows of equal length are too similar, see `near_ties`.
 
-    >>> too_similar([1, 2, 3, 4, 5], [9, 2, 3, 4, 5], "edit", 0.4)
+    >>> too_similar([1, 2, 3, 4, 5], [9, 2, 3, 4, 5], 0.4, None, None)
     True
     """
-    if similarity == "edit":
-        return edit_distance(a, b) / len(a) < limit
-    found = max(longest_end(a, b), longest_end(b, a)) if similarity == "suffix" else common_subsequence(a, b)
-    return found / len(a) > limit
+    size = len(a)
+    return (
+        (edit is not None and edit_distance(a, b) / size < edit)
+        or (suffix is not None and max(longest_end(a, b), longest_end(b, a)) / size > suffix)
+        or (overlap is not None and common_subsequence(a, b) / size > overlap)
+    )
 
 
 def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:

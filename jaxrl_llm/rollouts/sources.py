@@ -19,6 +19,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.sampling.requests import Stats
 
@@ -242,7 +243,7 @@ def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]
 
 
 def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of failed groups, hints and turns, if there are any."""
+    """Metrics of failed groups, hints, turns and trees, if there are any."""
     failed = sum(one.failed for one in groups)
     out = {"rollout/failed_groups": float(failed)} if failed else {}
     guided = [episode.info["guided"] for one in groups for episode in one.episodes if "guided" in episode.info]
@@ -255,7 +256,17 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))
+    trees = [[episode for episode in one.episodes if "node" in episode.info] for one in groups]
+    if any(trees):
+        tokens = sum(episode.size for tree in trees for episode in tree)
+        out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
+        out["rollout/shared_tokens"] = 1 - sum(map(distinct_tokens, trees)) / max(tokens, 1)
     return out
+
+
+def distinct_tokens(episodes: Sequence[Episode]) -> int:
+    """Number of tokens in the tree of these episodes (info "node"): what several share counts once."""
+    return len({place for episode in episodes for place in enumerate(np.asarray(episode.info["node"]).tolist())})
 
 
 def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Rollouts whose completions are trees: forks on a schedule, by a budget, or at uncertain tokens; values of states.
 
-Tokens before a fork are sampled once, and both the cache of the engine and the packed rows of the update hold them once.
+Tokens before a fork are sampled once; the cache of the engine and the packed rows of the update hold them once, too.
 An episode is the path to one leaf. Its info["node"] has, for each token after the prompt, the number of its node, which
 is unique in the group and the same in all episodes that share the token.
 """

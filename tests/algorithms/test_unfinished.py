@@ -67,19 +67,21 @@ def test_a_whole_method_is_whole() -> None:
         check_whole("grpo", without="tree")
 
 
-def test_a_part_must_be_named_and_each_of_them() -> None:
-    needs = algorithms.get("ettrl").needs
-    with pytest.raises(InputError, match=r"^ettrl lacks tree: .*, and needs answer_key .* tree,answer_key$") as error:
-        check_whole("ettrl", needs)
+def test_a_part_must_be_named_and_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(UNFINISHED, "grpo", {"tree": ("trees", "a rollout of trees")})
+    monkeypatch.setitem(NEEDED, "grpo", {"answer_key": "votes"})
+    needs = {"answer_key", "old_logp"}
+    with pytest.raises(InputError, match=r"^grpo lacks tree: .*, and needs answer_key .* tree,answer_key$") as error:
+        check_whole("grpo", needs)
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"^ettrl needs answer_key .*--algorithm.without tree,answer_key$"):
-        check_whole("ettrl", needs, "tree")
-    with pytest.raises(InputError, match=r"^ettrl lacks tree: .*--algorithm.without answer_key,tree$"):
-        check_whole("ettrl", needs, "answer_key")
+    with pytest.raises(InputError, match=r"^grpo needs answer_key .*--algorithm.without tree,answer_key$"):
+        check_whole("grpo", needs, "tree")
+    with pytest.raises(InputError, match=r"^grpo lacks tree: .*--algorithm.without answer_key,tree$"):
+        check_whole("grpo", needs, "answer_key")
     for both in ("tree,answer_key", " answer_key , tree ", ("tree", "answer_key"), ["answer_key", "tree"]):
-        check_whole("ettrl", needs, both)
-    with pytest.raises(InputError, match="unknown part that ettrl lacks 'treee': did you mean 'tree'"):
-        check_whole("ettrl", needs, "treee,answer_key")
+        check_whole("grpo", needs, both)
+    with pytest.raises(InputError, match="unknown part that grpo lacks 'treee': did you mean 'tree'"):
+        check_whole("grpo", needs, "treee,answer_key")
 
 
 @pytest.mark.parametrize("need", PROVIDED)

@@ -15,7 +15,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts import lookahead
 from jaxrl_llm.rollouts.batch import to_batch
 from jaxrl_llm.rollouts.driver import Rule
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.programs import Rollout
@@ -46,16 +46,6 @@ def assert_a_tree(episodes: list[Episode]) -> None:
             assert owner.setdefault(nodes[t], tuple(tokens[:end])) == tuple(tokens[:end])
 
 
-def sampled(ran: Ran) -> int:
-    """Tokens that the engine drew."""
-    total = 0
-    for request in ran.requests:
-        end = min(request.pause_at or request.limit, request.limit)
-        total += min(end - request.begun.size, length_of(request.prompt_id, request.sample) - request.begun.size
-                     + request.given)  # fmt: skip
-    return total
-
-
 def distinct(episodes: list[Episode]) -> int:
     return len({(node, t) for episode in episodes for t, node in enumerate(nodes_of(episode))})
 
@@ -74,7 +64,8 @@ def test_a_tree_forks_where_it_says() -> None:
     assert [e.sample for e in episodes] == list(range(9))
     assert len({tuple(e.own.token[:5]) for e in episodes}) == 3
     assert_a_tree(episodes)
-    assert distinct(episodes) == 3 * 5 + 9 * 7
+    drawn = sum(min(r.pause_at or r.limit, r.limit) - r.begun.size for r in ran.requests)
+    assert drawn == distinct(episodes) == 3 * 5 + 9 * 7, "the engine draws each token once"
     assert all(e.truncated for e in episodes)
 
 
@@ -93,10 +84,7 @@ def test_trees_of_completions_that_end_sample_each_token_once(prompt: int, place
     episodes = one(ran).episodes
     assert_a_tree(episodes)
     assert 1 <= len(episodes) <= max(4, branches ** len(places))
-    drawn = sum(x.tokens.size for log in [ran] for x in ())  # what the engine drew is in the episodes, each token once
-    assert drawn == 0
-    keys = {(tuple(e.own.token[: t + 1])) for e in episodes for t in range(e.size)}
-    assert len(keys) == distinct(episodes)
+    assert len({tuple(e.own.token[: t + 1]) for e in episodes for t in range(e.size)}) == distinct(episodes)
 
 
 @given(st.integers(0, 60), st.integers(1, 12), st.integers(1, 9), st.integers(1, 3))
@@ -116,8 +104,6 @@ def test_a_budgeted_tree_has_just_its_leaves(prompt: int, samples: int, segment:
 def test_a_path_that_repeats_itself_or_has_an_answer_is_complete() -> None:
     def of(ids: list[int]) -> Episode:
         zeros = np.zeros(len(ids), np.float32)
-        from jaxrl_llm.rollouts.episode import Segment
-
         return Episode((1,)) + Segment(Tokens(np.asarray(ids, np.int32), zeros, zeros, zeros, zeros, zeros), True)
 
     assert repeats(of([9, *[1, 2, 3] * 6]), 18)
@@ -162,7 +148,8 @@ def test_values_of_states_are_means_of_fresh_completions(monkeypatch: pytest.Mon
         return [e.scored(float(sum(e.own.token) % 7 == 0)) for e in episodes]
 
     monkeypatch.setattr(fake_engine, "score", score)
-    found = one(Ran(begin([3], 2), Rule(), valued(3, "uncertain", every=2), limit=10)).episodes
+    group = one(Ran(begin([3], 2), Rule(), valued(3, "uncertain", every=2), limit=10))
+    found = group.episodes
     assert len(found) == 2
     states = [0, 5, 9]  # the uncertain ones are 1, 3, 5, 7, 9
     number = 2
@@ -177,8 +164,7 @@ def test_values_of_states_are_means_of_fresh_completions(monkeypatch: pytest.Mon
             number += 3
             assert value[place] == pytest.approx(np.mean(rewards))
     assert found[0].info["state_value"][0] == found[1].info["state_value"][0]  # type: ignore[index]
-    batch = to_batch(one(Ran(begin([3], 2), Rule(), valued(2, "uncertain"), limit=10)) and [Group(
-        one(Ran(begin([3], 2), Rule(), tree(2), limit=10)).task, found, [False] * 2)], SamplingConfig(), 0)  # fmt: skip
+    batch = to_batch([group], SamplingConfig(), 0)
     info: Any = batch.info
     assert info["node"].shape == batch.tokens.shape
     np.testing.assert_array_equal(np.isnan(info["node"]), ~np.asarray(batch.action_mask))
@@ -215,7 +201,7 @@ def test_branches_begin_at_near_ties_and_are_dropped_where_alike(
     else:
         assert_a_tree(found)
         assert shared == [4] * 4 + [1, 1], "round(0.75 * 6) are a tree"
-        assert sum(row[:6] == tokens[0][:6] for row in tokens) == 2 + 1 - 1
+        assert sum(row[:6] == tokens[0][:6] for row in tokens) == 2
     late = one(Ran(begin([3], 6), Rule(), near_ties(share_steps=(5,), shares=(1.0,)), limit=12)).episodes
     assert [e.sample for e in late] == list(range(6)), "before the first step of the schedule it is a group"
 
@@ -227,10 +213,10 @@ def test_measures_of_similarity() -> None:
     assert lookahead.longest_end([1, 2, 3], [2, 3, 9]) == 2
     assert lookahead.longest_end([2, 3, 9], [1, 2, 3]) == 0
     assert lookahead.common_subsequence([1, 2, 3, 4], [2, 9, 4, 1]) == 2
-    assert lookahead.too_similar(a, b, "edit", 0.4)
-    assert not lookahead.too_similar(a, [6, 7, 8, 9, 5], "edit", 0.4)
-    assert lookahead.too_similar(a, b, "suffix", 0.5)
-    assert lookahead.too_similar(a, b, "overlap", 0.5)
+    assert lookahead.too_similar(a, b, 0.4, None, None)
+    assert not lookahead.too_similar(a, [6, 7, 8, 9, 5], 0.4, 0.5, 0.5)
+    assert lookahead.too_similar(a, b, None, 0.5, None)
+    assert lookahead.too_similar(a, b, None, None, 0.5)
 
 
 def test_what_cannot_be_a_tree_is_refused() -> None:
