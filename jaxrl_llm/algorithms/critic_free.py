@@ -12,6 +12,8 @@ from jaxrl_llm.algorithms.score_function import with_kl_reward
 from jaxrl_llm.choices import Scale, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, span_ratio, token_mean, token_ratio
+from jaxrl_llm.rollouts.curricula import choose_prompts
+from jaxrl_llm.rollouts.curricula_scores import uncertain
 from jaxrl_llm.transform import chain
 
 __all__ = ["loop", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "spo_single_stream"]
@@ -99,6 +101,7 @@ def spo_single_stream(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     epsilon: float = 1e-8,
+    least_weight: float = 0.05,
 ) -> Algorithm:
     """Single-stream Policy Optimization (SPO, arXiv 2509.13232, 2025).
 
@@ -112,9 +115,12 @@ def spo_single_stream(
     is info["drift"] f32[N] if the batch has it (0 at the first visit); else k = least_kept, the paper's fallback.
     Trackers start at v = 0.5 with the weight of one observation, like the code's without offline samples. prompts: size
     of the tracker (None: one entry for each prompt of the run); prompt ids beyond it share entries. Several responses
-    to a prompt are one update. Rollout: one response per prompt, prompts drawn by `advantages.trackers.uncertainty`.
+    to a prompt are one update. The run's group_size should be 1. Prompts are drawn without replacement in proportion to
+    sqrt(v (1 - v)) + least_weight, with v of a tracker of the curriculum's own that forgets by least_kept.
 
-    Defaults. Paper: half_life, least_kept, most_kept, clip_low, clip_high, epsilon. Run: prompts.
+    Defaults. Paper: half_life, least_kept, most_kept, clip_low, clip_high, epsilon. Code: least_weight. Run: prompts.
     """
+    curriculum = choose_prompts(uncertain(least_weight), prior=(0.5, 0.5), kept=least_kept)
     transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon)
-    return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    return Algorithm(transform, objective, curriculum=curriculum)

@@ -56,9 +56,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
             "a reference that may be replaced",
         ),
     },
-    "spo_single_stream": {
-        "curriculum": ("prompts drawn by the tracker's uncertainty", "a curriculum that reads the tracker"),
-    },
     "xrpo": {
         "rounds": (
             "samples assigned to prompts in rounds by their statistics, and examples prepended to unsolved prompts",

@@ -116,6 +116,8 @@ def adversarial_sets(column: str, rate: float = 0.1, floor: float = 0.5, smoothi
             return {"loss": S, "log_weights": log_q - np.log(np.sum(np.exp(log_q - log_q.max()))) - log_q.max()}
 
         def weights(state: State) -> Array:
+            if len(state["log_weights"]) != K:
+                raise InputError(f"the column {column!r} has {K} sets, but its state is of another number: undo that")
             return with_entropy(np.exp(state["log_weights"]), floor)
 
         return Machine(
