@@ -77,6 +77,7 @@ PROOFS = {
     "safe_entropy_aware": "test_actor_critic.py::test_safe_is_its_loop",
     "sapo_soft_adaptive": "test_weighted.py::test_sapo_is_the_loop",
     "seeupo": "test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
+    "spear": "test_replayed.py::test_spear_is_the_loop",
     "spo_single_stream": "test_critic_free.py::test_spo_is_the_loop_over_updates",
     "symphony_fading_replay": "test_replayed.py::test_symphony_is_the_loop_over_replayed_groups",
     "t_ppo": "test_truncated.py::test_it_is_its_loop",
