@@ -76,6 +76,7 @@ PROOFS = {
     "rover": "test_regression_methods.py::test_rover_by_loop_with_other_tokens_between",
     "safe_entropy_aware": "test_actor_critic.py::test_safe_is_its_loop",
     "sapo_soft_adaptive": "test_weighted.py::test_sapo_is_the_loop",
+    "sapo_swarm": "test_replayed.py::test_sapo_learns_from_another_node",
     "seeupo": "test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
     "spear": "test_replayed.py::test_spear_is_the_loop",
     "spo_single_stream": "test_critic_free.py::test_spo_is_the_loop_over_updates",

@@ -39,12 +39,14 @@ from jaxrl_llm.rollouts.swaps import (
     swapped_successes,
     valued_groups,
 )
+from jaxrl_llm.rollouts.swarm import swarm
 from jaxrl_llm.transform import chain
 
 __all__ = [
     "a2pr",
     "arpo_replay",
     "rapo_reward_aware",
+    "sapo_swarm",
     "spear",
     "symphony_fading_replay",
     "vspo_prs",
@@ -113,8 +115,8 @@ def symphony_fading_replay(
     the token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with rho relative to the policy that sampled
     the token. The store has the newest replay_groups groups with different rewards.
 
-    Presets: the code's first version (fade 7, fade_power 2, fade_tail 0), and its second (70, 30, 0.02), a sharp recent
-    part with a weak tail.
+    preset "first" is the code's first version (fade 7, fade_power 2, fade_tail 0), "second" its second (70, 30, 0.02),
+    a sharp recent part with a weak tail.
 
     Defaults. Code: fade, fade_power, fade_tail. Ours: replay_share, replay_groups, clip_low, clip_high, ddof, epsilon.
     """
@@ -144,7 +146,7 @@ def wmar_reservoir_replay(
     token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with rho relative to the policy that sampled the
     token.
 
-    Defaults. Paper: equal halves. Ours: recent, reservoir, replay_share, clip_low, clip_high, ddof, epsilon.
+    Defaults. Ours: recent, reservoir, replay_share, clip_low, clip_high, ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), keep_stored_advantages())
@@ -299,3 +301,33 @@ def spear(
         warm_up_replay(warm_up, replay_weight),
     )
     return Algorithm(transform, objective, replay=own_good_rows(replay_rows, baselines, replay_age, surplus))
+
+
+def sapo_swarm(
+    nodes: int = 2,
+    own: int = 4,
+    foreign: int = 4,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """Swarm sAmpling Policy Optimization (SAPO, Sharing is Caring, arXiv 2509.08721, 2025).
+
+    Nodes with policies of their own share completions and not weights. In a step each samples groups for its prompts,
+    publishes them, and trains on `own` of its groups and `foreign` of the others', drawn uniformly after groups of the
+    others with equal rewards are dropped. With rho = pi/pi_old, pi_old the node's own policy before the update, also
+    for what others sampled,
+
+        loss = -token mean of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  A = (r - mean_g)/(std_g + epsilon)
+
+    without a KL; ddof is of the deviation. A run trains `nodes` policies in one process, all from its model; its
+    metrics, evaluation and result are those of the first, "swarm/reward_K" is the mean reward of another.
+    prompts_per_step should be at least `own`. Tokens and rewards of others stay as they are, because the nodes share
+    tokenizer and reward functions. Not here: nodes with different models, and a network between them. The paper has 8
+    nodes.
+
+    Defaults. Paper: own, foreign, clip_low, clip_high. Ours: nodes, ddof, epsilon.
+    """
+    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
+    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=swarm(nodes, own, foreign))

@@ -23,6 +23,7 @@ from jaxrl_llm.algorithms.replayed import (
     a2pr,
     arpo_replay,
     rapo_reward_aware,
+    sapo_swarm,
     spear,
     symphony_fading_replay,
     vspo_prs,
@@ -33,6 +34,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.pruning import epochs_without_solved
 from jaxrl_llm.rollouts.sources import Step
+from jaxrl_llm.rollouts.swarm import shared
 
 STEPS = [
     scored_of([[1.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], [0, 1, 2], 0),
@@ -304,6 +306,42 @@ def test_spear_weights_and_varied_groups() -> None:
     assert varied_groups(scores, group, 0.5).tolist() == [True, True, False, False, False, False, True, True]
     assert varied_groups(scores, group, 0.75).tolist() == [True, True, False, False, True, True, True, True]
     assert varied_groups(scores, group, 0.25).tolist() == [True, True, False, False, False, False, True, True]
+
+
+def test_sapo_learns_from_another_node() -> None:
+    """Node A's own groups are all wrong; B publishes rewards 1 and 0, and a group that is dropped."""
+    a = scored_of([[0.0, 0.0], [0.0, 0.0]], [0, 1], 0)
+    b = scored_of([[1.0, 1.0], [1.0, 0.0]], [2, 3], 1)
+    method = sapo_swarm()
+    alone, both = shared(a, [], 4, 4, 0), shared(a, [b], 4, 4, 0)
+    assert all_facts(alone) == all_facts(a)
+    assert both.texts == [*a.texts, *b.texts[2:]]
+    assert both.batch.group.tolist() == [0, 0, 1, 1, 2, 2]
+    assert both.batch.info["replayed"].tolist() == [0, 0, 0, 0, 1, 1]
+    mask = np.asarray(both.batch.action_mask)
+    old = np.where(mask, both.batch.behaviour_logp - 0.5, 0.0).astype(np.float32)
+    batch = jax.tree.map(jnp.asarray, both.batch.replace(old_logp=old))
+    A = np.asarray([0, 0, 0, 0, 1, -1]) * 0.5**0.5
+
+    def loop(x: np.ndarray) -> float:
+        terms = [gain(float(np.exp(x[i, t] - old[i, t])), A[i], 0.2, 0.28) for i, t in np.argwhere(mask)]
+        return -float(np.mean(terms))
+
+    logp = old + 0.3 * np.random.default_rng(1).normal(size=old.shape)
+    found = learn(method, batch, logp)
+    assert_matches_loop(found, loop, logp)
+    assert np.abs(found.gradient[4:]).max() > 0
+    assert not np.abs(found.gradient[:4]).any()
+
+
+@pytest.mark.parametrize(("own", "foreign"), [(2, 0), (1, 3), (0, 2), (0, 0)])
+def test_own_and_foreign_items_are_as_many_as_asked(own: int, foreign: int) -> None:
+    found = shared(STEPS[0], [STEPS[1], STEPS[2]], own, foreign, 3)
+    group, past = found.batch.group, found.batch.info["replayed"] > 0
+    assert len(np.unique(group[~past])) == (own if own + foreign else 1)  # one at least
+    assert len(np.unique(group[past])) == min(foreign, 3)  # of which there are three with different rewards
+    assert {text[0] for text, is_past in zip(found.texts, past, strict=True) if is_past} <= {"1", "2"}
+    assert all(np.ptp(found.batch.reward[group == g]) > 0 for g in np.unique(group[past]))
 
 
 def test_r2vpo_and_remix_replay_whole_groups() -> None:

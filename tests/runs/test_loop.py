@@ -188,9 +188,7 @@ def test_a_replay_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Rewards are relative to the mean of the step before, which is part of the source's state."""
     config = runs.small_config(tmp_path, steps=3, eval_size=0, checkpoint_every=1, keep_checkpoints=3)
 
-    def mix(
-        state: dict[str, np.ndarray], scored: Scored, step: int, seed: int
-    ) -> tuple[Scored, dict[str, np.ndarray]]:
+    def mix(state: dict[str, np.ndarray], scored: Scored, step: int, seed: int) -> tuple[Scored, dict[str, np.ndarray]]:
         reward = scored.batch.need("reward")
         batch = scored.batch.replace(reward=reward - state["last"])
         return scored._replace(batch=batch), {"last": np.float32(np.mean(reward))}
