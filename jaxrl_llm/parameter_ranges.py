@@ -10,15 +10,16 @@ AT_LEAST_0 = (
     "entropy_target", "entropy_weight", "epsilon", "eta", "extreme", "fade", "fade_tail", "gain", "hold",
     "imitation_coefficient", "internal_steps", "intra_coefficient", "kappa", "kl_coefficient", "kl_limit",
     "length_bonus", "multiplier_rate", "next_scale", "novelty_coefficient", "penalty_scale", "power", "recent",
-    "replay_age", "replay_groups", "replay_prompts", "replay_share", "reservoir", "spread", "stored", "strength",
-    "switch", "tail_weight", "target_entropy", "trust", "value_coefficient",
+    "replay_age", "replay_groups", "replay_prompts", "replay_rows", "replay_share", "replay_weight", "reservoir",
+    "spread", "stored", "strength", "surplus", "switch", "tail_weight", "target_entropy", "trust",
+    "value_coefficient",
 )  # fmt: skip
 FRACTIONS = (
     "budget_share", "end", "least", "least_kept", "low_step", "most_kept", "partial", "quantile", "quantile_rate",
-    "rate", "sigma", "solved", "start", "tokens_first", "tokens_last",
+    "rate", "sigma", "solved", "start", "varied", "tokens_first", "tokens_last",
 )  # fmt: skip
-ABOVE_0 = ("hot", "cold", "fade_power", "high_step", "kl_horizon", "learning_rate", "power", "temperature")
-COUNTS = ("every", "k", "max_length", "prompts", "rounds", "set_size", "total_steps")
+ABOVE_0 = ("hot", "cold", "fade_power", "high_step", "kl_horizon", "learning_rate", "power", "temperature", "warm_up")
+COUNTS = ("baselines", "every", "k", "max_length", "prompts", "rounds", "set_size", "total_steps")
 RANGES: dict[str, dict[str, Any]] = {
     **{name: {"least": 0} for name in AT_LEAST_0},
     **{name: {"least": 0, "most": 1} for name in FRACTIONS},

@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import TOLERANCE, bucket_best, group_advantage, uniform_groups
+from jaxrl_llm.advantages.group import TOLERANCE, bucket_best, drop_rows, group_advantage, uniform_groups
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.transform import Transform, counted, stateless
 
 
 def replayed_rows(batch: Trajectories) -> jax.Array:
@@ -87,3 +88,42 @@ def rescale_to_informative() -> Transform:
         return batch.replace(advantages=batch.need("advantages") * factor)
 
     return stateless(apply)
+
+
+def varied_groups(scores: jax.Array, group: jax.Array, share: float) -> jax.Array:
+    """bool[N]: rows of the ceil(share n) of n groups whose scores vary most; groups that vary equally go together.
+
+    NaN: not scored. Groups without a scored row are none.
+    """
+    N = group.shape[0]
+    _, index = jnp.unique(group, return_inverse=True, size=N)
+    known = ~jnp.isnan(scores)
+    first = jax.ops.segment_min(jnp.where(known, jnp.arange(N), N), index, num_segments=N)[index] == jnp.arange(N)
+    _, _, deviation = bucket_moments(group, scores, ddof=0)
+    above = jnp.sum(first & (deviation > deviation[:, None] + TOLERANCE), axis=1)
+    return known & (above < jnp.ceil(share * jnp.sum(first) - 1e-4))
+
+
+@part
+def drop_least_varied(share: float = 0.75) -> Transform:
+    """Keep the share of groups whose rewards vary most, and all replayed rows: see `varied_groups`."""
+    check_number("share", share, least=0, most=1)
+
+    def dropped(batch: Trajectories) -> jax.Array:
+        stored = replayed_rows(batch)
+        return ~stored & ~varied_groups(jnp.where(stored, jnp.nan, batch.scores), batch.group, share)
+
+    return drop_rows(dropped)
+
+
+@part
+def warm_up_replay(steps: float = 200.0, weight: float = 1.0) -> Transform:
+    """Write the control "replay_weight", weight (1 - cos(pi min(t, steps)/steps))/2 in step t = 0, 1, ..."""
+    check_number("steps", steps, above=0)
+    check_number("weight", weight, least=0)
+
+    def apply(t: jax.Array, batch: Trajectories) -> Trajectories:
+        done = jnp.minimum(t.astype(jnp.float32) / steps, 1.0)
+        return batch.with_controls(replay_weight=0.5 * weight * (1 - jnp.cos(jnp.pi * done)))
+
+    return counted(apply)

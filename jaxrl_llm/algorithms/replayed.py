@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.group import group_relative, truncated_rows
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.advantages.replayed import (
     cloned_rows,
+    drop_least_varied,
     keep_stored_advantages,
     relative_to_own,
     rescale_to_informative,
+    warm_up_replay,
 )
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
@@ -16,6 +18,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.objectives import (
     by_rows,
     clip,
+    constant,
     imitation,
     kl,
     policy_gradient,
@@ -24,8 +27,10 @@ from jaxrl_llm.objectives import (
     token_ratio,
 )
 from jaxrl_llm.objectives.corrections import scale_by_info
+from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
+from jaxrl_llm.rewards.transforms import leave_out
 from jaxrl_llm.rollouts.pruning import epochs_without_solved
-from jaxrl_llm.rollouts.replays import faded, recent_and_reservoir, whole_groups
+from jaxrl_llm.rollouts.replays import faded, own_good_rows, recent_and_reservoir, whole_groups
 from jaxrl_llm.rollouts.swaps import (
     best_of_prompt,
     low_and_alike,
@@ -34,12 +39,15 @@ from jaxrl_llm.rollouts.swaps import (
     swapped_successes,
     valued_groups,
 )
+from jaxrl_llm.rollouts.swarm import swarm
 from jaxrl_llm.transform import chain
 
 __all__ = [
     "a2pr",
     "arpo_replay",
     "rapo_reward_aware",
+    "sapo_swarm",
+    "spear",
     "symphony_fading_replay",
     "vspo_prs",
     "wmar_reservoir_replay",
@@ -107,8 +115,8 @@ def symphony_fading_replay(
     the token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with rho relative to the policy that sampled
     the token. The store has the newest replay_groups groups with different rewards.
 
-    Presets: the code's first version (fade 7, fade_power 2, fade_tail 0), and its second (70, 30, 0.02), a sharp recent
-    part with a weak tail.
+    preset "first" is the code's first version (fade 7, fade_power 2, fade_tail 0), "second" its second (70, 30, 0.02),
+    a sharp recent part with a weak tail.
 
     Defaults. Code: fade, fade_power, fade_tail. Ours: replay_share, replay_groups, clip_low, clip_high, ddof, epsilon.
     """
@@ -138,7 +146,7 @@ def wmar_reservoir_replay(
     token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with rho relative to the policy that sampled the
     token.
 
-    Defaults. Paper: equal halves. Ours: recent, reservoir, replay_share, clip_low, clip_high, ddof, epsilon.
+    Defaults. Ours: recent, reservoir, replay_share, clip_low, clip_high, ddof, epsilon.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), keep_stored_advantages())
@@ -238,3 +246,88 @@ def rapo_reward_aware(
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), rescale_to_informative())
     replay = swapped_successes(none_above(success), success, 1, "random", accuracy)
     return Algorithm(transform, objective, epochs_without_solved(solved, success, accuracy), replay=replay)
+
+
+def spear(
+    replay_rows: int = 32,
+    baselines: int = 32,
+    replay_age: int = 10,
+    surplus: float = 1.5,
+    warm_up: float = 200,
+    replay_weight: float = 1.0,
+    share: float = 0.02,
+    covariance_low: float = 1.0,
+    covariance_high: float = 40.0,
+    varied: float = 0.75,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    max_length: float | None = None,
+) -> Algorithm:
+    """Self-imitation with Progressive Exploration for Agentic RL (SPEAR, arXiv 2509.22601, 2025).
+
+    loss = L(fresh) + g(t) L(replayed) in step t = 0, 1, ..., of which L(B) is
+
+        -1/(|B| max_length) sum_i sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+        g(t) = replay_weight (1 - cos(pi min(t, warm_up)/warm_up))/2
+
+    Fresh: A = r - mean_g; truncated completions are left out, and of the groups the share `varied` stays whose rewards
+    vary most. Replayed: completions better than their group are stored for replay_age steps. P is the median of the
+    last `baselines` group means. Once more than surplus * replay_rows stored ones have r > P, a random subset joins the
+    batch, of min(replay_rows, the largest power of two that is at most their number), with A = r - P, and the store is
+    emptied. rho is relative to the policy that sampled the token.
+
+    In both, a `share` of the tokens is detached, at random among those that are not clipped with covariance_low < cov <
+    covariance_high, see `clip_cov`; here covariances are over the batch with its replayed rows. The released code takes
+    the replayed step after the others, with a gradient step of its own. max_length None: the run's. Its documentation
+    has replay_rows 2048 and baselines 10240, its script for mathematics 32 and 32. Not here: turns with tools, their
+    fading reward, and filters of empty turns and repetitions.
+
+    Defaults. Paper: warm_up, replay_weight, clip_low, clip_high. Code: replay_rows, baselines, replay_age, surplus,
+    share, covariance_low, covariance_high, varied. Run: max_length.
+    """
+    rho, mean = token_ratio(), constant(8192.0 if max_length is None else max_length)
+    draw = draw_covariant(rho, covariance_low, covariance_high, share, clip_low, clip_high)
+    fresh = by_rows(otherwise=mean, replayed=0.0 * mean)
+    past = by_rows(otherwise=0.0 * mean, replayed=mean)
+    surrogate = clip_and_detach(clip_low, clip_high)
+    objective = policy_gradient(rho, surrogate, fresh, refresh=draw)
+    objective += "replay_weight" * policy_gradient(rho, surrogate, past, refresh=draw)
+    transform = chain(
+        leave_out(truncated_rows),
+        drop_least_varied(varied),
+        group_relative("none"),
+        keep_stored_advantages(),
+        count_batches(),
+        warm_up_replay(warm_up, replay_weight),
+    )
+    return Algorithm(transform, objective, replay=own_good_rows(replay_rows, baselines, replay_age, surplus))
+
+
+def sapo_swarm(
+    nodes: int = 2,
+    own: int = 4,
+    foreign: int = 4,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """Swarm sAmpling Policy Optimization (SAPO, Sharing is Caring, arXiv 2509.08721, 2025).
+
+    Nodes with policies of their own share completions and not weights. In a step each samples groups for its prompts,
+    publishes them, and trains on `own` of its groups and `foreign` of the others', drawn uniformly after groups of the
+    others with equal rewards are dropped. With rho = pi/pi_old, pi_old the node's own policy before the update, also
+    for what others sampled,
+
+        loss = -token mean of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  A = (r - mean_g)/(std_g + epsilon)
+
+    without a KL; ddof is of the deviation. A run trains `nodes` policies in one process, all from its model; its
+    metrics, evaluation and result are those of the first, "swarm/reward_K" is the mean reward of another.
+    prompts_per_step should be at least `own`. Tokens and rewards of others stay as they are, because the nodes share
+    tokenizer and reward functions. Not here: nodes with different models, and a network between them. The paper has 8
+    nodes.
+
+    Defaults. Paper: own, foreign, clip_low, clip_high. Ours: nodes, ddof, epsilon.
+    """
+    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
+    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=swarm(nodes, own, foreign))

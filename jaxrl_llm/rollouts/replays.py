@@ -191,7 +191,7 @@ def mixed(
     if with_advantage:
         own["row:info:replay_advantage"] = np.zeros(n, np.float32)
         other["row:info:replay_advantage"] = past["of:advantage"]
-    rows = join(fresh | own, past | other, like_first=True)
+    rows = join(fresh | own, past | other, like_first=True) if m else fresh | own
     number = np.concatenate([group, numbers])
     order = np.argsort(number, kind="stable")
     _, consecutive = np.unique(number[order], return_inverse=True)

@@ -138,15 +138,16 @@ def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -
     return taken, state, drawn - len(taken)
 
 
-def _unchanged(
+def unchanged(
     state: dict[str, np.ndarray], scored: Scored, step: int, seed: int
 ) -> tuple[Scored, dict[str, np.ndarray]]:
+    """The batch as it is."""
     return scored, state
 
 
 def no_replay() -> Replay:
     """No replay: batches stay as they are."""
-    return Replay(dict, _unchanged)
+    return Replay(dict, unchanged)
 
 
 def replayed(
@@ -156,11 +157,17 @@ def replayed(
 
     "replay/share" is the share of replayed rows in the batch, "replay/age" the mean age of their actions in steps.
     """
-    if replay.mix is _unchanged:
+    if replay.mix is unchanged:
         return found, state
     seed = int(jax.random.bits(jax.random.fold_in(key, 2**31 - 1)))
     scored, state = replay.mix(state, found.scored, step, seed)
-    batch, metrics = scored.batch, replay.metrics(state)
+    mixed = mixed_step(found, scored, step, prompts)
+    return mixed._replace(metrics=mixed.metrics | replay.metrics(state)), state
+
+
+def mixed_step(found: Step, scored: Scored, step: int, prompts: PromptSet) -> Step:
+    """The step with a mixed batch, the data set rows of its groups, and "replay/share" and "replay/age"."""
+    batch, metrics = scored.batch, dict[str, float]()
     _, first = np.unique(np.asarray(batch.group), return_index=True)
     ids, before = np.asarray(batch.prompt_id)[first].tolist(), _prompts_of(found.scored)
     rows = [
@@ -171,8 +178,8 @@ def replayed(
     if past is not None:
         again = np.asarray(past) > 0
         age = (step - np.asarray(batch.policy_step))[np.asarray(batch.action_mask) & again[:, None]]
-        metrics |= {"replay/share": float(again.mean()), "replay/age": float(age.mean()) if age.size else 0.0}
-    return Step(scored, rows, found.metrics | metrics, found.scored), state
+        metrics = {"replay/share": float(again.mean()), "replay/age": float(age.mean()) if age.size else 0.0}
+    return Step(scored, rows, found.metrics | metrics, found.scored)
 
 
 def _prompts_of(scored: Scored) -> list[int]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
 from jaxrl_llm.rollouts.sources import Curriculum, Source, Step, no_replay, shuffled_epochs
+from jaxrl_llm.rollouts.swarm import Swarm
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
+from jaxrl_llm.runs.swarm import swarm_source
 from jaxrl_llm.sampling.requests import Stats
 
 OfRows = Callable[[Sequence[dict[str, Any]]], Curriculum]  # makes it from the training rows
@@ -24,6 +26,10 @@ def source_of(
     curriculum: instead of the method's, which are shuffled epochs by default.
     """
     rows, algorithm = parts.prompts.rows, parts.algorithm
+    if isinstance(algorithm.replay, Swarm):
+        return swarm_source(
+            config, parts, algorithm.replay, lambda given, alone: source_of(given, alone, clock, curriculum, watch)
+        )
     order = (algorithm.prompts or shuffled_epochs)(rows, config.seed) if curriculum is None else curriculum(rows)
     return experience(
         Experience(

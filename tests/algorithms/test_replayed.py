@@ -17,12 +17,14 @@ from method_step import Learned, assert_matches_loop, learn
 from stored_rows import all_facts, run, scored_of, some_steps
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.advantages.replayed import best_answers
+from jaxrl_llm.advantages.replayed import best_answers, varied_groups, warm_up_replay
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.replayed import (
     a2pr,
     arpo_replay,
     rapo_reward_aware,
+    sapo_swarm,
+    spear,
     symphony_fading_replay,
     vspo_prs,
     wmar_reservoir_replay,
@@ -32,6 +34,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.pruning import epochs_without_solved
 from jaxrl_llm.rollouts.sources import Step
+from jaxrl_llm.rollouts.swarm import shared
 
 STEPS = [
     scored_of([[1.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], [0, 1, 2], 0),
@@ -257,6 +260,88 @@ def test_rapo_drops_solved_prompts_at_the_end_of_an_epoch() -> None:
     ids, state = curriculum.select(state, 4)  # all are solved: they come back
     assert sorted(ids.tolist()) == [0, 1, 2, 3]
     assert curriculum.metrics(state) == {"prompts/solved": 0.0, "prompts/restarts": 1.0}
+
+
+def test_spear_is_the_loop() -> None:
+    """Three rows are above 1/2, the median of the means of step 0: two are replayed in step 1, with half weight."""
+    given: dict[str, Any] = {"replay_rows": 2, "surplus": 1.0, "warm_up": 200, "max_length": 6.0, "covariance_low": 0.1}
+    method = spear(**given)
+    steps = [x._replace(batch=x.batch.replace(truncated=np.arange(len(x.texts)) == 4)) for x in STEPS[:2]]
+    batch, texts, logp = last(method, steps)
+    past = np.asarray(batch.info["replayed"]) > 0
+    assert past.sum() == 2
+    state = jax.tree.map(lambda x: x, method.transform.init())
+    state = tuple(jnp.int32(100) if getattr(one, "dtype", None) == jnp.int32 else one for one in state)
+    found = learn(method, batch, logp, state=state)
+    assert found.metrics["ratio/mean"] > 0
+    detached = np.asarray(found.batch.info["detached"])
+    assert detached.sum() == 1  # max(1, floor(0.02 n))
+    # Group 1 lost its truncated row; of the deviations 0.47, 0 and 0.5 the largest ceil(0.75 * 3) = 3 stay.
+    reward, group = np.asarray(batch.reward, float), np.asarray(batch.group)
+    left = past | ~np.asarray(batch.truncated)
+    A = np.zeros(len(texts))
+    for i in range(len(texts)):
+        own = (group == group[i]) & left
+        A[i] = reward[i] - 0.5 if past[i] else reward[i] - reward[own].mean()
+
+    def loop(x: np.ndarray) -> float:
+        there = ratios(texts, x)
+        total = 0.0
+        for weight, rows in ((1.0, ~past), (0.5, past)):
+            terms = [
+                gain(r, A[i], 0.2, 0.28) for (i, t), r in there.items() if rows[i] and left[i] and not detached[i, t]
+            ]
+            total -= weight * sum(terms) / (6.0 * rows.sum())
+        return total
+
+    assert_matches_loop(found, loop, logp)
+
+
+def test_spear_weights_and_varied_groups() -> None:
+    weights = [float(warm_up_replay(200).apply(jnp.int32(t), batch_of())[1].controls["replay_weight"])  # type: ignore
+               for t in (0, 50, 100, 200, 300)]  # fmt: skip
+    np.testing.assert_allclose(weights, [0, 0.146447, 0.5, 1, 1], atol=1e-6)
+    scores = jnp.asarray([1.0, 0, 1, 1, 0.5, 1, 0, 1])
+    group = jnp.asarray([0, 0, 1, 1, 2, 2, 3, 3])
+    assert varied_groups(scores, group, 0.5).tolist() == [True, True, False, False, False, False, True, True]
+    assert varied_groups(scores, group, 0.75).tolist() == [True, True, False, False, True, True, True, True]
+    assert varied_groups(scores, group, 0.25).tolist() == [True, True, False, False, False, False, True, True]
+
+
+def test_sapo_learns_from_another_node() -> None:
+    """Node A's own groups are all wrong; B publishes rewards 1 and 0, and a group that is dropped."""
+    a = scored_of([[0.0, 0.0], [0.0, 0.0]], [0, 1], 0)
+    b = scored_of([[1.0, 1.0], [1.0, 0.0]], [2, 3], 1)
+    method = sapo_swarm()
+    alone, both = shared(a, [], 4, 4, 0), shared(a, [b], 4, 4, 0)
+    assert all_facts(alone) == all_facts(a)
+    assert both.texts == [*a.texts, *b.texts[2:]]
+    assert both.batch.group.tolist() == [0, 0, 1, 1, 2, 2]
+    assert both.batch.info["replayed"].tolist() == [0, 0, 0, 0, 1, 1]
+    mask = np.asarray(both.batch.action_mask)
+    old = np.where(mask, both.batch.behaviour_logp - 0.5, 0.0).astype(np.float32)
+    batch = jax.tree.map(jnp.asarray, both.batch.replace(old_logp=old))
+    A = np.asarray([0, 0, 0, 0, 1, -1]) * 0.5**0.5
+
+    def loop(x: np.ndarray) -> float:
+        terms = [gain(float(np.exp(x[i, t] - old[i, t])), A[i], 0.2, 0.28) for i, t in np.argwhere(mask)]
+        return -float(np.mean(terms))
+
+    logp = old + 0.3 * np.random.default_rng(1).normal(size=old.shape)
+    found = learn(method, batch, logp)
+    assert_matches_loop(found, loop, logp)
+    assert np.abs(found.gradient[4:]).max() > 0
+    assert not np.abs(found.gradient[:4]).any()
+
+
+@pytest.mark.parametrize(("own", "foreign"), [(2, 0), (1, 3), (0, 2), (0, 0)])
+def test_own_and_foreign_items_are_as_many_as_asked(own: int, foreign: int) -> None:
+    found = shared(STEPS[0], [STEPS[1], STEPS[2]], own, foreign, 3)
+    group, past = found.batch.group, found.batch.info["replayed"] > 0
+    assert len(np.unique(group[~past])) == (own if own + foreign else 1)  # one at least
+    assert len(np.unique(group[past])) == min(foreign, 3)  # of which there are three with different rewards
+    assert {text[0] for text, is_past in zip(found.texts, past, strict=True) if is_past} <= {"1", "2"}
+    assert all(np.ptp(found.batch.reward[group == g]) > 0 for g in np.unique(group[past]))
 
 
 def test_r2vpo_and_remix_replay_whole_groups() -> None:

@@ -51,11 +51,11 @@ def test_the_tables_are_of_methods_and_say_what_is_missing() -> None:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_the_table_has_the_needs_of_each_method(name: str) -> None:
-    """Those that a run with the default rollout does not provide."""
+    """Those that a run with the method's own rollout and replay does not provide."""
     method = algorithms.get(name)
     needs = {need_of(need).name for need in method.needs if need_of(need).provider is not None}
-    own = set() if method.rollout is None else method.rollout.provides
-    assert needs - {"greedy_reward"} - own == set(NEEDED.get(name, {}))
+    own = {need for one in (method.rollout, method.replay) if one is not None for need in one.provides}
+    assert needs - own - {"greedy_reward"} == set(NEEDED.get(name, {}))
     assert ("without" in [one.name for one in options(name)]) == bool(missing(name))
 
 

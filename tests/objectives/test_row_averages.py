@@ -133,3 +133,13 @@ def test_it_needs_what_its_parts_need() -> None:
     assert by_rows(guided=needy, otherwise=token_mean()).needs == {"old_logp"}
     assert kl("behaviour", average=by_rows(needy)).needs == {"old_logp"}
     assert policy_gradient(token_ratio(), clip(), needy).needs == {"old_logp"}
+
+
+def test_terms_with_other_kinds_keep_their_own_counts() -> None:
+    """`otherwise` of one term is not that of another, whichever comes last."""
+    guided, old = by_rows(otherwise=token_mean(), guided=0.0 * token_mean()), by_rows(token_mean(), old=token_mean())
+    batch = batch_of(guided=GUIDED, old=np.array([1, 0, 0, 0, 0, 0], bool))
+    outputs = PolicyOutputs(jnp.zeros(MASK.shape), jnp.asarray(VALUES, jnp.float32))
+    alone = [float(entropy(one)(outputs, batch)[0]) for one in (guided, old)]
+    assert float((entropy(guided) + entropy(old))(outputs, batch)[0]) == pytest.approx(sum(alone))
+    assert alone[0] == pytest.approx(VALUES[MASK & ~GUIDED[:, None]].mean())

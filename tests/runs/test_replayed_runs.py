@@ -1,0 +1,52 @@
+"""Whole runs of the methods with replay, by name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_runs as runs
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.config import TrainConfig
+
+GIVEN: dict[str, dict[str, Any]] = {"remix": {"without": "anchor"}, "spear": {"replay_rows": 2, "surplus": 1.0}}
+REPLAYED = [name for name in algorithms.names() if algorithms.get(name).replay is not None]
+
+
+def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
+    """Few prompts, so that they come back; half of the completions have the reward 1."""
+    settings: dict[str, Any] = {
+        "algorithm": name, "hyperparameters": GIVEN.get(name, {}), "steps": 4, "eval_size": 0, "minibatches": 1,
+        "checkpoint_every": 2, "reward": "starts_even",
+    }  # fmt: skip
+    config = runs.small_config(folder, **{**settings, **changes})
+    runs.write_prompts(Path(config.prompts), 4)
+    return config
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", REPLAYED)
+def test_it_trains_by_name_and_goes_on_from_a_checkpoint(tmp_path: Path, name: str) -> None:
+    config = config_of(tmp_path, name)
+    runs.train(config)
+    lines = runs.reproducible(Path(config.output) / "metrics.jsonl")
+    assert all(np.isfinite(line["loss"]) for line in lines)
+    assert lines[0]["replay/share"] == 0 or name in ("vspo_prs", "sapo_swarm")  # which replay within a step
+    again = [line["replay/share"] for line in lines[1:]]
+    if name in ("symphony_fading_replay", "wmar_reservoir_replay", "r2vpo", "remix", "a2pr"):
+        assert min(again) > 0
+        assert max(line["replay/age"] for line in lines) >= 1
+    if name == "sapo_swarm":
+        assert all(0 <= line["swarm/reward_1"] <= 1 for line in lines)
+    assert all(line["completion/tokens"] <= 16 * 6 for line in lines)  # sampled, not replayed
+    other = tmp_path / "other"
+    shutil.copytree(config.output, other)
+    shutil.rmtree(other / "checkpoints" / "4")
+    loop.train(loop.RunFolder(other).read_config(), resume=True)
+    assert runs.reproducible(other / "metrics.jsonl") == lines
+    runs.assert_equal_trees(runs.final_params(other), runs.final_params(Path(config.output)))
