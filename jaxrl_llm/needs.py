@@ -184,6 +184,11 @@ NEEDS = {
             behaviour(uniform(-5, -3)), _read("mean_logp"), "mean_logp", by_outputs="mean_logp",
         ),
         Need(
+            "heated_logp", "info['heated_logp']", "[N, L]",
+            "log-probabilities at T times the temperature, of the old weights",
+            behaviour(near(0.1)), _read("heated_logp"), "heated_logp", by_outputs="heated_logp",
+        ),
+        Need(
             "internal_logp", "info['internal_logp']", "[N, L]",
             "log-probabilities of the policy that unembeds the hidden state after layer K, of the old weights",
             behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
@@ -205,6 +210,14 @@ NEEDS = {
         Need(
             "tests", "info['tests']", "[N, U]", "results of U tests of the completion; [N, K, U] of each turn's",
             StandIn("the components of the reward", whole(2, 3)), provider=_own("tests"),
+        ),
+        Need(
+            "demonstrated", "info['demonstrated']", "[N]", "1 where the row is a text of the data set, not a sample",
+            StandIn("no row is demonstrated", whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
+        ),
+        Need(
+            "level_tau", "info['level_tau']", "[N]", "how much the temperature of a token followed its entropy",
+            StandIn("one temperature", uniform(0, 0.1, rows=True)), provider="a rollout in rollouts.heated",
         ),
         Need(
             "tempered", "info['tempered']", "[N]", "1 where the row was sampled at controls['temperature']",

@@ -43,15 +43,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "ettrl": {
         "tree": ("trees that fork at the tokens of highest entropy", "a rollout that forks at tokens"),
     },
-    "hapo_heterogeneous": {
-        "temperature": (
-            "a sampling temperature per token that depends on its entropy; the other three rules are implemented",
-            "a sampler with a temperature that depends on the token's entropy",
-        ),
-    },
-    "otr": {
-        "labels": ("supervised labels; the run's own right answers replace them", "a source of supervised texts"),
-    },
     "polychromic": {
         "vines": ("rollouts from visited states", "a rollout that forks at visited states"),
     },

@@ -9,10 +9,12 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.rewards.loading import load_function
+from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group, hinted
 
 NAMED: dict[str, Callable[..., Rollout]] = {
     "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked,
+    "demonstrated": demonstrated, "demonstrated_before": demonstrated_before,
 }  # fmt: skip
 
 
