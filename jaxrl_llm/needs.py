@@ -188,6 +188,11 @@ NEEDS = {
             behaviour(uniform(-5, -3)), _read("mean_logp"), "mean_logp", by_outputs="mean_logp",
         ),
         Need(
+            "heated_logp", "info['heated_logp']", "[N, L]",
+            "log-probabilities at T times the temperature, of the old weights",
+            behaviour(near(0.1)), _read("heated_logp"), "heated_logp", by_outputs="heated_logp",
+        ),
+        Need(
             "internal_logp", "info['internal_logp']", "[N, L]",
             "log-probabilities of the policy that unembeds the hidden state after layer K, of the old weights",
             behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
@@ -219,6 +224,14 @@ NEEDS = {
             "distance", "info['distance']", "[N]", "how far a failure is from the successes of its prompt",
             StandIn("failures are not graded", uniform(0, 2, rows=True)),
             provider=reward_entry("distance", "'distances(number_match)'"),
+        ),
+        Need(
+            "demonstrated", "info['demonstrated']", "[N]", "1 where the row is a text of the data set, not a sample",
+            StandIn("no row is demonstrated", whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
+        ),
+        Need(
+            "level_tau", "info['level_tau']", "[N]", "how much the temperature of a token followed its entropy",
+            StandIn("one temperature", uniform(0, 0.1, rows=True)), provider="a rollout in rollouts.heated",
         ),
         Need(
             "tempered", "info['tempered']", "[N]", "1 where the row was sampled at controls['temperature']",

@@ -162,32 +162,6 @@ def length_weighted_advantage(
     return jnp.where(extreme > 0, usual, value)
 
 
-def log_entropy_scale(entropy: jax.Array, mask: jax.Array, pivot: Number = 0.8) -> jax.Array:
-    """f32[4]: pivot q, RMS deviation from it, and max and min of z = (log H - q) / deviation (HAPO, 2509.16591).
-
-    q is the quantile `pivot` of the log-entropies of the masked tokens, without interpolation.
-    """
-    x = jnp.where(mask, jnp.log(jnp.maximum(jnp.where(mask, entropy, 1.0), 1e-8)), jnp.inf).reshape(-1)
-    n = jnp.sum(mask)
-    index = jnp.clip(jnp.round(pivot * (n - 1)), 0, x.size - 1).astype(jnp.int32)
-    q = jnp.where(n > 0, jnp.sort(x)[index], 0.0)
-    distance = jnp.where(mask.reshape(-1), x - q, 0.0)
-    deviation = jnp.sqrt(jnp.maximum(jnp.sum(distance**2) / jnp.maximum(n, 1), 1e-8))
-    return jnp.stack([q, deviation, jnp.max(distance) / deviation, jnp.min(distance) / deviation])
-
-
-def entropy_level(entropy: jax.Array, scale: jax.Array) -> jax.Array:
-    """h = z / max z where z > 0, z / |min z| elsewhere: in [-1, 1] on the tokens that `scale` f32[4] describes."""
-    q, deviation, top, bottom = scale
-    z = (jnp.log(jnp.maximum(entropy, 1e-8)) - q) / deviation
-    return jnp.where(z > 0, z / jnp.where(top > 0, top, 1.0), z / jnp.where(bottom < 0, -bottom, 1.0))
-
-
-def level_temperature(level: jax.Array, base: Number = 1.0, tau: Number = 0.05) -> jax.Array:
-    """Sampling temperature base (1 + tau clip(h, -1, 1)), h computed with the scale of the last batch (2509.16591)."""
-    return base * (1.0 + tau * jnp.clip(level, -1.0, 1.0))
-
-
 def mixture_share(gap: jax.Array, cap: Number, fraction: jax.Array) -> jax.Array:
     """alpha / (1 + alpha) with alpha = min(|gap|, cap) / fraction, f32[]; 0 where the fraction is 0 (DCPO, 2601.12730).
 

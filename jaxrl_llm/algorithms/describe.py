@@ -40,6 +40,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised", "moving_reference"),
     "Loss: regression and preferences": ("regression", "preference"),
+    "Loss: likelihood of texts and of chosen samples": ("supervised",),
 }
 START = {  # methods to begin with -> why
     "grpo": "the default: samples of a prompt are compared with each other, no critic",

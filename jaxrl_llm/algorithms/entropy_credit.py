@@ -19,10 +19,8 @@ from jaxrl_llm.advantages.group import (
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.multipliers import (
     COMPOSITIONS,
-    entropy_level,
     entropy_scaled,
     length_weighted_advantage,
-    log_entropy_scale,
     position_keys,
     regulated,
     revised,
@@ -32,11 +30,14 @@ from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.entropy_levels import ENTRIES, entropy_level, log_entropy_scale
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.token_clip import Bounds, gradient_preserving_clip, level_bounds, redistributed, token_clip
+from jaxrl_llm.rollouts.heated import heated
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain, stateless
 
@@ -154,13 +155,19 @@ def erpo_entropy_regulated(
 
 
 @part
-def with_entropy_levels(pivot: float) -> Callable[[Trajectories], Trajectories]:
-    """A function of the batch that writes info["entropy_level"] f32[N, L], the h of `hapo_heterogeneous`."""
+def with_entropy_levels(pivot: float, tau: float = 0.0) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that writes info["entropy_level"] f32[N, L], the h of `hapo_heterogeneous`.
+
+    Its scale goes into controls, with `tau`, for the temperature of the next samples (`entropy_levels`).
+    """
 
     def levels(batch: Trajectories) -> Trajectories:
         entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
         counted = scored_actions(batch) & (batch.loss_weights != 0)
-        level = entropy_level(entropy, log_entropy_scale(entropy, counted, pivot))
+        scale = log_entropy_scale(entropy, counted, pivot)
+        level = entropy_level(entropy, scale)
+        strength = jnp.where(jnp.any(counted), tau, 0.0)
+        batch = batch.with_controls(**dict(zip(ENTRIES, [*scale, strength], strict=True)))
         # The scale ignores unscored and dropped rows; their own levels do not matter.
         return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
 
@@ -178,6 +185,7 @@ def hapo_heterogeneous(
     dynamic_sampling: bool = True,
     rounds: int = 16,
     accuracy: str | None = None,
+    tau: float = 0.05,
 ) -> Algorithm:
     """Heterogeneous Adaptive Policy Optimization (HAPO, arXiv 2509.16591, 2025).
 
@@ -196,23 +204,27 @@ def hapo_heterogeneous(
     (`rewards.shaping.soft_overlong_penalty`).
 
     The released code divides by min z rather than |min z|, so that its branches for h < 0 are never taken. H is that of
-    the sampling policy (code: of the current one, per mini-batch). Special rollout: temperature
-    `multipliers.level_temperature(h)` at each token; any rollout works.
+    the sampling policy (code: of the current one, per mini-batch).
+
+    Rollout: each token is drawn at T = T0 (1 + tau clip(h, -1, 1)), T0 the run's temperature, h of its entropy at T0
+    on the scale of the last batch (`rollouts.heated`); T0 before the first update. Ratios are of the policies at these
+    temperatures, each policy with its own entropy.
 
     Defaults. Code: pivot, advantage_strength, clip_strength, clip_low, clip_high, dual_clip, extreme, dynamic_sampling,
-    rounds. Ours: accuracy.
+    rounds, tau. Ours: accuracy.
     """
     check_number("pivot", pivot, least=0, most=1)
-
+    check_number("tau", tau, least=0, below=1)
     check_number("rounds", rounds, least=1)
     uniform, mixed = (uniform_groups, mixed_groups) if accuracy is None else (uniform_by(accuracy), mixed_by(accuracy))
-    credit = on_actions(weighted_by_length(extreme)), stateless(with_entropy_levels(pivot))
+    credit = on_actions(weighted_by_length(extreme)), stateless(with_entropy_levels(pivot, tau), needs={"level_tau"})
     bounds = bounds_by_level(clip_low, clip_high, clip_strength)
     surrogate = token_clip(bounds, dual_clip, redistributed_by_level(bounds, advantage_strength))
     return Algorithm(
         transform=chain(drop_rows(uniform), *credit) if dynamic_sampling else chain(*credit),
         objective=policy_gradient(token_ratio(), surrogate, token_mean()),
         curriculum=DynamicSampling(mixed, rounds) if dynamic_sampling else None,
+        rollout=heated(group()),
     )
 
 

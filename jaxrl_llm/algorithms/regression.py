@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
@@ -11,14 +10,11 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.choices import Clipping, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
-from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.penalties import imitation, right_answers
-from jaxrl_llm.objectives.regression import masked_score, one_token, random_policy_regression
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import stateless
+from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.objectives.regression import masked_score, random_policy_regression
 
-__all__ = ["asymre", "opmd", "otr", "rec_off_policy_reinforce", "rover"]
+__all__ = ["asymre", "opmd", "rec_off_policy_reinforce", "rover"]
 
 
 def rec_off_policy_reinforce(
@@ -108,38 +104,3 @@ def rover(ratio_scale: float = 1.0, next_scale: float = 1.0, scale: Scale = "non
     """
     check_number("ratio_scale", ratio_scale, above=0)
     return Algorithm(group_relative(scale, epsilon=epsilon), random_policy_regression(ratio_scale, next_scale))
-
-
-@part
-def labels_of_right_answers(threshold: float) -> Callable[[Trajectories], Trajectories]:
-    """A function of the batch: advantages and weights are 1 on answers above the threshold, else 0."""
-
-    def label(batch: Trajectories) -> Trajectories:
-        rows = right_answers(threshold)(batch)[:, None] * batch.action_mask
-        return batch.replace(advantages=rows, weights=batch.loss_weights * rows)
-
-    return label
-
-
-def otr(penalty: float = -0.1, threshold: float = 0.5) -> Algorithm:
-    """One-Token Rollout (arXiv 2509.26313, 2025).
-
-    The paper trains on supervised data: at each position K tokens are drawn from the model; those equal to the label
-    have reward 1, the others beta = penalty <= 0, and REINFORCE on them replaces cross-entropy. Here the labels are the
-    actions of answers with a score above `threshold`; other answers have no labels and weight 0. The draws are replaced
-    by their expectation at temperature 1, which needs only the label's probability p and the entropy H:
-
-        loss = token mean of -(1 - beta) sg(p) log p + beta sg(H)
-
-    because sum_a p grad log p = 0. So beta only scales the gradient, which is that of cross-entropy times the model's
-    own probability. The paper draws at a higher temperature, about 1.3, where the penalty of wrong tokens has more
-    effect than that: see `objectives.regression.one_token_loss` and `expected_one_token_loss` for full distributions.
-    The paper's constants are not verified.
-
-    Defaults. Paper: penalty. Ours: threshold.
-    """
-    check_number("penalty", penalty, most=0)
-
-    return Algorithm(
-        stateless(labels_of_right_answers(threshold)), policy_gradient(token_ratio(), one_token(penalty), token_mean())
-    )

@@ -121,7 +121,7 @@ def exchanged_for_tempered(
     def replaced(step: jax.Array, batch: Trajectories) -> Trajectories:
         scored = ~jnp.isnan(batch.scores)
         none = jnp.zeros(scored.shape, bool)
-        tempered = (batch.info or {}).get("tempered", none).astype(bool)
+        tempered = (batch.info or {}).get("tempered", none) == 1  # NaN where a group failed
         _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
         A = group_advantage(batch.scores, 2 * index + tempered)
         noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)

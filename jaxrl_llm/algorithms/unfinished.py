@@ -35,15 +35,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "dgrpo_vital": {
         "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
     },
-    "hapo_heterogeneous": {
-        "temperature": (
-            "a sampling temperature per token that depends on its entropy; the other three rules are implemented",
-            "a sampler with a temperature that depends on the token's entropy",
-        ),
-    },
-    "otr": {
-        "labels": ("supervised labels; the run's own right answers replace them", "a source of supervised texts"),
-    },
     "pav": {
         "fixed_prover": (
             "attempts of the initial policy, fixed during the run; those of the trained policy replace them",

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_logprob
 
+from jaxrl_llm.entropy_levels import Levels, levels_in, temperature_factor
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.layers import accumulation_dtype
@@ -23,9 +24,10 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
-    names: tuple[str, ...] = ()  # of MEASURES, "values", "hidden", or "internal_logp"
+    names: tuple[str, ...] = ()  # of MEASURES, "values", "hidden", "internal_logp", "heated_logp"
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
+    heat: float = 0.0  # of "heated_logp", a multiple of the sampling temperature
 
 
 # Sums over the vocabulary of what is made of its log-probabilities.
@@ -45,11 +47,15 @@ def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wante
     layers = values_of(needs, "internal_logp")
     if len(layers) > 1:
         raise InputError(f"internal_logp is needed of the layers {layers}, but only one layer is supported")
+    heats = values_of(needs, "heated_logp")
+    if len(heats) > 1:
+        raise InputError(f"heated_logp is needed at the temperatures {heats}, but only one is supported")
     measures = {measure for need in needs if (measure := need_of(need).measure) is not None}
     return Wanted(
         names=tuple(sorted(measures - {"tempered_logp"})),
         temperatures=tuple(values_of(needs, "tempered_logp")),
         layer=int(layers[0]) if layers else 0,
+        heat=heats[0] if heats else 0.0,
     )
 
 
@@ -62,8 +68,9 @@ def policy_outputs(
 ) -> PolicyOutputs:
     """Log-probability and entropy of each action under `params`, f32[N, L], 0 where there is no action.
 
-    They are of the distribution that was sampled from: at the trajectories' temperature, and of the truncated support
-    where top-k, top-p or min-p were on. Differentiable with respect to params.
+    They are of the distribution that was sampled from: at the trajectories' temperature (times a factor of each token's
+    entropy, where info has `entropy_levels.ENTRIES`), and of the truncated support where top-k, top-p or min-p were on.
+    Differentiable with respect to params.
 
     With a packing (`learner.steps` makes them on the host, `packing.shared_prompts` under jit) what several rows share
     goes through the model once, forward and backward, short rows lie side by side, and the vocabulary is only looked at
@@ -71,7 +78,8 @@ def policy_outputs(
 
     What is `wanted` is in `extras`, at each action: MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
-    log-probability under the unembedded state after a layer (no last norm); "hidden" [N, L, D].
+    log-probability under the unembedded state after a layer (no last norm); "heated_logp", at another temperature and
+    without truncation, differentiable; "hidden" [N, L, D].
 
     InputError for parameters of another policy, and arrays of the batch that do not fit its tokens.
     """
@@ -93,6 +101,9 @@ def policy_outputs(
     if "internal_logp" in wanted.names:
         inner, weights = inner_policy(policy, params, wanted.layer)
         found["internal_logp"] = _logp(inner, weights, _view(inner, weights, batch, packing)._replace(floor=None))[0]
+    if "heated_logp" in wanted.names:
+        heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
+        found["heated_logp"] = _logp(policy, params, heated)[0]
     if "hidden" in wanted.names:
         found["hidden"] = flat
     if "values" in wanted.names:
@@ -155,7 +166,12 @@ def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing 
     temperature = jnp.ones(N) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
-    return _View(*at, states, gather(batch.tokens), temperature, floor)
+    view = _View(*at, states, gather(batch.tokens), temperature, floor)
+    if (levels := levels_in(batch.info)) is None:
+        return view
+    entropy = jax.lax.stop_gradient(_logp(policy, params, view._replace(floor=None))[1])
+    factor = temperature_factor(entropy, Levels(*(x.at[packing.row].get(mode="clip") for x in levels)))
+    return view._replace(temperature=temperature * factor)
 
 
 @jax.named_scope("head")

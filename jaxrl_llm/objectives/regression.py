@@ -157,18 +157,35 @@ def expected_one_token_loss(
     return -jnp.sum(q * reward * logp, axis=-1)
 
 
-@part
-def one_token(penalty: Number = -0.1) -> Surrogate:
-    """-A * `expected_one_token_loss` at temperature 1, from the label's probability p and the entropy H:
+def one_token_score(
+    logp: jax.Array, heated_logp: jax.Array, label: jax.Array, penalty: Number = -0.1, temperature: Number = 1.0
+) -> jax.Array:
+    """A function with the gradient of -`expected_one_token_loss`, elementwise, from three log-probabilities.
 
-    (1 - penalty) sg(p) log p - penalty sg(H), because the gradient of sum_a sg(p) log p is 0.
+    logp, heated_logp: of the label under the current policy, at temperature 1 and at `temperature` = k. label: q, the
+    label's probability at k, without gradient. (1 - penalty) q grad log p + penalty sum_a q_a grad log p_a, where
+
+        log p - k log p_k = k log Z_k - log Z_1,    whose gradient is q - p = sum_a q_a grad log p_a
+    """
+    return (1 - penalty) * jax.lax.stop_gradient(label) * logp + penalty * (logp - temperature * heated_logp)
+
+
+@part
+def one_token(penalty: Number = -0.1, temperature: float = 1.0) -> Surrogate:
+    """A * `one_token_score`: the expectation of the score of tokens drawn at a temperature by the old policy.
+
+    At temperature 1 the gradient is (1 - penalty) p grad log p, and that of the second term is 0. Only the gradient of
+    the loss is meaningful, not its value. Needs "heated_logp:T" (`policy_gradient` with `needs`). Metric:
+    "label/probability", of the label at the temperature.
     """
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        logp = jnp.where(batch.loss_weights != 0, outputs.logp, 0.0)
-        p, H = jax.lax.stop_gradient((jnp.exp(jnp.minimum(logp, 0.0)), outputs.entropy))
-        value = (1 - penalty) * p * logp - penalty * jnp.where(batch.loss_weights != 0, H, 0.0)
-        return batch.need("advantages") * value, {"label/probability": p}
+        counts = batch.loss_weights != 0
+        heated = (outputs.extras or {}).get("heated_logp", outputs.logp)
+        q = jnp.exp(jnp.minimum(jnp.where(counts, batch.need("heated_logp"), 0.0), 0.0))
+        logp, heated = (jnp.where(counts, x, 0.0) for x in (outputs.logp, heated))
+        score = one_token_score(logp, heated, q, penalty, temperature)
+        return batch.need("advantages") * score, {"label/probability": q}
 
     return surrogate
 

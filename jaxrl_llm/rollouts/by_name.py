@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.rewards.loading import load_function
+from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group, hinted
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
@@ -16,6 +17,7 @@ from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
 NAMED: dict[str, Callable[..., Rollout]] = {
     "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked, "tree": tree,
     "budgeted_tree": budgeted_tree, "entropy_forks": entropy_forks, "near_ties": near_ties, "valued": valued,
+    "demonstrated": demonstrated, "demonstrated_before": demonstrated_before,
 }  # fmt: skip
 
 

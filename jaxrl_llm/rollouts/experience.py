@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
+from jaxrl_llm.entropy_levels import Levels, levels_in
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
@@ -237,7 +239,7 @@ def _round(
             )  # fmt: skip
             return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
 
-        make = _engines(setup, len(places), params, key, step, state.drafts)
+        make = _engines(setup, len(places), params, key, step, state)
         with setup.clock("sample"):
             found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
             batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
@@ -254,10 +256,12 @@ def _round(
         return of_all_hosts(hosts, places, found, scored, batch_of)
 
 
-def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, step: int, drafts: Drafts) -> MakeEngine:
+def _engines(
+    setup: Experience, groups: int, params: Params, key: jax.Array, step: int, state: ExperienceState
+) -> MakeEngine:
     """The function with which the driver builds its engines, which share the weights.
 
-    groups: in flight on this unit of hosts. drafts: of earlier steps.
+    groups: in flight on this unit of hosts.
     """
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
     weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
@@ -271,13 +275,15 @@ def _engines(setup: Experience, groups: int, params: Params, key: jax.Array, ste
     def make(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Engine:
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
+        if setup.rollout.heated and temperature is None:
+            settings = settings._replace(levels=jax.tree.map(jnp.float32, levels_in(state.controls) or Levels()))
         size = size_for(requests, slots, devices, shape if temperature is None else None)
         size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
         setup.watch(stats)
         return Engine(
             policy, weights, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
-            speculative_tokens=sampling.speculative_tokens, drafts=drafts.with_added(()),
+            speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
         )  # fmt: skip
 
     return make

@@ -39,6 +39,9 @@ class Rollout:
     ragged: bool = False
     """The program may return any number of episodes, at least one, and not as many as the task has samples."""
 
+    heated: bool = False
+    """Tokens are drawn at temperatures by their entropy, see `entropy_levels`."""
+
     def __post_init__(self) -> None:
         if not callable(self.program):
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")

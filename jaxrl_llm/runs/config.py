@@ -129,8 +129,9 @@ class TrainConfig:
     in flight, on each segment in the step that sampled it."""
 
     rollout: str = "group"
-    """Program that makes a group of completions: group, down_sampled(TIMES), hinted(COLUMN), forked(PLACE, ...), or
-    path/to/file.py:FUNCTION or package.module:FUNCTION, an async program or a function that returns a Rollout."""
+    """Program that makes a group of completions: group, down_sampled(TIMES), hinted(COLUMN), forked(PLACE, ...),
+    demonstrated(COLUMN) (supervised texts), demonstrated_before(STEP, COLUMN), or path/to/file.py:FUNCTION or
+    package.module:FUNCTION, an async program or a function that returns a Rollout."""
     rollout_time_limit: float = 60.0
     """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed."""
 

@@ -157,7 +157,7 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
     lone = Trajectories(
         tokens=zeros, token_mask=action, action_mask=action, behaviour_logp=logp, policy_step=zeros, turn=zeros,
         group=rows, prompt_id=rows, truncated=rows < 0, rewards={"probe": reward}, reward=reward,
-        info={"greedy_reward": jnp.full(4, 0.25)},
+        info={"greedy_reward": jnp.full(4, 0.25), "demonstrated": jnp.ones(4)},
     )  # fmt: skip
     if not np.any(compare(algorithm, lone).gradients["algorithm 1"]):
         raise InputError(

@@ -63,6 +63,11 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
             f"{config.algorithm} resamples groups without a learning signal, which partial rollouts (oversample, "
             "segment_tokens) do not support: leave out one of the two"
         )
+    if strategy is not None and (rollout := rollout_of(config, algorithm)).heated:
+        raise InputError(
+            f"the rollout {rollout.name} draws all tokens of an episode at the temperatures of one step, but oversample "
+            "and segment_tokens continue it in others: leave them out"
+        )
     if strategy is not None and strategy.train_unfinished and config.stream_rewards:
         raise InputError(
             f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_sample, sample_logits
 
+from jaxrl_llm.entropy_levels import Levels, temperature_factor
 from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, PrefixSlots, cascade_attention, empty
@@ -32,6 +33,7 @@ class DrawSettings(NamedTuple):
     filters: Filters | None
     allowed: Array | None  # bool[V], the tokens that may be drawn; None: all
     stop_tokens: Array  # int32[E]; drawing one ends the row
+    levels: Levels | None = None  # f32[] each: the temperature of a token follows its entropy; None: it does not
 
 
 class Drawn(NamedTuple):
@@ -55,14 +57,16 @@ def draw(policy: Policy, params: Params, hidden: Array, counters: Array, setting
 
     counters: uint32[N, 4], seed, prompt id, sample number and position; the noise is keyed on nothing else. Temperature
     0 takes the most probable token, with its log-probability under the untempered distribution. Without filters and
-    `allowed`, accelerators allocate no [N, V] array; with them, the logits are one.
+    `allowed`, accelerators allocate no [N, V] array; with them, or with `levels`, the logits are one.
     """
     N = hidden.shape[0]
-    if settings.filters is None and settings.allowed is None:
+    if settings.filters is None and settings.allowed is None and settings.levels is None:
         token, logp, entropy = _fused(policy, params, hidden, counters, settings)
         return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
     logits = _logits(policy, params, hidden)
     scaled = logits / jnp.where(settings.temperature > 0, settings.temperature, 1.0)
+    if settings.levels is not None:
+        scaled /= temperature_factor(_entropy(scaled), settings.levels)[:, None]
     permitted = jnp.ones((N, 1), bool)
     if settings.allowed is not None:
         permitted = jnp.pad(settings.allowed, (0, logits.shape[1] - settings.allowed.shape[0]))[None]
@@ -75,6 +79,12 @@ def draw(policy: Policy, params: Params, hidden: Array, counters: Array, setting
     token, logp, entropy = sample_logits(masked, counters, temperature=jnp.where(settings.temperature > 0, 1.0, 0.0))
     chosen = jnp.take_along_axis(scaled, token[:, None], axis=1)[:, 0]
     return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(scaled, axis=1))
+
+
+def _entropy(logits: Array) -> Array:
+    """f32[N]: of softmax(logits), in nats."""
+    logp = jax.nn.log_softmax(logits, axis=1)
+    return -jnp.sum(jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0.0), axis=1)
 
 
 def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:

@@ -59,6 +59,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     )
     turn = jnp.where(batch.action_mask, jnp.asarray(np.broadcast_to(np.arange(L) // 4, (N, L))), -1)
     extras = {"values": jnp.asarray(values + 0.1, jnp.float32), "internal_logp": jnp.asarray(near(0.5), jnp.float32)}
+    extras["heated_logp"] = jnp.asarray(np.minimum(near(0.2), 0), jnp.float32)
     extras["mean_logp"] = jnp.asarray(-random.uniform(3, 5, (N, L)), jnp.float32)
     logp, entropy = jnp.asarray(near(0.2), jnp.float32), jnp.asarray(random.gamma(2.0, 0.4, (N, L)), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))

@@ -12,14 +12,12 @@ from batches import batch_of, finite_differences, gradient_of, loss_of, outputs_
 from token_loops import agrees, clipped_loss, doubles, group_scores
 
 from jaxrl_llm.advantages.multipliers import (
-    entropy_level,
     length_weighted_advantage,
-    level_temperature,
-    log_entropy_scale,
     mixture_share,
 )
 from jaxrl_llm.algorithms.entropy_credit import aepo_agentic, erpo_entropy_regulated, hapo_heterogeneous
 from jaxrl_llm.algorithms.tempered import aepo_arbitrary_entropy, dcpo_distribution_centric
+from jaxrl_llm.entropy_levels import entropy_level, level_temperature, log_entropy_scale
 from jaxrl_llm.errors import InputError
 
 pytestmark = pytest.mark.heavy

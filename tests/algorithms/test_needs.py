@@ -85,7 +85,8 @@ class Seen:
 
     def outputs(self, name: str, value: float) -> PolicyOutputs:
         self.passes.append(name)
-        extras = {key: jnp.full((N, L), value) for key in (*MEASURES, "values", "internal_logp", "tempered_logp:0.5")}
+        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5")
+        extras = {key: jnp.full((N, L), value) for key in names}
         return PolicyOutputs(jnp.full((N, L), value), jnp.zeros((N, L)), extras | {"hidden": jnp.ones((N, L, 4))})
 
     @property

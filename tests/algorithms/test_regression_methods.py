@@ -11,8 +11,7 @@ from batches import batch_of, random_batch
 from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.regression import asymre, opmd, otr, rec_off_policy_reinforce, rover
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.algorithms.regression import asymre, opmd, rec_off_policy_reinforce, rover
 
 pytestmark = pytest.mark.heavy
 
@@ -123,32 +122,3 @@ def test_rover_by_loop_with_other_tokens_between() -> None:
     assert_matches_loop(found, loss, LOGP)
     on_policy = learn(rover(), batch, X.behaviour, mean_logp=old.astype(np.float32)).gradient
     np.testing.assert_allclose(on_policy, -2 * A * mask / mask.sum(), atol=1e-6)
-
-
-def test_otr_by_loop() -> None:
-    found = learn(otr(penalty=-0.3), BATCH, LOGP, X.entropy)
-    right = [(i, t) for i, t in X.tokens() if X.reward[i] == 1]
-    p = np.exp(LOGP)
-
-    def loss(logp: np.ndarray) -> float:
-        return sum(-1.3 * p[i, t] * logp[i, t] - 0.3 * X.entropy[i, t] for i, t in right) / len(right)
-
-    assert_matches_loop(found, loss, LOGP)
-    assert (found.by_entropy == 0).all()
-
-
-def test_otr_value_is_the_expected_loss() -> None:
-    logits = np.array([1, 0.5, 0, -0.5])
-    logp = logits - np.log(np.exp(logits).sum())
-    batch = batch_of([[1]], [1.0], logp[:1, None])
-    found = learn(otr(), batch, logp[:1, None], np.array([[-(np.exp(logp) * logp).sum()]]))
-    assert found.loss == pytest.approx(0.269605, abs=1e-6)
-    # By the logits: the gradient by the label's log-probability, times onehot - p.
-    by_logits = found.gradient[0, 0] * (np.eye(4)[0] - np.exp(logp))
-    np.testing.assert_allclose(by_logits, [-0.272778, 0.138157, 0.083796, 0.050825], atol=1e-6)
-
-
-def test_bad_choices_are_refused() -> None:
-    for wrong in ({"clip": "both"}, {"weight": "ratio"}, {"regulariser": "k1"}, {"drop": "some"}):
-        with pytest.raises(InputError, match="unknown"):
-            rec(**wrong)  # type: ignore[arg-type]

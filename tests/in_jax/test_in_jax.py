@@ -208,7 +208,7 @@ def test_a_method_that_lacks_a_part_is_refused() -> None:
     key = jax.random.key(0)
     with pytest.raises(InputError, match=r"hbpo needs budget .*without='budget'"):
         make_train(TASK, "hbpo", TINY)(key, {"max_length": 8})
-    with pytest.raises(InputError, match=r"otr lacks labels.*without='labels'"):
+    with pytest.raises(InputError, match=r"otr needs demonstrated.*without='demonstrated'"):
         make_train(TASK, "otr", TINY)(key)
     with pytest.raises(InputError, match="budget"):
         make_train(TASK, partial(hbpo, max_length=8), TINY)(key)

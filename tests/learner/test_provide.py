@@ -47,17 +47,18 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
 
 def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[Any, Wanted]]) -> None:
     asked = {name for name, need in NEEDS.items() if need.compute is not None} - {"reference_affinity"}
-    asked = asked - {"tempered_logp", "internal_logp"} | {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3"}
+    asked = asked - {"tempered_logp", "internal_logp", "heated_logp"}
+    asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
     found = provide(None, frozenset(asked), NOW, INITIAL, BATCH)  # type: ignore[arg-type]
-    names = {*MEASURES, "values", "hidden", "internal_logp"}
+    names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp"}
     assert len(passes) == 2
     assert (INITIAL, NOTHING) in passes
-    assert (NOW, Wanted(tuple(sorted(names)), (0.5, 2.0), 3)) in passes
+    assert (NOW, Wanted(tuple(sorted(names)), (0.5, 2.0), 3, 1.5)) in passes
     assert float(found.old_logp[0, 0]) == -1
     assert float(found.reference_logp[0, 0]) == -2
     assert found.values.shape == (N, L, 2)
     assert set(found.info) == {*MEASURES, "hidden_square", "effective_rank", "tempered_logp:0.5", "tempered_logp:2",
-                               "internal_logp"}  # fmt: skip
+                               "internal_logp", "heated_logp"}  # fmt: skip
     assert found.info["hidden_square"].tolist() == [[4.0] * L] * N
 
 
@@ -79,7 +80,7 @@ def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any,
 
 
 def test_objectives_find_what_is_differentiated_and_no_more() -> None:
-    assert set(DURING_UPDATE) == {"values", "mean_logp", "internal_logp"}
+    assert set(DURING_UPDATE) == {"values", "mean_logp", "internal_logp", "heated_logp"}
     needs = {"values:2", "internal_logp:6", "squared_probability", "tempered_logp:0.5", "hidden_square", "guided"}
     assert wanted_of(needs, DURING_UPDATE) == Wanted(("internal_logp", "values"), (), 6)
     assert wanted_of({"old_logp", "guided"}) == NOTHING
