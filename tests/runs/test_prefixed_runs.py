@@ -1,0 +1,86 @@
+"""Runs of methods with given prefixes and second prompts, by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_runs as runs
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms.prefixed import masa
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.rules import DynamicSampling
+from jaxrl_llm.runs.config import TrainConfig
+
+# method -> its hyper-parameters, groups of the batch for 4 prompts, whether some completions begin with given tokens
+METHODS: dict[str, tuple[dict[str, Any], Any, bool]] = {
+    "drpo_dataset_reset": ({}, (4, 4), True),
+    "prefixrl": ({}, (4, 8), True),
+    "a2fm_apo": ({"forced": 1}, (4, 4), True),
+    "masa": ({}, (8, 8), False),
+    "spark_co_evolving": ({"share": 1.0}, (8, 12), False),
+}
+
+
+def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
+    path = folder / "responses.jsonl"
+    rows = [
+        {"prompt": f"number {i:02d}:", "answer": str(i % 2), "response": "1 2 3", "trace": "1 2 3" if i % 2 else ""}
+        for i in range(12)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings: dict[str, Any] = {
+        "algorithm": name, "hyperparameters": METHODS[name][0], "steps": 2, "eval_size": 0, "minibatches": 1,
+        "top_p": 1.0, "checkpoint_every": 2, "max_new_tokens": 16, "prompts": str(path), "log_completions_every": 1,
+    }  # fmt: skip
+    return runs.small_config(folder, **{**settings, **changes})
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", METHODS)
+def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
+    config, taken = config_of(tmp_path, name), list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
+    assert len(lines) == len(taken) == 2
+    _, (least, most), given = METHODS[name]
+    for line, one in zip(lines, taken, strict=True):
+        assert np.isfinite(line["loss"])
+        assert line["mismatch"] < 1e-4
+        batch = one.scored.batch
+        assert least <= len(np.unique(batch.group)) <= most
+        assert np.isfinite(batch.reward).all()
+        if given:
+            assert line["rollout/prefixed"] > 0
+            masked = np.asarray(batch.token_mask).sum(axis=1) - np.asarray(batch.action_mask).sum(axis=1)
+            assert len(np.unique(masked - np.asarray(batch.info["prefix"]))) == 1, "beside the prompt's, of one length"
+    assert any(line["grad_norm"] > 0 for line in lines)
+
+
+@pytest.mark.heavy
+def test_dynamic_sampling_keeps_all_groups_of_a_prompt(tmp_path: Path) -> None:
+    """In two rounds, whose groups are renumbered."""
+    rule = DynamicSampling(lambda batch: batch.prompt_id % 2 == 0, rounds=3)
+    config, taken = config_of(tmp_path, "masa", steps=1), list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config, algorithm=replace(masa(), curriculum=rule))
+    batch = taken[0].scored.batch
+    np.testing.assert_array_equal(batch.group, np.repeat(np.arange(8), 4))
+    np.testing.assert_array_equal(batch.info["part"], np.tile(np.repeat([0, 1], 4), 4))
+    assert all(len(np.unique(np.asarray(batch.prompt_id)[8 * i : 8 * i + 8])) == 1 for i in range(4))
+
+
+def test_what_a_run_lacks_is_named_before_it_starts(tmp_path: Path) -> None:
+    small = config_of(tmp_path, "a2fm_apo", hyperparameters={"forced": 2})
+    with pytest.raises(InputError, match=r"group_size is 4, but the rollout tagged.* needs at least 5 samples"):
+        runs.train(small)
+    other = config_of(tmp_path, "prefixrl", hyperparameters={"column": "hints"})
+    with pytest.raises(InputError, match=r"the rollout prefixed_groups.* reads the column 'hints', which no prompt has"):
+        runs.train(other)
+    assert set(METHODS) <= set(algorithms.names())
