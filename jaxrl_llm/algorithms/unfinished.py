@@ -77,12 +77,9 @@ NEEDED: dict[str, dict[str, str]] = {
     "aepo_arbitrary_entropy": {
         "tempered": "a second set of samples, drawn at controls['temperature']; without it the method is GRPO",
     },
-    "ampo_multi_guidance": {"guided": "teachers' answers, in groups that are all wrong"},
     "epo": {"turns": "episodes of several turns"},
     "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "fapo": {"sound": "a judge's verdict whether a step is wrong"},
-    "hbpo": {"budget": "samples of one prompt that are told different budgets; without it all have the same"},
-    "icpo_in_context": {"guided": "samples drawn with worked examples in the prompt"},
     "llds": {"turns": "episodes of several turns"},
     "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},
     "seeupo": {
@@ -144,9 +141,11 @@ def check_whole(
 
     needs: those of the algorithm. without: names of excluded parts and needs. provided: parts and needs that the run
     has, such as its rollout's `provides`. option: how `without` is given, for the message. Also raises InputError for
-    a name in `without` that the method does not lack.
+    a name in `without` that the method neither lacks nor needs a part of the run to provide.
     """
-    given, parts, known = names_in(without), UNFINISHED.get(method, {}), missing(method)
+    given, parts = names_in(without), UNFINISHED.get(method, {})
+    own = {need_of(need).name for need in needs if need_of(need).provider}  # which the method's rollout may provide
+    known = {*missing(method), *own}
     for name in given:
         if name not in known:
             raise unknown(f"part that {method} lacks", name, known)

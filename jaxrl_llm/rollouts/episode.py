@@ -46,6 +46,8 @@ class Episode:
     """Components of the reward by name."""
     info: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     """Further values that the rollout provides to methods, by name."""
+    trained_prompt: tuple[int, ...] | None = None
+    """Prompt of the row that is trained on, if it is not the one that the episode was sampled under."""
 
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
@@ -116,6 +118,20 @@ class Episode:
     def scored(self, reward: float, rewards: Mapping[str, float] | None = None) -> Episode:
         """The episode with its reward."""
         return replace(self, reward=float(reward), rewards=dict(rewards or {}))
+
+    def trained_under(self, prompt: Sequence[int]) -> Episode:
+        """The episode, to be trained on under another prompt than the one that it was sampled under.
+
+        Its row has that prompt, and keeps the log-probabilities of the distribution that drew the tokens as
+        `behaviour_logp`; all else is computed under that prompt. info["off_prompt"] is 1 for it, and 0 for an episode
+        under its own prompt. InputError for an empty prompt.
+        """
+        ids = tuple(map(int, prompt))
+        if not ids:
+            raise InputError("an episode is trained on under a prompt of at least one token, but found none")
+        return replace(self, trained_prompt=None if ids == self.prompt else ids).with_info(
+            off_prompt=float(ids != self.prompt)
+        )
 
     def with_info(self, **entries: float | Sequence[float]) -> Episode:
         """The episode with these entries added to `info`."""

@@ -79,7 +79,7 @@ class GroupRun:
 
     def __init__(self, run: DriverRun, log: GroupLog, task: Task, first_sample: int) -> None:
         self.run, self.task, self.first_sample, self.step = run, task, first_sample, run.driver.step
-        self.before = log
+        self.before, self.begun = log, log.first_step
         self.drawn: dict[Call, Answer] = dict(log.drawn)
         self.recorded: dict[str, Any] = dict(log.recorded)
         self.asked: dict[tuple[int, int], Ticket] = {}  # by sample number and place
@@ -106,7 +106,8 @@ class GroupRun:
     async def _program(self) -> None:
         driver = self.run.driver
         try:
-            found = await driver.rollout.program(Tools(self, driver.tokenizer, driver.context), self.task)
+            tools = Tools(self, driver.tokenizer, driver.context, driver.encode)
+            found = await driver.rollout.program(tools, self.task)
             episodes = list(found)
             right = len(episodes) > 0 if driver.rollout.ragged else len(episodes) == self.task.samples
             if not right or not all(isinstance(one, Episode) for one in episodes):

@@ -34,6 +34,8 @@ class Rollout:
     """Columns of the data set that it reads."""
     turns: int = 1
     """Most completions of an episode, for which the engine initially has room."""
+    least: int = 1
+    """Fewest samples of a group that it needs."""
     ragged: bool = False
     """The program may return any number of episodes, at least one, and not as many as the task has samples."""
 

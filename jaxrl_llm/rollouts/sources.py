@@ -197,6 +197,9 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     guided = [episode.info["guided"] for one in groups for episode in one.episodes if "guided" in episode.info]
     if guided:
         out["rollout/guided"] = float(np.mean(guided))
+    unhinted = [one.episodes[0].info["unhinted"] for one in groups if "unhinted" in one.episodes[0].info]
+    if unhinted:
+        out["rollout/unhinted"] = float(np.mean(unhinted))
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))

@@ -18,7 +18,11 @@ GREEDY = "greedy_reward"
 
 def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
     """InputError if the configured rollout is unknown or does not fit the method."""
-    rollout_of(config, algorithm)
+    rollout = rollout_of(config, algorithm)
+    if config.group_size < rollout.least:
+        raise InputError(
+            f"group_size is {config.group_size}, but the rollout {rollout.name} needs at least {rollout.least} samples"
+        )
     strategy_of(config, algorithm)
 
 
