@@ -22,10 +22,35 @@ from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_me
 from jaxrl_llm.objectives.guidance import guided, guided_rows, scaled_sum
 from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
+from jaxrl_llm.rollouts.prompted import in_context, taught
+from jaxrl_llm.rollouts.repair import reaches, succeeds
+from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Array, Trajectories
 from jaxrl_llm.transform import chain, counted
 
 __all__ = ["ampo_multi_guidance", "icpo_in_context"]
+
+
+@part
+def unchosen_guidance(kept: int) -> Callable[[Trajectories], Array]:
+    """A function `batch -> bool[N]`: guided rows but the `kept` of each group that favour the reference answer most.
+
+    By the mean probability, before the update, of the actions in info["reference_span"]; without it all are kept.
+    """
+
+    def unchosen(b: Trajectories) -> Array:
+        span = (b.info or {}).get("reference_span")
+        if span is None:
+            return jnp.zeros(b.group.shape, bool)
+        old = jnp.where(b.action_mask, b.need("old_logp"), 0.0)
+        place = jnp.cumsum(b.action_mask, axis=1) - 1
+        inside = b.action_mask & (place >= span[:, :1]) & (place < span[:, 1:])
+        favour = jnp.sum(jnp.where(inside, jnp.exp(jnp.minimum(old, 0.0)), 0.0), axis=1)
+        favour /= jnp.maximum(jnp.sum(inside, axis=1), 1)
+        helped = guided_rows(b)
+        return helped & (ranks_within(b.group, favour, jnp.sum(old, axis=1), helped) >= kept)
+
+    return unchosen
 
 
 @part
@@ -61,24 +86,27 @@ def icpo_in_context(
     dual_clip: float = 3.0,
     kl_coefficient: float = 0.001,
     epsilon: float = 1e-6,
+    guided_samples: int = 1,
+    column: str = "examples",
     total_steps: int | None = None,
 ) -> Algorithm:
     """In-Context Steered Policy Optimization (Think Outside the Policy, arXiv 2510.26519, 2025).
 
-    Some samples of a group (one of eight) are drawn with worked examples in the prompt, and trained on under the plain
-    prompt. To the reward of those with at least `threshold` the method adds bonus (1 - step/total_steps) (total_steps
-    None: the paper's 400); the other guided samples are left out (reject False, as in the released code, keeps them
-    without a bonus). A = (r - mean_g)/(std_g + epsilon) over both kinds, and the loss is one token mean of
+    guided_samples of a group (one of eight) are drawn with a worked example in the prompt, and trained on under the
+    plain prompt. The examples are those of a column of the data set, a text or a list of which each such sample gets a
+    random one (paper: one of another data set's); prompts without one are sampled as in GRPO. To the reward of those
+    with at least `threshold` the method adds bonus (1 - step/total_steps) (total_steps None: the paper's 400); the
+    other guided samples are replaced by plain ones (reject False, as in the released code, keeps them without a bonus).
+    A = (r - mean_g)/(std_g + epsilon) over both kinds, and the loss is one token mean of
 
         -A p/(p + shape) on guided tokens, p = pi(a) under the plain prompt, without ratio and clip
         PPO's clipped surrogate on the others (clip_low, clip_high, dual_clip)
 
     plus kl_coefficient times k3. The paper writes r > threshold, but with rewards of 0 and 1 and its threshold of 1
-    this must mean r >= threshold. Rollout: guided samples come from prompts with examples, which are then replaced by
-    the plain prompts.
+    this must mean r >= threshold.
 
-    Defaults. Paper: threshold, reject, bonus, shape. Code: clip_low, clip_high, dual_clip, kl_coefficient, epsilon.
-    Run: total_steps.
+    Defaults. Paper: threshold, reject, bonus, shape, guided_samples. Code: clip_low, clip_high, dual_clip,
+    kl_coefficient, epsilon. Ours: column. Run: total_steps.
     """
 
     filters = [leave_out(unsuccessful_guidance(threshold))] if reject else []
@@ -92,6 +120,7 @@ def icpo_in_context(
             group_relative(epsilon=epsilon),
         ),
         objective,
+        rollout=in_context(column, guided_samples, reaches(threshold) if reject else None),
     )
 
 
@@ -124,6 +153,9 @@ def ampo_multi_guidance(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
     entropy_coefficient: float = 0.0,
+    teachers: int = 4,
+    replaced: int = 2,
+    column: str = "teachers",
     max_length: float | None = None,
 ) -> Algorithm:
     """Adaptive Multi-Guidance Policy Optimization (More Than One Teacher, arXiv 2510.02227, 2025).
@@ -140,11 +172,17 @@ def ampo_multi_guidance(
     teacher's A is negative. dual_clip bounds the loss of bad actions; entropy_coefficient: bonus.
 
     The released code (preset "code") has scale "none", over "batch", dual_clip 10 and entropy_coefficient 0.001: over
-    "batch" sums the same two terms over all tokens of the batch and divides by max_length (None: 8192) only. Rollout:
-    choose the teachers' answers whose reasoning makes the reference answer most probable under the policy.
+    "batch" sums the same two terms over all tokens of the batch and divides by max_length (None: 8192) only.
 
-    Defaults. Paper: shape, scale, over, dual_clip, entropy_coefficient. Code: success, clip_low, clip_high.
-    Run: max_length.
+    column: of the data set, with right answers of teachers to each prompt, a list of texts or of {"text", "quality"};
+    the `teachers` with the highest quality come into question. Of these the `replaced` are trained on in whose text the
+    reference answer (the column "answer") has the highest mean probability pi(a*_t | prompt, what the text says before
+    it). The paper cuts off what follows the reasoning and appends the reference answer; here its last occurrence in the
+    text counts, and a text without it has the probability 0. The policy's samples in a group are exchangeable, so the
+    first ones are replaced.
+
+    Defaults. Paper: shape, scale, over, dual_clip, entropy_coefficient, teachers, replaced. Code: success, clip_low,
+    clip_high. Ours: column. Run: max_length.
     """
     require_choice("over", over, ("kinds", "batch"))
 
@@ -153,6 +191,9 @@ def ampo_multi_guidance(
     average = by_kind if over == "kinds" else scaled_sum(8192.0 if max_length is None else max_length)
     objective = policy_gradient(token_ratio(), guided(clip(clip_low, clip_high, dual_clip), shape), average)
     objective -= entropy_coefficient * entropy()
+    chosen = leave_out(unchosen_guidance(replaced), {"guided", "reference_span", "old_logp"})
     return Algorithm(
-        chain(leave_out(superfluous_guidance(success), {"guided"}), verified, group_relative(scale)), objective
+        chain(leave_out(superfluous_guidance(success), {"guided"}), chosen, verified, group_relative(scale)),
+        objective,
+        rollout=taught(succeeds(success), column, teachers, replaced),
     )

@@ -27,9 +27,10 @@ from jaxrl_llm.algorithms.reward_rules import (
 )
 from jaxrl_llm.choices import AverageName, Rule, Scale
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.errors import InputError, is_off, require_choice, shown
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
+from jaxrl_llm.rollouts.prompted import with_budgets
 from jaxrl_llm.transform import chain
 
 __all__ = ["adora", "dgrpo_vital", "fapo", "hbpo", "unlikeliness_reward"]
@@ -82,6 +83,7 @@ def hbpo(
     clip_high: float = 0.28,
     dual_clip: float = 3.0,
     epsilon: float = 1e-6,
+    shares: str = "0.125 0.25 0.5 0.625",
     max_length: float | None = None,
 ) -> Algorithm:
     """Hierarchical Budget Policy Optimization (HBPO, arXiv 2507.15844, 2025).
@@ -98,10 +100,12 @@ def hbpo(
     (intra_coefficient = 2) and has R = min(c(n) - slope |n - b|, c(b)), which also penalises completions shorter than
     their budget (flat = False).
 
-    Budgets are info["budget"] f32[N], which the rollout wrote into the prompt; rows without one (NaN, or no such info)
-    have budget_share * max_length. (At b = max_length every reward would be 0.)
+    The budgets are the `shares`, numbers in a text, of max_length (the paper's 512, 1024, 2048 and 2560 of 4096), in
+    equal parts of a group, which needs as many samples. A sample begins after the text "<think> I will answer the
+    question with b tokens", which belongs to its prompt; evaluation has no such text. Where another rollout gives no
+    info["budget"], b = budget_share * max_length. (At b = max_length every reward would be 0.)
 
-    Defaults. Paper: scale, slope, intra_coefficient, flat. Code: clip_low, clip_high, dual_clip, epsilon.
+    Defaults. Paper: scale, slope, intra_coefficient, flat, shares. Code: clip_low, clip_high, dual_clip, epsilon.
     Ours: budget_share, success. Run: max_length.
     """
     longest = 4096.0 if max_length is None else max_length
@@ -111,7 +115,23 @@ def hbpo(
     reward = reward_within_budget(budgets, success, longest, scale, step, flat)
     advantage = advantage_within_budget(budgets, longest, scale, intra_coefficient, epsilon)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(rewards.rescore(reward, {"budget"}), on_actions(advantage)), objective)
+    told = with_budgets(*budgets_of(shares, longest))
+    return Algorithm(chain(rewards.rescore(reward, {"budget"}), on_actions(advantage)), objective, rollout=told)
+
+
+def budgets_of(shares: str, longest: float) -> list[int]:
+    """The budgets, at least 1 token, that are these shares of the longest completion; InputError for other texts.
+
+    >>> budgets_of("0.125 0.5", 4096)
+    [512, 2048]
+    """
+    try:
+        numbers = [float(one) for one in shares.replace(",", " ").split()]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < one < 1 for one in numbers):
+        raise InputError(f"hbpo: shares is {shown(shares)}, but must be numbers between 0 and 1, such as '0.25 0.5'")
+    return [max(round(one * longest), 1) for one in numbers]
 
 
 def unlikeliness_reward(

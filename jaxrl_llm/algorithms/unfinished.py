@@ -57,11 +57,8 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
-    "ampo_multi_guidance": {"guided": "teachers' answers, in groups that are all wrong"},
     "epo": {"turns": "episodes of several turns"},
     "fapo": {"sound": "a judge's verdict whether a step is wrong"},
-    "hbpo": {"budget": "samples of one prompt that are told different budgets; without it all have the same"},
-    "icpo_in_context": {"guided": "samples drawn with worked examples in the prompt"},
     "llds": {"turns": "episodes of several turns"},
     "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},
     "seeupo": {

@@ -25,6 +25,7 @@ class PromptSet(NamedTuple):
     shortened: int | None = 0  # prompts truncated because they are too long; None: not known before they are drawn
     conflicting: int = 0  # rows left out that have the prompt of another row, but another answer
     ahead: Callable[[Iterable[int]], None] | None = None  # of rows read as they are drawn: begin to read these
+    encode: Callable[[Any], list[int]] | None = None  # the token ids of another prompt, encoded as these were
 
 
 class Drawn(NamedTuple):
@@ -57,7 +58,11 @@ def encode_rows(
         ids.append(fitting)
     if not kept:
         raise InputError(f"all {len(rows)} prompts have more than {max_tokens} tokens: raise max_prompt_tokens")
-    return PromptSet(kept, ids, skipped, shortened)
+
+    def encode(prompt: Any) -> list[int]:
+        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt)
+
+    return PromptSet(kept, ids, skipped, shortened, encode=encode)
 
 
 def encode_as_drawn(
@@ -86,6 +91,10 @@ def encode_as_drawn(
         except InputError as error:
             raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
 
+    def encode_another(prompt: Any) -> list[int]:
+        with one_at_a_time:
+            return encode_prompt(tokenizer, prompt, system_prompt=system_prompt)
+
     def load(numbers: list[int]) -> list[Drawn]:
         found = zip(numbers, rows.rows(numbers), strict=True)
         return [
@@ -102,6 +111,7 @@ def encode_as_drawn(
     return PromptSet(
         _Lookup(len(rows), lambda number: drawn[number].row), _Lookup(len(rows), lambda number: drawn[number].ids),
         shortened=None if long_prompts == "truncate" else 0, ahead=drawn.start,
+        encode=encode_another,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl_llm.algorithms import constructor
+from jaxrl_llm.algorithms import constructor, get
 from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
@@ -27,6 +27,7 @@ from jaxrl_llm.lab.grid import Grid, Point, hyperparameters_of, points
 from jaxrl_llm.lab.outcome import CURVES, Measuring, Outcome, curves_of, measure
 from jaxrl_llm.lab.statistics import Floats
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.needs import need_of
 
 RUNS = "runs"  # the mesh's axis
 # What a hyper-parameter that shapes the program may raise where it is traced, beside InputError.
@@ -46,6 +47,12 @@ class Ran(NamedTuple):
     seconds: dict[str, float]  # "compile" and "run"
 
 
+def _lacking(name: str) -> list[str]:
+    """What a method lacks where its own rollout does not run: parts, and needs that some of a run must provide."""
+    needs = {need_of(need).name for need in get(name).needs if need_of(need).provider}
+    return [*missing(name), *sorted(needs - set(missing(name)))]
+
+
 def run_method(
     name: str, how: Measuring, settings: LabSettings, start: Params, seeds: int, grid: Grid, mesh: Mesh
 ) -> list[Outcome]:
@@ -56,7 +63,7 @@ def run_method(
     method refuses its hyper-parameters, the outcome says so (`Outcome.error`).
     """
     task, make = how.task, constructor(name)
-    without = tuple(need for need in missing(name) if need not in provided(task))
+    without = tuple(need for need in _lacking(name) if need not in provided(task))
     note = f"without {', '.join(without)}" if without else ""
     known = inspect.signature(make).parameters
     at = points(grid, hyperparameters_of(name))

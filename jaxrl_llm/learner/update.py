@@ -120,6 +120,19 @@ def gradient(
     return jax.lax.scan(add, zeros, (parts, packings))[0]
 
 
+FIRST = ("mismatch", "off_prompt/mismatch")  # metrics of the first gradient step
+OWN = ("kl/behaviour", "mismatch")  # metrics of the difference between sampler and trainer
+
+
+def _of_own_tokens(metrics: Metrics) -> Metrics:
+    """The metrics, where rows were sampled under another prompt: those of each kind as means over its tokens."""
+    if "off_prompt/share" not in metrics:
+        return metrics
+    share = metrics["off_prompt/share"]
+    own = {name: metrics[name] / jnp.maximum(1 - share, 1e-9) for name in OWN}
+    return {**metrics, **own, "off_prompt/mismatch": metrics["off_prompt/mismatch"] / jnp.maximum(share, 1e-9)}
+
+
 def _diagnostics(outputs: Any, batch: Trajectories) -> Metrics:
     """Token means that are worth seeing whatever the objective."""
     weights, tokens = batch.loss_weights, batch.totals["tokens"] if batch.totals else 1.0
@@ -129,6 +142,12 @@ def _diagnostics(outputs: Any, batch: Trajectories) -> Metrics:
         "kl/behaviour": jnp.expm1(jnp.clip(difference, -20, 20)) - difference,
         "mismatch": jnp.abs(difference),
     }
+    if (marked := (batch.info or {}).get("off_prompt")) is not None:
+        # Rows that were sampled under another prompt differ for that reason too.
+        off = (marked == 1)[:, None] & (weights != 0)
+        apart = {"off_prompt/mismatch": jnp.where(off, values["mismatch"], 0.0), "off_prompt/share": off + 0.0}
+        own = {name: jnp.where(off, 0.0, values[name]) for name in OWN}
+        values |= own | apart
     return {name: jax.lax.stop_gradient(jnp.sum(x * weights) / tokens) for name, x in values.items()}
 
 
@@ -182,6 +201,7 @@ def update(
 
     def step(state: TrainState, slices: Slices | None) -> tuple[TrainState, Metrics]:
         grads, metrics = gradient(policy, objective, state.params, batch, slices, frozen)
+        metrics = _of_own_tokens(metrics)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
@@ -206,7 +226,7 @@ def update(
         return step(state, jax.tree.map(lambda x: x[0], in_order))
     state, metrics = jax.lax.scan(step, state, in_order)
     # Only before the first step are sampler and trainer the same policy.
-    return state, {name: x[0] if name == "mismatch" else jnp.mean(x) for name, x in metrics.items()}
+    return state, {name: x[0] if name in FIRST else jnp.mean(x) for name, x in metrics.items()}
 
 
 def _check_prepare(given: Any) -> None:

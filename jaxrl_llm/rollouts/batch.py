@@ -27,7 +27,8 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False) -> Trajectories:
     """A batch of the groups' episodes, as numpy arrays. windows: add info "window" and "unfinished".
 
-    Episodes of one program with different `part` are different groups of the batch.
+    Episodes of one program with different `part` are different groups of the batch. A row has the prompt that its
+    episode is trained under; see `Episode.trained_under`.
     """
     rows, episodes = [], [episode for one in groups for episode in one.episodes]
     first = 0
@@ -35,9 +36,13 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
         numbers = {part: first + place for place, part in enumerate(parts_of(one))}
         first += len(numbers)
         for episode in one.episodes:
+            prompt, own = episode.prompt, episode.own
+            if episode.trained_prompt is not None:
+                # What top-k, top-p and min-p kept is not known under this prompt.
+                prompt, own = episode.trained_prompt, own._replace(floor=np.full_like(own.floor, -np.inf))
             rows.append(BatchRow(
-                episode.prompt, episode.own, episode.truncated, one.task.prompt_id, numbers[episode.part],
-                episode.actions, episode.turns,
+                prompt, own, episode.truncated, one.task.prompt_id, numbers[episode.part], episode.actions,
+                episode.turns,
             ))  # fmt: skip
     batch = assemble(rows, sampling.temperature, sampling.truncating, step)
     if info := info_columns(episodes, batch.tokens.shape[1]):

@@ -92,16 +92,17 @@ class Driver:
         on_group: Callable[[int, Group], None] | None = None,
         admit: Admit = admit_first,
         controls: Mapping[str, float] | None = None,
+        encode: Callable[[Any], list[int]] | None = None,
     ) -> None:
         """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
         between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
         on_group: called with the index and value of each group that the step takes, as soon as that is known.
         admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
-        controls: see `tools.Tools`.
+        controls: see `tools.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
-        self.on_group, self.admit, self.controls = on_group, admit, controls
+        self.on_group, self.admit, self.controls, self.encode = on_group, admit, controls, encode
 
     def run(
         self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int] | None = None

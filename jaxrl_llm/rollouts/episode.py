@@ -51,6 +51,8 @@ class Episode:
     """What reward functions returned beside their scores, such as the answer's key, by name; see `rewards.entries`."""
     part: int = 0
     """Number of the episode's group, where a program returns several groups of one task, each with its own baseline."""
+    trained_prompt: tuple[int, ...] | None = None
+    """Prompt of the row that is trained on, if it is not the one that the episode was sampled under."""
 
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
@@ -128,6 +130,20 @@ class Episode:
     def in_part(self, number: int) -> Episode:
         """The episode in another group of its program, which info["part"] notes."""
         return replace(self.with_info(part=float(number)), part=number)
+
+    def trained_under(self, prompt: Sequence[int]) -> Episode:
+        """The episode, to be trained on under another prompt than the one that it was sampled under.
+
+        Its row has that prompt, and keeps the log-probabilities of the distribution that drew the tokens as
+        `behaviour_logp`; all else is computed under that prompt. info["off_prompt"] is 1 for it, and 0 for an episode
+        under its own prompt. InputError for an empty prompt.
+        """
+        ids = tuple(map(int, prompt))
+        if not ids:
+            raise InputError("an episode is trained on under a prompt of at least one token, but found none")
+        return replace(self, trained_prompt=None if ids == self.prompt else ids).with_info(
+            off_prompt=float(ids != self.prompt)
+        )
 
     def with_info(self, **entries: float | Sequence[float]) -> Episode:
         """The episode with these entries added to `info`."""

@@ -236,6 +236,7 @@ def _round(
             driver = Driver(
                 setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
                 time_limit=setup.time_limit, on_group=on_group, admit=admit, controls=state.controls,
+                encode=setup.prompts.encode,
             )  # fmt: skip
             return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
 

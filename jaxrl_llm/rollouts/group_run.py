@@ -106,9 +106,8 @@ class GroupRun:
     async def _program(self) -> None:
         driver = self.run.driver
         try:
-            found = await driver.rollout.program(
-                Tools(self, driver.tokenizer, driver.context, driver.controls), self.task
-            )
+            tools = Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
+            found = await driver.rollout.program(tools, self.task)
             episodes = list(found)
             right = len(episodes) > 0 if driver.rollout.ragged else len(episodes) == self.task.samples
             if not right or not all(isinstance(one, Episode) for one in episodes):

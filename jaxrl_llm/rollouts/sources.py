@@ -260,6 +260,9 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if prefixes:
         out["rollout/prefix"] = float(np.mean(prefixes))
         out["rollout/prefixed"] = float(np.mean(np.asarray(prefixes) > 0))
+    unhinted = [one.episodes[0].info["unhinted"] for one in groups if "unhinted" in one.episodes[0].info]
+    if unhinted:
+        out["rollout/unhinted"] = float(np.mean(unhinted))
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))

@@ -83,9 +83,14 @@ class Tools:
     """The tools of one group's program. All answers are recorded, so that the program can be rerun from its log."""
 
     def __init__(
-        self, host: ProgramHost, tokenizer: Any, context: int = 0, controls: Mapping[str, float] | None = None
+        self,
+        host: ProgramHost,
+        tokenizer: Any,
+        context: int = 0,
+        controls: Mapping[str, float] | None = None,
+        encode_prompt: Callable[[Any], list[int]] | None = None,
     ) -> None:
-        self._host, self.tokenizer, self._context = host, tokenizer, context
+        self._host, self.tokenizer, self._context, self._encode_prompt = host, tokenizer, context, encode_prompt
         self.controls: Mapping[str, float] = {} if controls is None else controls
         """What the method's controllers wrote in the last update, by name; empty before the first."""
 
@@ -93,6 +98,11 @@ class Tools:
     def step(self) -> int:
         """The training step of the weights."""
         return self._host.step
+
+    @property
+    def began(self) -> int:
+        """Training step in which the group began. It stays the same when the program is rerun from its log."""
+        return self._host.begun
 
     async def sample(
         self,
@@ -183,6 +193,35 @@ class Tools:
         """The text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of another prompt: a user's message where there is a chat template, else the plain text."""
+        return tuple(self.encode(text) if self._encode_prompt is None else self._encode_prompt(text))
+
+    def prompt_with(self, text: str, first: bool = False) -> tuple[int, ...]:
+        """Token ids of the task's prompt with a text at the end, or at the beginning, of what the user says last.
+
+        Where that is not known, because the prompt is of token ids or was truncated, the text follows the prompt, or
+        comes before it.
+        """
+        task, encode = self._host.task, self._encode_prompt
+        longer = _with_text(task.row.get("prompt"), text, first)
+        if encode is not None and longer is not None and tuple(encode(task.row["prompt"])) == tuple(task.prompt):
+            return tuple(encode(longer))
+        return (*self.encode(text), *task.prompt) if first else (*task.prompt, *self.encode(text))
+
     def given(self, text: str) -> Segment:
         """A segment of given text: conditioned on, masked out of the loss."""
         return given(self.encode(text), self._host.step)
+
+
+def _with_text(prompt: Any, text: str, first: bool) -> Any:
+    """A prompt, a text or messages, with a text at an end of its last message; None for another prompt."""
+    if isinstance(prompt, str):
+        return text + prompt if first else prompt + text
+    if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[-1], Mapping):
+        return None
+    content = prompt[-1].get("content")
+    if isinstance(content, str):
+        return [*prompt[:-1], {**prompt[-1], "content": text + content if first else content + text}]
+    said = [{"type": "text", "text": text}]
+    return [*prompt[:-1], {**prompt[-1], "content": [*said, *content] if first else [*content, *said]}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -158,7 +157,7 @@ def test_branchgrpo_prunes_the_update_alone() -> None:
             "all": {}, "best": {"keep": "best"}, "extremes": {"keep": "extremes"}, "no leaves": {"skip_depths": (2,)}
         }.items()
     }  # fmt: skip
-    last = MASK & (NODE == np.array([row[size - 1] for row, size in zip(NODE, LENGTHS, strict=True)])[:, None])
+    last = MASK & (np.array([row[size - 1] for row, size in zip(NODE, LENGTHS, strict=True)])[:, None] == NODE)
     # The best of 111 and 112 is the first; of 12, alone below its fork, itself; of 3 and 4 the second.
     best = np.array([True, False, False, True, False, True, False])
     assert prepared(branchgrpo(keep="best"), batch).advantages is not None

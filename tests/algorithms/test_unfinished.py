@@ -108,22 +108,27 @@ def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path
 
 
 def test_rewards_and_rollouts_of_the_library_provide_what_they_say(tmp_path: Path) -> None:
-    """A hint of a column makes guided rows, a conversation turns."""
+    """A hint of a column makes guided rows, as the method's own rollout does, a conversation turns."""
+    for method in ("icpo_in_context", "hbpo"):
+        refused(TrainConfig(algorithm=method))
     refused(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
+    with pytest.raises(InputError, match="hbpo needs budget"):
+        refused(TrainConfig(algorithm="hbpo", rollout="hinted(hint)"))
     (tmp_path / "talk.py").write_text(TALK)
     refused(TrainConfig(algorithm="epo", rollout=f"{tmp_path / 'talk.py'}:talk"))
     refused(TrainConfig(algorithm="fapo", rewards=("number_match", "judge.py:sound*0")))
     with pytest.raises(InputError, match="fapo needs sound"):
         refused(TrainConfig(algorithm="fapo", rewards=("number_match",)))
-    with pytest.raises(InputError, match="icpo_in_context needs guided"):  # a name is not what it names
-        refused(TrainConfig(algorithm="icpo_in_context", rewards=("number_match", "my.py:guided")))
+    with pytest.raises(InputError, match="epo needs turns"):  # a name is not what it names
+        refused(TrainConfig(algorithm="epo", rewards=("number_match", "my.py:turns")))
     with pytest.raises(InputError, match="epo needs turns"):
         refused(TrainConfig(algorithm="epo", rollout="hinted(hint)"))
 
 
 def test_an_algorithm_that_is_given_as_a_value_is_checked_too() -> None:
     with pytest.raises(InputError, match=r"^the algorithm needs guided .*: use --rollout 'hinted\(COLUMN\)'$"):
-        check_method(TrainConfig(), data_mesh(), algorithms.get("icpo_in_context"))
+        check_method(TrainConfig(), data_mesh(), dataclasses.replace(algorithms.get("icpo_in_context"), rollout=None))
+    check_method(TrainConfig(), data_mesh(), algorithms.get("icpo_in_context"))
     check_method(TrainConfig(rollout="hinted(hint)"), data_mesh(), algorithms.get("icpo_in_context"))
     check_needs({"old_logp", "feedback", "values:2"}, ())
     # What a source of one's own provides is known, and checked, when it has been made.
@@ -143,7 +148,7 @@ def test_a_run_is_refused_until_it_says_what_it_goes_without(name: str) -> None:
 
 def test_without_is_no_hyperparameter_of_the_method() -> None:
     config = TrainConfig(algorithm="hbpo", hyperparameters={"without": "budget", "scale": 2.0})
-    assert make_algorithm(config).needs == algorithms.get("hbpo").needs - {"budget"}
+    assert make_algorithm(config).needs == algorithms.get("hbpo").needs - {"budget"}, "its own rollout provides it"
     make_algorithm(TrainConfig(algorithm="grpo", hyperparameters={"without": "", "clip_low": 0.1}))
     assert "without" not in parse_config(["--algorithm", "hbpo"]).hyperparameters
     assert names_in("") == ()

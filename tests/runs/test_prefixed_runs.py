@@ -81,6 +81,8 @@ def test_what_a_run_lacks_is_named_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"group_size is 4, but the rollout tagged.* needs at least 5 samples"):
         runs.train(small)
     other = config_of(tmp_path, "prefixrl", hyperparameters={"column": "hints"})
-    with pytest.raises(InputError, match=r"the rollout prefixed_groups.* reads the column 'hints', which no prompt has"):
+    with pytest.raises(
+        InputError, match=r"the rollout prefixed_groups.* reads the column 'hints', which no prompt has"
+    ):
         runs.train(other)
     assert set(METHODS) <= set(algorithms.names())

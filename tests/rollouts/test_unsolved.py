@@ -1,0 +1,96 @@
+"""The curriculum of prompts that are not solved: it never draws what it dropped, and its state is all it knows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.sources import Curriculum, Step, shuffled_epochs
+from jaxrl_llm.rollouts.unsolved import solved_prompts, without_solved
+from jaxrl_llm.trajectory import Trajectories
+
+ROWS: list[dict[str, Any]] = [{"prompt": str(i)} for i in range(6)]
+
+
+def step_of(ids: Any, reward: Any, guided: Any = None, order: Any = None) -> Step:
+    """Two samples of each prompt, rewards [n, 2]."""
+    prompt, scores = np.repeat(ids, 2), np.ravel(reward).astype(np.float32)
+    group = np.repeat(np.arange(len(ids)), 2)
+    info = None if guided is None else {"guided": np.ravel(guided).astype(np.float32)}
+    order = np.arange(len(prompt)) if order is None else order
+    mask = np.ones((len(prompt), 2), bool)
+    batch = Trajectories(
+        tokens=jnp.zeros((len(prompt), 2), jnp.int32), token_mask=mask, action_mask=mask,
+        behaviour_logp=np.zeros(mask.shape, np.float32), policy_step=np.zeros(mask.shape, np.int32),
+        turn=np.zeros(mask.shape, np.int32), group=group[order], prompt_id=prompt[order],
+        truncated=np.zeros(len(prompt), bool), reward=scores[order],
+        info=None if info is None else {"guided": info["guided"][order]}, rewards={"right": 1 - scores[order]},
+    )  # fmt: skip
+    return Step(Scored(batch, [""] * len(prompt), {}), [], {})
+
+
+def made(**options: Any) -> Curriculum:
+    return without_solved(**options)(ROWS, 3)
+
+
+def through_json(state: Any) -> Any:
+    """As a checkpoint restores it."""
+    assert isinstance(state["solved"], np.ndarray)
+    return {**json.loads(json.dumps({k: v for k, v in state.items() if k != "solved"})), "solved": state["solved"] * 1}
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.lists(st.booleans(), min_size=8, max_size=8)), max_size=8))
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+def test_what_is_solved_is_never_drawn_again(history: list[tuple[int, list[bool]]]) -> None:
+    curriculum, solved = made(), set[int]()
+    state, again = curriculum.init(), curriculum.init()
+    for count, right in history:
+        if len(solved) == len(ROWS):
+            with pytest.raises(InputError, match="the policy solves every prompt"):
+                curriculum.select(state, count)
+            return
+        ids, state = curriculum.select(state, count)
+        same, again = curriculum.select(through_json(again), count)
+        assert ids.tolist() == same.tolist()
+        assert len(ids) == count
+        assert not solved & set(ids.tolist())
+        reward = np.asarray(right[: 2 * count], float).reshape(count, 2)
+        before = {**state, "solved": state["solved"].copy()}
+        order = np.random.default_rng(count).permutation(2 * count)
+        after = curriculum.observe(state, step_of(ids, reward))
+        np.testing.assert_array_equal(state["solved"], before["solved"], "a state is not changed")
+        other = curriculum.observe(state, step_of(ids, reward, order=order))
+        np.testing.assert_array_equal(after["solved"], other["solved"], "the order of rows does not matter")
+        solved |= {int(i) for i, both in zip(ids, reward, strict=True) if both.all()}
+        assert set(np.flatnonzero(after["solved"]).tolist()) == solved
+        assert curriculum.metrics(after) == {"curriculum/solved": len(solved) / len(ROWS)}
+        state, again = after, curriculum.observe(again, step_of(ids, reward))
+
+
+def test_with_nothing_solved_it_is_the_stream() -> None:
+    curriculum, stream = made(), shuffled_epochs(ROWS, 3)
+    state, other = curriculum.init(), stream.init()
+    for count in (4, 3, 7, 0, 2):
+        ids, state = curriculum.select(state, count)
+        expected, other = stream.select(other, count)
+        assert ids.tolist() == expected.tolist()
+        state = curriculum.observe(state, step_of(ids, np.zeros((count, 2))))
+
+
+def test_what_counts_as_solved() -> None:
+    one = step_of([4, 2, 1], [[1, 1], [1, 1], [1, 0]], [[0, 0], [0, 1], [0, 0]]).scored.batch
+    assert solved_prompts(one, 0.0).tolist() == [4], "with a hint it is not solved"
+    assert solved_prompts(one, 1.0).tolist() == []
+    assert solved_prompts(one, 0.0, "right").tolist() == []
+    late = made(start=1)
+    state = late.observe(late.init(), step_of([4], [[1, 1]]))
+    assert not state["solved"].any(), "before its first step"
+    assert late.observe(state, step_of([4], [[1, 1]]))["solved"].tolist() == [False] * 4 + [True, False]
