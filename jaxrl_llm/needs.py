@@ -208,16 +208,16 @@ NEEDS = {
         ),
         Need(
             "rewritten", "info['rewritten']", "[N]", "1 where the row's prompt was rewritten by the policy",
-            StandIn("no prompt is rewritten", whole(2)), provider=_own("rewritten"),
+            StandIn("no prompt is rewritten", whole(2)), provider=own_rollout("rewritten"),
         ),
         Need(
             "hard", "info['hard']", "[N]", "1 where the policy seldom solves the row's prompt",
-            StandIn("no prompt is hard", whole(2)), provider=_own("hard"),
+            StandIn("no prompt is hard", whole(2)), provider=own_rollout("hard"),
         ),
         Need(
             "reference_span", "info['reference_span']", "[N, 2]",
             "first and last + 1 of the row's actions that say the reference answer; both 0 where none do",
-            StandIn("no row says it", whole(3, 2)), provider=_own("reference_span"),
+            StandIn("no row says it", whole(3, 2)), provider=own_rollout("reference_span"),
         ),
         Need(
             "answer_key", "info['answer_key']", "[N]", "equal for equal answers to a prompt, -1 without an answer",
