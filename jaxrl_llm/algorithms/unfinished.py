@@ -47,9 +47,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "otr": {
         "labels": ("supervised labels; the run's own right answers replace them", "a source of supervised texts"),
     },
-    "polychromic": {
-        "vines": ("rollouts from visited states", "a rollout that forks at visited states"),
-    },
     "remix": {
         "replay": (
             "rollouts of the last policies mixed with fresh ones, and a change of the anchor during the run",
@@ -85,6 +82,8 @@ NEEDED: dict[str, dict[str, str]] = {
         "turns": "episodes of several turns",
     },
     "spo_single_stream": {"drift": "how far the policy moved; without it trackers forget at their fastest"},
+    "srpo_self_referential": {"distance": "distances of failures to successes; without them failures get 0"},
+    "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
     "ttrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "verpo": {"tests": "results of single tests of code; without it components of the reward are the tests"},
 }
