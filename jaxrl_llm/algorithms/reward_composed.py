@@ -13,6 +13,7 @@ from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.averages import average_by_name, sequence_mean
+from jaxrl_llm.objectives.barrier import log_barrier, starting_means
 from jaxrl_llm.objectives.listwise import pairwise_policy, tilted_targets
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -21,12 +22,17 @@ from jaxrl_llm.rewards.compositions import (
     failures_by_distance,
     length_graded,
     product_of_factors,
+    reward_component,
     success_rate,
+    with_length_beside_mates,
 )
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.transform import chain
 
-__all__ = ["brain", "carl_multiplicative_reward", "open_rs", "p3o_pairwise", "srpo_self_referential", "subpo"]
+__all__ = [
+    "brain", "c_morl", "carl_multiplicative_reward", "open_rs", "p3o_pairwise", "srpo_self_referential", "subpo",
+    "ui_r1",
+]  # fmt: skip
 
 
 def open_rs(
@@ -112,7 +118,7 @@ def brain(reward_temperature: float = 1.0, scale: float = 1.0) -> Algorithm:
     softmax peaky; a scale below 1 tempers the policy's. With two samples, q = p and a = (1, 0), the loss is DPO's with
     beta = scale. A prompt with one sample teaches nothing.
 
-    Defaults. Ours: reward_temperature, scale (the paper's were not found).
+    Defaults. Ours: reward_temperature, scale.
     """
     return Algorithm(chain(), tilted_targets(reward_temperature, scale))
 
@@ -136,7 +142,7 @@ def p3o_pairwise(
     as clip says. On policy all have the gradient D grad(log pi(y_1) - log pi(y_2))/2. The paper has two responses to a
     prompt; here all pairs of a group count. The clipped forms are derived from the pairwise gradient, not read.
 
-    Defaults. Ours: kl_coefficient, clip_range, clip (the paper sweeps the first).
+    Defaults. Ours: kl_coefficient, clip_range, clip.
     """
     return Algorithm(chain(), pairwise_policy(clip_range, clip, kl_coefficient))
 
@@ -195,9 +201,75 @@ def subpo(average: AverageName = "sum") -> Algorithm:
     Gains are the rewards of spans of the completion, each where its span ends: `--rewards 'coverage(COLUMN)'` gives 1/n
     for the first mention of each of n items of a column of the data set. b_t is the mean of the gains still to come of
     the prompt's other samples at the same token number, 0 where they have ended. The score, if there is one, is a gain
-    of the last token. With an additive F this is REINFORCE with rewards to go. average: see `average_by_name`.
+    of the last token. With an additive F this is REINFORCE with rewards to go. The paper leaves b open. average: see
+    `average_by_name`.
 
-    Defaults. Paper: average. The paper leaves b open; this one is ours.
+    Defaults. Paper: average.
     """
     objective = policy_gradient(token_ratio(), log_probability(), average_by_name(average))
     return Algorithm(gains_to_come(), objective)
+
+
+def ui_r1(
+    right: float = 1.0,
+    slope: float = -0.5,
+    offset: float = 0.5,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coefficient: float = 0.04,
+) -> Algorithm:
+    """UI-R1 with its length reward (Enhancing Action Prediction of GUI Agents by RL, arXiv 2503.21620, 2025).
+
+    GRPO, with a term for the length that depends on how hard the prompt is. With p the share of right samples of a
+    prompt (score at least `right`), the suitable length is B = p (mean length of the right ones) + (1 - p) (longest),
+    and with x = (length - B)/B
+
+        R = r + max(slope x + offset, 0.1) if right,   R = r + min(0.9 x - 0.1, -0.1) if wrong
+
+    so that easy prompts get short answers. A = (R - mean_g)/std_g, with clip_low, clip_high and the k3 penalty
+    kl_coefficient. The rewards r themselves, formats, actions and clicks inside boxes of screenshots, are the run's: in
+    the paper each is 0 or 1, and right is their sum, 3. Screenshots are out of scope; the length term suits any task.
+
+    Defaults. Code: slope, offset. Ours: right, clip_low, clip_high, kl_coefficient.
+    """
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
+    objective = regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient)
+    return Algorithm(chain(rescore(with_length_beside_mates(right, slope, offset)), group_relative()), objective)
+
+
+def c_morl(
+    component: str | None = None,
+    share: float = 0.9,
+    sharpness: float = 20.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    average: AverageName = "token",
+) -> Algorithm:
+    """C-MORL (Multi-Objective RL through Efficient Discovery of Pareto Front, arXiv 2410.02236, 2025).
+
+    The extension of a policy on the front: raise one component of the reward, l = `component`, while no other falls
+    below a share of its mean under the policy that the run starts from, by an interior-point method:
+
+        loss = -mean min(rho A_l, clip(rho, 1 - clip_low, 1 + clip_high) A_l) - 1/sharpness mean_{i != l} log c_i
+        c_i = G_i(pi) - share G_i(pi_start)
+
+    A_l: the component, standardised in its group. component None: the combined reward, with each component as a
+    constraint. G_i: the mean of component i, to first order in the policy, see `objectives.barrier`; it must be above 0
+    at the start to constrain anything. Below 0.001 the logarithm goes on along its tangent. average: of the first
+    term, see `average_by_name`.
+
+    The released code has c_i = (clip(rho) - share) mean r_i for each step, and stops at 0.001. Then log c_i is
+    log mean r_i plus a function of rho alone, whose gradient has the expectation 0 on policy: the rewards would not
+    matter, and a violated constraint would have no gradient. So c_i is here derived from the problem that it is to
+    solve. The first stage trains policies for fixed weights of the rewards, which is `grpo` with weights; the choice of
+    policies to extend, in the sparsest regions of the front, compares runs. Both are out of scope here: a run extends
+    the policy that --model names.
+
+    Defaults. Code: share, sharpness, clip_low, clip_high. Ours: component, average.
+    """
+    check_number("sharpness", sharpness, above=0)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average_by_name(average))
+    objective += (1 / sharpness) * log_barrier(component, share, clip_low, clip_high)
+    return Algorithm(
+        chain(starting_means(component), rescore(reward_component(component)), group_relative()), objective
+    )

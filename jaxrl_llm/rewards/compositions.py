@@ -53,6 +53,31 @@ def graded_failures(
     return jnp.where(success, 1.0, grade)
 
 
+def length_beside_mates(
+    length: jax.Array, right: jax.Array, known: jax.Array, group: jax.Array, slope: Number = -0.5, offset: Number = 0.5
+) -> jax.Array:
+    """What a completion's length adds to its reward, f32[N], measured by a length that suits its prompt.
+
+    With p the share of right rows bool[N] among the known ones of a prompt, the suitable length is p (mean length of
+    the right ones) + (1 - p) (longest), and x the relative excess over it: max(slope x + offset, 0.1) for right rows,
+    min(0.9 x - 0.1, -0.1) for wrong ones. 0 for rows that are not known.
+
+    >>> right, length = jnp.array([True, True, False, False]), jnp.array([100.0, 200, 150, 400])
+    >>> print(length_beside_mates(length, right, length > 0, jnp.zeros(4, jnp.int32)).round(3).tolist())
+    [0.8180000185966492, 0.6359999775886536, -0.5090000033378601, -0.10000000149011612]
+    """
+    right = right & known
+    N = group.shape[0]
+    _, index = jnp.unique(group, return_inverse=True, size=N)
+    longest = jax.ops.segment_max(jnp.where(known, length, 0.0), index, num_segments=N)[index]
+    count, good, tokens = bucket_sums(group, known * 1.0, right * 1.0, jnp.where(right, length, 0.0))
+    p = good / jnp.maximum(count, 1)
+    suitable = p * tokens / jnp.maximum(good, 1) + (1 - p) * longest
+    x = (length - suitable) / jnp.maximum(suitable, 1e-6)
+    added = jnp.where(right, jnp.maximum(slope * x + offset, 0.1), jnp.minimum(0.9 * x - 0.1, -0.1))
+    return jnp.where(known, added, 0.0)
+
+
 def _component(batch: Trajectories, name: str) -> jax.Array:
     if name not in (batch.rewards or {}):
         raise unknown("reward component", name, batch.rewards or {})
@@ -133,3 +158,20 @@ def success_rate(least: float, most: float, success: float, within: bool = True)
         return ((rate >= least - 1e-6) & (rate <= most + 1e-6)) == within
 
     return marked
+
+
+@part
+def with_length_beside_mates(right: float, slope: float, offset: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the scores plus `length_beside_mates`; rows are right from the score `right` on."""
+
+    def reward(batch: Trajectories) -> jax.Array:
+        known, score = ~jnp.isnan(batch.scores), batch.scores
+        return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
+
+    return reward
+
+
+@part
+def reward_component(name: str | None) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: one component of the reward, or the combined one for None."""
+    return lambda batch: batch.scores if name is None else _component(batch, name)

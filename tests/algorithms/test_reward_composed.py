@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from batches import (
     finite_differences,
     gradient_of,
     loss_of,
+    outputs_of,
     prepared,
     random_batch,
 )
@@ -22,15 +24,18 @@ from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.reward_composed import (
     brain,
+    c_morl,
     carl_multiplicative_reward,
     open_rs,
     p3o_pairwise,
     srpo_self_referential,
     subpo,
+    ui_r1,
 )
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.graded import by_mode, cluster_centres, coverage, distances, tagged_levels
 from jaxrl_llm.rewards.verifiers import number_match
+from jaxrl_llm.trajectory import with_totals
 
 BATCH, LOGP = random_batch(3)
 X = arrays(BATCH)
@@ -254,3 +259,58 @@ def test_centres_of_clusters() -> None:
     np.testing.assert_allclose(sorted(centres.tolist()), [[0.05, 0], [5.05, 5]])
     far = np.array([[0.0, 0], [10, 0], [0, 10]])
     np.testing.assert_allclose(cluster_centres(far), [far.mean(axis=0)])
+
+
+def test_ui_r1_is_its_worked_example_and_loop() -> None:
+    reward, length = np.array([3.0, 3, 2, 0]), np.array([2, 4, 3, 8])  # the card's lengths by 50
+    batch = batch_of(np.arange(8) < length[:, None], reward, np.zeros((4, 8)))
+    method = ui_r1(right=3.0, kl_coefficient=0.0)
+    wanted = np.array([3.818182, 3.636364, 1.490909, -0.1])
+    np.testing.assert_allclose(np.asarray(prepared(method, batch).reward), wanted, atol=1e-5)
+    np.testing.assert_allclose(advantages(method, batch)[:, 0], of_group(wanted, np.zeros(4)), rtol=1e-4)
+
+
+def test_c_morl_is_the_loop() -> None:
+    """Two constraints, one of them violated, against their starting means; then the same batch as the first."""
+    random = np.random.default_rng(5)
+    parts = {"goal": random.uniform(0, 1, len(X.group)), "a": X.reward, "b": random.uniform(0, 0.5, len(X.group))}
+    batch = BATCH.replace(rewards={name: jnp.asarray(x, jnp.float32) for name, x in parts.items()})
+    method = c_morl("goal", share=0.8, sharpness=4.0)
+    first = batch.replace(rewards={**batch.rewards, "b": batch.rewards["b"] + 1.0})  # type: ignore[dict-item]
+    state, _ = method.transform.apply(method.transform.init(), first)
+    start = {"a": X.reward.mean(), "b": parts["b"].mean() + 1}
+    A = of_group(parts["goal"])
+
+    def loss(logp: np.ndarray) -> float:
+        rho = np.exp(logp - X.behaviour)
+        terms = -np.minimum(rho * A[:, None], np.clip(rho, 0.8, 1.2) * A[:, None]) * X.mask
+        s = (np.clip(rho, 0.8, 1.2) * X.mask).sum(axis=1) / X.mask.sum(axis=1)
+        out = terms.sum() / X.mask.sum()
+        for name in ("a", "b"):
+            r = parts[name]
+            c = np.mean(s * (r - r.mean())) + r.mean() - 0.8 * start[name]
+            assert (c > 0.001) == (name == "a")
+            log = np.log(c) if c > 0.001 else np.log(0.001) + (c - 0.001) / 0.001
+            out -= log / 2 / 4
+        return float(out)
+
+    ready = method.transform.apply(state, batch)[1]
+    ready = method.objective.refreshed(outputs_of(LOGP), with_totals(ready))
+
+    def found(logp: Any) -> Any:
+        return method.objective.function(outputs_of(logp), ready)[0]
+
+    value, slope = jax.value_and_grad(found)(jnp.asarray(LOGP, jnp.float32))
+    assert float(value) == pytest.approx(loss(LOGP), rel=1e-4)
+    np.testing.assert_allclose(slope, finite_differences(loss, LOGP), rtol=2e-3, atol=2e-4)
+
+
+def test_c_morl_without_constraints_is_grpo_on_the_component() -> None:
+    batch = BATCH.replace(rewards={"goal": BATCH.reward})
+    plain = grpo(kl_coefficient=0.0, average="token")
+    np.testing.assert_array_equal(gradient_of(c_morl("goal"), batch, LOGP), gradient_of(plain, BATCH, LOGP))
+    with pytest.raises(InputError, match="unknown reward component 'gaol': did you mean 'goal'"):
+        prepared(c_morl("gaol"), batch)
+    many = BATCH.replace(rewards={f"r{i}": BATCH.reward for i in range(17)})
+    with pytest.raises(InputError, match="17 components to constrain, but at most 16"):
+        prepared(c_morl(), many)

@@ -16,6 +16,7 @@ REWARDS = {
     "p3o_pairwise": ("number_match",), "srpo_self_referential": ("distances(number_match)",),
     "subpo": ("coverage(items)",), "ttrl": ("number_match",), "polychromic": ("exact_match",),
     "verpo": ("FILE:checks",), "degrpo": ("by_mode(number_match)",), "trpa": ("tagged_levels",),
+    "c_morl": ("number_match", "exact_match"), "ui_r1": ("number_match",),
 }  # fmt: skip
 OWN = """
 def checks(completions, completion_ids):
