@@ -96,9 +96,11 @@ def log_barrier(
         acts, terms = jnp.any(batch.loss_weights != 0, axis=1), []
         for name, component in constrained(batch, objective).items():
             r = jnp.where(acts, component, jnp.nan)
-            mean = _mean(r)
+            mean, known = _mean(r), ~jnp.isnan(r)
+            above = jnp.where(known, r - mean, 0.0)
+            value = jnp.sum(s * above) / jnp.maximum(jnp.sum(known), 1) + mean
             start = (batch.controls or {}).get(f"start/{name}", mean)
-            terms.append(barrier(_mean(s * (r - mean)) + mean - share * start, floor))
+            terms.append(barrier(value - share * start, floor))
         total = -sum(terms, jnp.zeros(())) / max(len(terms), 1)
         return jnp.full(s.shape, total / s.shape[0])
 

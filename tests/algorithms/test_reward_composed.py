@@ -276,7 +276,7 @@ def test_c_morl_is_the_loop() -> None:
     parts = {"goal": random.uniform(0, 1, len(X.group)), "a": X.reward, "b": random.uniform(0, 0.5, len(X.group))}
     batch = BATCH.replace(rewards={name: jnp.asarray(x, jnp.float32) for name, x in parts.items()})
     method = c_morl("goal", share=0.8, sharpness=4.0)
-    first = batch.replace(rewards={**batch.rewards, "b": batch.rewards["b"] + 1.0})  # type: ignore[dict-item]
+    first = batch.replace(rewards={**batch.rewards, "b": batch.rewards["b"] + 1.0})
     state, _ = method.transform.apply(method.transform.init(), first)
     start = {"a": X.reward.mean(), "b": parts["b"].mean() + 1}
     A = of_group(parts["goal"])
