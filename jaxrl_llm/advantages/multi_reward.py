@@ -176,6 +176,7 @@ def checks_of(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
     """
     scored, tests = ~jnp.isnan(batch.scores), (batch.info or {}).get("tests")
     passed = components(batch)[0] if tests is None else tests.astype(jnp.float32)
+    passed = passed[:, None] if passed.ndim == 1 else passed  # no completion of the step was tested
     if passed.ndim == 2:
         return passed[:, None, :], scored[:, None]
     turns = jnp.arange(passed.shape[1])

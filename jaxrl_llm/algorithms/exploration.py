@@ -43,7 +43,8 @@ def ttrl(
     average: GRPO's "sequence", or "token" as in the released code; see
     `objectives.averages.average_by_name`.
 
-    Answers are info["answer_key"] int32[N] (-1: none), else whole completions. Special rollout: 64 votes per prompt.
+    Answers are info["answer_key"] int32[N] (-1: none), which rewards such as number_match give, else whole completions.
+    Special rollout: 64 votes per prompt.
 
     Defaults. Paper: keep, kl_coefficient, average. Code: clip_low, clip_high. Ours: ties.
     """

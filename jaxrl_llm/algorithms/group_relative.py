@@ -252,7 +252,8 @@ def degrpo(
 
     with T_i the actions after the first; the last two means are over all tokens. average "token": the answers' tokens
     are averaged over the batch instead of by sequence, as in the authors' code. The method requires a policy that was
-    trained on both control tokens, and rewards that prefer short right answers (paper: short 1, long 0.5, wrong -1).
+    trained on both control tokens, and rewards that prefer short right answers: `--rewards 'by_mode(number_match)'`
+    gives the paper's 1 for <short>, 0.5 for <think>, and -1 for wrong answers and without either.
 
     Defaults. Paper: control_weight, average. Code: clip_low, clip_high, kl_coefficient, entropy_coefficient.
     """

@@ -107,7 +107,8 @@ def verpo(
     difficulty (its alpha), width (sigma), partial (beta), gamma and epsilon (delta) were not available to us.
 
     info["tests"] has the tests, f32[N, U] for a single attempt or [N, K, U] for one attempt per turn (NaN: no such
-    test); without it the reward components, clipped to [0, 1], are the tests.
+    test): a reward function returns them as the entry "tests" beside its score. Without it the reward components,
+    clipped to [0, 1], are the tests.
 
     Defaults. Ours: difficulty, width, partial, gamma, epsilon, clip_low, clip_high.
     """

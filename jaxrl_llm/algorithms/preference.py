@@ -23,8 +23,9 @@ __all__ = ["drpo_decoupled_reward", "trpa"]
 def trpa(beta: float = 0.1, anisotropy: float = 2.5, trust: float = 0.001, best: float = 1.0) -> Algorithm:
     """Trust Region Preference Approximation (arXiv 2504.04524, 2025).
 
-    No advantages: the reward ranks the samples of a prompt (the paper's four levels, right, wrong, no answer found and
-    bad format, are rewards such as 1, 0.4, 0.2 and 0), and each pair with r_i > r_j is a preference,
+    No advantages: the reward ranks the samples of a prompt, and each pair with r_i > r_j is a preference. The paper's
+    four levels, right, wrong, no answer found and bad format, are the rewards 1, 0.4, 0.2 and 0 of `--rewards
+    tagged_levels`; only their order counts.
 
         loss = mean over pairs of -log sigmoid(c beta (h_i - h_j)) + trust mean_t k3
 

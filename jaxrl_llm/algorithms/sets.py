@@ -130,8 +130,8 @@ def polychromic(
         mean over tokens of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient (rho - 1 - l)
 
     whose last term estimates the paper's KL(behaviour || pi) without bias. The paper's coefficient and average are not
-    known to us; replications use 0.005 to 0.1. With a single turn the prompt is the only state, so the group plays the
-    role of the paper's vine rollouts (8 from each visited state).
+    known to us; replications use 0.005 to 0.1. Rewards such as number_match give the answers. With a single turn the
+    prompt is the only state, so the group plays the role of the paper's vine rollouts (8 from each visited state).
 
     Defaults. Paper: set_size, diversity. Code: kl_coefficient. Ours: clip_low, clip_high.
     """

@@ -66,6 +66,8 @@ NEEDED: dict[str, dict[str, str]] = {
         "turns": "episodes of several turns",
     },
     "spo_single_stream": {"drift": "how far the policy moved; without it trackers forget at their fastest"},
+    "srpo_self_referential": {"distance": "distances of failures to successes; without them failures get 0"},
+    "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
     "ttrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "verpo": {"tests": "results of single tests of code; without it components of the reward are the tests"},
 }

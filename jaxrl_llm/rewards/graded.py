@@ -85,7 +85,7 @@ def distances(base: Function) -> Function:
         entries = dict(found) if isinstance(found, dict) else {REWARD: found}
         good = [value is not None and value > 0.5 for value in entries[REWARD]]
         vectors = np.stack([_vector(text_of(completion)) for completion in completions])
-        there = vectors.any(axis=1)
+        there = np.any(vectors != 0, axis=1).tolist()
         out: list[float | None] = [None] * len(completions)
         of_prompt: dict[str, list[int]] = {}
         for row, prompt in enumerate(prompts):

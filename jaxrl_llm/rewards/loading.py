@@ -27,7 +27,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "by_mode": lambda name: graded.by_mode(_built_in(name, "by_mode")),
-    "coverage": graded.coverage,
+    "coverage": answers.providing(graded.coverage, "share", "spans"),
     "distances": answers.providing(lambda name: graded.distances(_built_in(name, "distances")), "distance"),
     "format_match": verifiers.format_match,
 }

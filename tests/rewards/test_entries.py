@@ -150,7 +150,7 @@ def test_all_hosts_have_the_entries_of_all(count: int) -> None:
     """Each scores its groups; the third host has none."""
     whole = batch()
 
-    def part_of(groups: list[Any]) -> Trajectories:
+    def part_of(groups: Any) -> Trajectories:
         rows = np.concatenate([np.flatnonzero(whole.group == one.task.prompt_id) for one in groups])
         found = jax.tree.map(lambda x: x[rows], whole)
         width = int(found.token_mask.sum(axis=1).max())

@@ -58,7 +58,7 @@ def test_names_are_all_known() -> None:
     for name, wrong in {"by_mode": "NAME", "coverage": "COLUMN"}.items():
         with pytest.raises(InputError, match=rf"reward '{name}' needs an argument: {name}\({wrong}\)"):
             get_reward(name)
-    with pytest.raises(InputError, match=r"unknown reward in by_mode\(...\) 'no': "):
+    with pytest.raises(InputError, match=r"unknown reward in by_mode\(...\) 'no'. Known"):
         get_reward("by_mode(no)")
 
 
