@@ -120,7 +120,7 @@ def nurl(
 
     A group of G without a success (reward > success; accuracy: this component of it) is discarded and replaced by G - 1
     samples under the prompt with an abstract hint and one under the plain prompt, which keeps the group from being all
-    right. All else is GRPO: A_i = (r_i - mean_g)/(std_g + epsilon) with ddof 0, ratios under the prompt of each sample, and
+    right. All else is GRPO: A_i = (r_i - mean_g)/(std_g + epsilon) with ddof 0, ratios under each sample's prompt, and
 
         loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient k3
 
