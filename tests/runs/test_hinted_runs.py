@@ -76,7 +76,7 @@ def check_examples(folder: Path, batch: Trajectories) -> None:
         found = []
         for example in ROW["examples"]:
             text = f"{example}\n\n{tokenizer.decode(prompt)}"
-            ids = np.asarray([[*tokenizer(text)["input_ids"], *completion]], np.int32)
+            ids: Any = np.asarray([[*tokenizer(text)["input_ids"], *completion]], np.int32)
             logits = np.asarray(policy.logits(params, ids), np.float64)[0, -len(completion) - 1 : -1]
             logp = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
             logp -= logits.max(-1, keepdims=True)
