@@ -30,8 +30,8 @@ def step_of(ids: Any, reward: Any, guided: Any = None, order: Any = None) -> Ste
     zeros: Any = np.zeros(mask.shape, np.int32)
     batch = Trajectories(
         tokens=jnp.zeros((len(prompt), 2), jnp.int32), token_mask=mask, action_mask=mask,
-        behaviour_logp=jnp.zeros(mask.shape), policy_step=zeros, turn=zeros, group=group[order], prompt_id=prompt[order],
-        truncated=mask[:, 0], reward=scores[order],
+        behaviour_logp=jnp.zeros(mask.shape), policy_step=zeros, turn=zeros, group=group[order],
+        prompt_id=prompt[order], truncated=mask[:, 0], reward=scores[order],
         info=None if info is None else {"guided": info["guided"][order]}, rewards={"right": 1 - scores[order]},
     )  # fmt: skip
     return Step(Scored(batch, [""] * len(prompt), {}), [], {})
