@@ -16,7 +16,7 @@ from jaxrl_llm.transform import Transform
 
 
 @part
-def within(name: str, credit: Transform) -> Transform:
+def within_kinds(name: str, credit: Transform) -> Transform:
     """A transform for which rows of a group with different info[name] f32[N] are different groups.
 
     Rows without the entry (NaN) count as 0; a batch without it has its own groups. Needs `name`.

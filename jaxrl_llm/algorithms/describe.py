@@ -26,7 +26,7 @@ ORIGINS = {  # words in the last paragraph of a docstring -> origins
     "Run": "the run's",  # default None, filled in by the run
 }
 STAGES = {  # stages of the data flow, in order -> families whose methods differ there
-    "Rollouts: completions made with help": ("guided",),
+    "Rollouts: completions made with help": ("guided", "hinted"),
     "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration"),
     "Selection: which completions to train on": ("selection",),
     "Credit: a baseline of the group, the batch or earlier samples": (

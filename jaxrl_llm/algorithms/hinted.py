@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from jaxrl_llm.advantages.group import drop_rows, group_relative
-from jaxrl_llm.advantages.within import lower_where, uniform_among_others, within
+from jaxrl_llm.advantages.within import lower_where, uniform_among_others, within_kinds
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.choices import AverageName, Rewrite
@@ -120,7 +120,7 @@ def nurl(
 
     A group of G without a success (reward > success; accuracy: this component of it) is discarded and replaced by G - 1
     samples under the prompt with an abstract hint and one under the plain prompt, which keeps the group from being all
-    right. All else is GRPO: A_i = (r_i - mean_g)/(std_g + epsilon) with ddof 0, ratios under the prompt of each sample, and
+    right. All else is GRPO: A_i = (r_i - mean_g)/(std_g + epsilon) with ddof 0, ratios under each sample's prompt, and
 
         loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient k3
 
@@ -237,7 +237,7 @@ def clpo(
     objective += kl_coefficient * kl(average=times(mean, lower_where("hard", hard_weight), {"hard"}))
     credit = chain(drop_rows(uniform_among_others), group_relative(epsilon=epsilon))
     return Algorithm(
-        within("rewritten", credit),
+        within_kinds("rewritten", credit),
         objective,
         rollout=rewritten(succeeds(success, accuracy), hard, medium, rewrite, column, limit),
     )

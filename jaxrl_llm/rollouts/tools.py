@@ -220,7 +220,7 @@ def _with_text(prompt: Any, text: str, first: bool) -> Any:
         return text + prompt if first else prompt + text
     if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[-1], Mapping):
         return None
-    content = prompt[-1].get("content")
+    content: Any = prompt[-1].get("content") or ()
     if isinstance(content, str):
         return [*prompt[:-1], {**prompt[-1], "content": text + content if first else content + text}]
     said = [{"type": "text", "text": text}]

@@ -40,7 +40,7 @@ def test_hinted_groups_against_a_loop(method: Any, options: dict[str, Any]) -> N
 
 
 def test_one_rescued_sample_of_eight() -> None:
-    found = advantages(scaf_grpo(epsilon=0.0), rows_of([1, 0, 0, 0, 0, 0, 0, 0]))
+    found = advantages(scaf_grpo(), rows_of([1, 0, 0, 0, 0, 0, 0, 0]))
     np.testing.assert_allclose(found[:8, 0], [2.474867, *[-0.353552] * 7], atol=2e-6)
 
 
@@ -148,9 +148,9 @@ def test_ampo_chooses_the_teachers_whose_reasoning_fits() -> None:
 
 def test_what_they_sample_is_part_of_them() -> None:
     assert repr(icpo_in_context().rollout) == 'in_context("examples", 1, reaches(1.0))'
-    assert repr(icpo_in_context(reject=False).rollout) == 'in_context("examples", 1, None)'
+    assert repr(icpo_in_context(reject=False).rollout) == "in_context()"
     assert repr(hbpo(max_length=4096).rollout) == "with_budgets(512, 1024, 2048, 2560)"
     assert repr(hbpo(max_length=8).rollout) == "with_budgets(1, 2, 4, 5)"
     for wrong in ("", "0", "1", "a few"):
-        with pytest.raises(InputError, match="hbpo: shares is .*, but must be numbers between 0 and 1"):
+        with pytest.raises(InputError, match=r"hbpo: shares is .*, but must be numbers between 0 and 1"):
             hbpo(shares=wrong)

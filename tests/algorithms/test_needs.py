@@ -17,7 +17,7 @@ from jaxrl_llm.models.outputs import MEASURES
 from jaxrl_llm.needs import NEEDS, check_provided, fill_in, need_of, of_reference, value_of, values_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
-SHAPES = {"[N, L]": (N, L), "[N]": (N,), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": ()}
+SHAPES = {"[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": ()}
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")
 
 

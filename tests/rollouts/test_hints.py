@@ -35,7 +35,7 @@ from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.requests import SamplingConfig
 
 Judge = Callable[[Episode], float]
-BARE = {"text": "{}"}  # hints are written as they are
+BARE: dict[str, Any] = {"text": "{}"}  # hints are written as they are
 ROW = {"hint": ["7", "8", "9"], "solution": "1 2 3 4", "answer": "6"}
 
 
@@ -287,6 +287,7 @@ def test_teachers_answer_where_all_fail(judged: Any) -> None:
     assert plain(run(taught(succeeds(0.6)), row=row)) == plain(run(group()))
     judged(lambda e: 0.0)
     long = {"answer": "6", "teachers": ["1 " * 65]}
+    nothing: dict[str, Any]
     for nothing in ({}, {"teachers": []}, long):
         assert [e.info["unhinted"] for e in run(taught(succeeds(0.6)), row=nothing)] == [1.0] * 4
 

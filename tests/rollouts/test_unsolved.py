@@ -26,12 +26,12 @@ def step_of(ids: Any, reward: Any, guided: Any = None, order: Any = None) -> Ste
     group = np.repeat(np.arange(len(ids)), 2)
     info = None if guided is None else {"guided": np.ravel(guided).astype(np.float32)}
     order = np.arange(len(prompt)) if order is None else order
-    mask = np.ones((len(prompt), 2), bool)
+    mask: Any = np.ones((len(prompt), 2), bool)
+    zeros: Any = np.zeros(mask.shape, np.int32)
     batch = Trajectories(
         tokens=jnp.zeros((len(prompt), 2), jnp.int32), token_mask=mask, action_mask=mask,
-        behaviour_logp=np.zeros(mask.shape, np.float32), policy_step=np.zeros(mask.shape, np.int32),
-        turn=np.zeros(mask.shape, np.int32), group=group[order], prompt_id=prompt[order],
-        truncated=np.zeros(len(prompt), bool), reward=scores[order],
+        behaviour_logp=jnp.zeros(mask.shape), policy_step=zeros, turn=zeros, group=group[order],
+        prompt_id=prompt[order], truncated=mask[:, 0], reward=scores[order],
         info=None if info is None else {"guided": info["guided"][order]}, rewards={"right": 1 - scores[order]},
     )  # fmt: skip
     return Step(Scored(batch, [""] * len(prompt), {}), [], {})
