@@ -29,6 +29,7 @@ from jaxrl_llm.algorithms import (
     tempered,
     token_credit,
     trust_region,
+    two_policies,
     weighted,
 )
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
@@ -60,6 +61,7 @@ FAMILIES = (
     tempered,
     token_credit,
     trust_region,
+    two_policies,
     weighted,
 )
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {

@@ -153,6 +153,15 @@ class Tools:
 
         return await self._host.answer(name, run, again)
 
+    @property
+    def begun(self) -> int:
+        """The training step in which the program first started, the same when it is rerun."""
+        return self._host.begun
+
+    def fits(self, prompt: Sequence[int]) -> bool:
+        """Whether a completion of a prompt has room for a token in the model's context."""
+        return not self._context or len(prompt) < self._context
+
     def random(self, name: str) -> np.random.Generator:
         """A generator for choices of the program. The same name gives the same numbers when the program is rerun.
 
