@@ -154,8 +154,8 @@ class Tools:
         return await self._host.answer(name, run, again)
 
     @property
-    def begun(self) -> int:
-        """The training step in which the program first started, the same when it is rerun."""
+    def began(self) -> int:
+        """Training step in which the group began. It stays the same when the program is rerun from its log."""
         return self._host.begun
 
     def fits(self, prompt: Sequence[int]) -> bool:
