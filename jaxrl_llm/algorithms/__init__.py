@@ -36,6 +36,7 @@ from jaxrl_llm.algorithms import (
     token_credit,
     trees,
     trust_region,
+    two_policies,
     weighted,
 )
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
@@ -74,6 +75,7 @@ FAMILIES = (
     token_credit,
     trees,
     trust_region,
+    two_policies,
     weighted,
 )
 CATALOGUE: dict[str, Callable[..., Algorithm]] = {

@@ -13,23 +13,27 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.informative import at_most_parts, informative_relative
 from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
 from jaxrl_llm.advantages.token_rewards import whiten_rewards
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.choices import Scale
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rollouts.candidates import with_candidates
+from jaxrl_llm.rollouts.hard_buffer import hard_buffer
 from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data, tagged
 from jaxrl_llm.rollouts.second_prompts import recycled, with_predictions
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
 
-__all__ = ["a2fm_apo", "drpo_dataset_reset", "masa", "prefixrl", "spark_co_evolving"]
+__all__ = ["a2fm_apo", "drpo_dataset_reset", "masa", "prefixrl", "spark_co_evolving", "zppo"]
 
 
 @part
@@ -217,3 +221,52 @@ def spark_co_evolving(
     Defaults. Paper: kl_coefficient. Code: share, pointwise, whole, clip_low, clip_high.
     """
     return replace(grpo(clip_low, clip_high, kl_coefficient), rollout=recycled(share, pointwise, whole))
+
+
+def zppo(
+    column: str = "teacher",
+    threshold: float = 0.5,
+    teachers: int = 4,
+    words: int = 512,
+    rewriter: str | None = None,
+    replay_share: float = 0.25,
+    second_share: float = 0.25,
+    most_stored: int = 10_000,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """Zone of Proximal Policy Optimization (ZPPO, arXiv 2606.18216, 2026).
+
+    A frozen teacher answers in the prompts of hard problems, and every trained token is the policy's. A problem x whose
+    samples have a mean reward rbar_x < threshold gets groups of further prompts:
+
+        BCQ    a right response of the teacher and a wrong sample, shuffled: one is right, one is wrong
+        NCQ    all wrong samples, and the distinct answers that they state
+
+    BCQ needs a right one among `teachers` responses. Of these groups a step keeps second_share times the number of new
+    problems, in ascending order of rbar_x, BCQ before NCQ. With S the groups whose rewards differ,
+
+        A'_i = r_i - mean_g,    A_i = (A'_i - mu_S)/(sigma_S + epsilon) in S, else 0
+
+    with moments over all rows of S, and the loss is a token mean of the clipped surrogate (clip_low, clip_high,
+    dual_clip), without KL. Problems with rbar_x < threshold enter a buffer of most_stored problems, first in, first
+    out, and leave it when rbar_x >= threshold; replay_share times as many problems as new ones are drawn from it.
+
+    Rollout: the row's `column` has the teacher's responses, a text or a list of texts: the teacher is frozen, so it
+    may answer before the run. Candidates are rewritten in at most `words` tokens, by `rewriter` (FILE.py:FUNCTION of
+    problem and solution, a call of the teacher, as in the paper) or, with None, by the policy. Groups beyond the bound
+    are sampled and left out, because which are kept is known only when all problems are answered.
+
+    Defaults. Paper: threshold, teachers, words, replay_share, second_share, most_stored, clip_low, clip_high,
+    dual_clip. Ours: column, rewriter, epsilon.
+    """
+    check_number("replay_share", replay_share, least=0)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
+    return Algorithm(
+        chain(at_most_parts(second_share / (1 + replay_share)), informative_relative(epsilon)),
+        objective,
+        curriculum=hard_buffer(replay_share, threshold, most_stored),
+        rollout=with_candidates(column, threshold, teachers, words, rewriter),
+    )

@@ -91,6 +91,7 @@ PROOFS = {
     "remax": "test_score_function.py::test_remax_is_the_loop",
     "remix": "test_trust_region.py::test_remix_by_loop",
     "riskpo": "test_sets.py::test_riskpo_is_the_loop",
+    "rlgf": "test_guide_and_learner.py::test_rlgf_by_loop",
     "rloo": "test_score_function.py::test_rloo_is_the_loop",
     "rlvr_temporal_schedule": "test_token_credit.py::test_rlvr_schedule_against_a_loop",
     "rover": "test_regression_methods.py::test_rover_by_loop_with_other_tokens_between",
@@ -127,6 +128,7 @@ PROOFS = {
     "vspo_prs": "test_replayed.py::test_vspo_is_the_loop",
     "wmar_reservoir_replay": "test_replayed.py::test_wmar_is_the_loop_over_replayed_rows",
     "xrpo": "test_exploration.py::test_xrpo_against_a_loop",
+    "zppo": "test_prefixed.py::test_zppo_worked_example_and_loop",
 }
 
 

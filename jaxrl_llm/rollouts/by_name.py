@@ -9,16 +9,31 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.rewards.loading import load_function
+from jaxrl_llm.rollouts.candidates import with_candidates
 from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.lookahead import near_ties
+from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data
 from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group, hinted
+from jaxrl_llm.rollouts.second_prompts import recycled, with_predictions
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
+from jaxrl_llm.rollouts.two_policies import two_policies
 
 NAMED: dict[str, Callable[..., Rollout]] = {
     "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked, "tree": tree,
     "budgeted_tree": budgeted_tree, "entropy_forks": entropy_forks, "near_ties": near_ties, "valued": valued,
     "demonstrated": demonstrated, "demonstrated_before": demonstrated_before,
 }  # fmt: skip
+NAMED |= {
+    "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups, "two_policies": two_policies,
+    "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
+}  # fmt: skip
+
+
+def _argument(text: str) -> int | float | str:
+    """An argument as a number, if it is one."""
+    if text.isdigit():
+        return int(text)
+    return float(text) if re.fullmatch(r"-?[0-9]*\.?[0-9]+", text) else text
 
 
 def rollout_by_name(spec: str) -> Rollout:
@@ -35,7 +50,7 @@ def rollout_by_name(spec: str) -> Rollout:
         if name not in NAMED:
             raise unknown("rollout", name, NAMED)
         try:
-            return NAMED[name](*[int(part) if part.isdigit() else part for part in arguments])
+            return NAMED[name](*map(_argument, arguments))
         except TypeError:
             raise InputError(f"the rollout {spec} has arguments that {name} does not take") from None
     if ":" not in spec:

@@ -5,6 +5,7 @@ A second prompt is the row's prompt with another text around the problem. It has
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from asyncio import gather
@@ -18,6 +19,8 @@ from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import Task, Tools
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
 
 PREDICT = """{problem}
 
@@ -50,8 +53,15 @@ def _content(message: dict[str, Any]) -> str:
 async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, part: int) -> list[Episode]:
     """`count` samples of a second prompt, as group `part` of the program.
 
-    Their sample numbers follow those of the groups before, each of which has at most `max(count, task.samples)`.
+    Their sample numbers follow those of the groups before, each of which has at most `max(count, task.samples)`. None,
+    with a warning, for a prompt that fills the model's context.
     """
+    if not tools.fits(prompt):
+        logger.warning(
+            "prompt %d: a second prompt of %d tokens fills the model's context, and is left out",
+            *(task.prompt_id, len(prompt)),
+        )
+        return []
     first = part * max(count, task.samples)
     return [
         episode.in_part(part)
@@ -266,7 +276,7 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
         async def ask(part: int, item: Item) -> list[Episode]:
             found = await answers(tools, task, second_prompt(tools, task, item.text), task.samples, part)
             if item.label is None:
-                scored = await tools.score(found)
+                scored = await tools.score(found) if found else []
                 return [replace(e, reward=s.reward, rewards=s.rewards) for e, s in zip(found, scored, strict=True)]
             labels = [boxed(tools.decode(sampled_ids(one))) for one in found]
             return [graded(e, float(said == item.label), first[0]) for e, said in zip(found, labels, strict=True)]

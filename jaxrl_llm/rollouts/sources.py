@@ -263,6 +263,8 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     unhinted = [one.episodes[0].info["unhinted"] for one in groups if "unhinted" in one.episodes[0].info]
     if unhinted:
         out["rollout/unhinted"] = float(np.mean(unhinted))
+    if any("part" in episode.info for one in groups for episode in one.episodes):
+        out["rollout/parts"] = float(np.mean([len({episode.part for episode in one.episodes}) for one in groups]))
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))

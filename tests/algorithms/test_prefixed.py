@@ -15,7 +15,7 @@ from test_actor_critic import check, critic_batch, gae_loop, loop_rows, losses, 
 
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.prefixed import a2fm_apo, drpo_dataset_reset, masa, prefixrl, spark_co_evolving
+from jaxrl_llm.algorithms.prefixed import a2fm_apo, drpo_dataset_reset, masa, prefixrl, spark_co_evolving, zppo
 
 GIVEN = np.array([0, 1, 2, 0, 3, 1, 0, 2, 1, 0, 0])  # given tokens at the beginning of the rows
 
@@ -111,3 +111,28 @@ def test_apo_worked_example() -> None:
     found = advantages(a2fm_apo(), batch_of(np.ones((9, 1)), reward, np.zeros((9, 1))))[:, 0]
     np.testing.assert_allclose(found[[0, 1, 6]], [1.056034, -1.104035, 0.624020], atol=5e-6)
     contexts(a2fm_apo(), "sequence", 0.2, 0.2, 0)
+
+
+def test_zppo_worked_example_and_loop() -> None:
+    """Groups without a signal do not enter the moments, and a step keeps the groups of the hardest problems."""
+    R = np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]], float)
+    batch = batch_of(np.ones((16, 1)), R.reshape(-1), np.zeros((16, 1)), np.repeat(np.arange(4), 4))
+    found = advantages(zppo(), batch)[:, 0].reshape(4, 4)
+    expected = [[1.732051, *[-0.577350] * 3], [0] * 4, [0.577350, 0.577350, -1.732051, 0.577350], [0] * 4]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    batch, logp = random_batch(5, (4, 4, 3, 2, 2))
+    # Groups 3 and 4 are of second prompts, of which share 0.5 of 3 plain groups, 1, is kept: that of part 1.
+    part, solved = np.repeat([0, 0, 0, 2, 1], [4, 4, 3, 2, 2]), np.repeat([0.25, 1, 0.25, 0.25, 0.25], [4, 4, 3, 2, 2])
+    batch = batch.with_info(part=jnp.asarray(part, jnp.float32), solved=jnp.asarray(solved, jnp.float32))
+    mask, old = np.asarray(batch.action_mask), np.asarray(batch.behaviour_logp, np.float64)
+    reward, group = np.asarray(batch.reward, np.float64), np.asarray(batch.group)
+    kept = part != 2
+    centred = np.array([reward[i] - reward[group == group[i]].mean() for i in range(len(group))])
+    signal = kept & np.array([np.ptp(reward[group == group[i]]) > 0 for i in range(len(group))])
+    A = np.where(signal, centred / (centred[signal].std() + 1e-6), 0)
+    terms = []
+    for i, t in np.argwhere(mask & kept[:, None]):
+        rho = np.exp(logp[i, t] - old[i, t])
+        terms.append(-min(rho * A[i], np.clip(rho, 0.8, 1.28) * A[i]))
+    algorithm = zppo(second_share=0.5, replay_share=0.0)
+    assert loss_of(algorithm, batch, logp) == pytest.approx(np.mean(terms), rel=2e-5)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.batch import rows_of, to_batch
+from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.prefixes import (
     adaptive_factors,
@@ -166,6 +167,16 @@ def test_tags_are_given_and_free_samples_write_them(monkeypatch: pytest.MonkeyPa
     assert [episode.reward for episode in episodes] == [*(e.size for e in episodes[:4]), 0, 0], "no tag: no reward"
     hard = episodes_of(tagged("<a>,<b>", forced=2, success=1e9), samples=6)
     assert [episode.reward for episode in hard] == [*(e.size for e in hard[:5]), 0]
+
+
+def test_rollouts_have_names() -> None:
+    """With numbers and texts as arguments."""
+    assert rollout_by_name("reset_to_data(response, 0.5)").name == "reset_to_data(response, 0.5)"
+    assert rollout_by_name("prefixed_groups(trace, .4, 0.8, 2)").columns == ("trace",)
+    assert rollout_by_name("two_policies").ragged is False
+    assert rollout_by_name("recycled(1)").ragged is True
+    assert rollout_by_name("with_predictions(4)").ragged is True
+    assert rollout_by_name("with_candidates(answers)").columns == ("answers",)
 
 
 def test_wrong_settings_and_data_are_named() -> None:

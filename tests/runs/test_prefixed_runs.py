@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,36 @@ METHODS: dict[str, tuple[dict[str, Any], Any, bool]] = {
     "a2fm_apo": ({"forced": 1}, (4, 4), True),
     "masa": ({}, (8, 8), False),
     "spark_co_evolving": ({"share": 1.0}, (8, 12), False),
+    "rlgf": ({}, (4, 4), True),
+    "zppo": ({"threshold": 2.0, "second_share": 1.0, "words": 4}, (4, 12), False),
 }
+
+
+def with_long_context(folder: Path) -> Path:
+    """The tiny model, which has a token for each character, with room for second prompts."""
+    shutil.copytree(runs.MODEL, folder / "model", dirs_exist_ok=True)
+    path = folder / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 1024}))
+    return folder / "model"
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
     path = folder / "responses.jsonl"
     rows = [
-        {"prompt": f"number {i:02d}:", "answer": str(i % 2), "response": "1 2 3", "trace": "1 2 3" if i % 2 else ""}
+        {
+            "prompt": f"number {i:02d}:",
+            "answer": str(i % 2),
+            "response": "1 2 3",
+            "trace": "1 2 3" if i % 2 else "",
+            "teacher": "0 0 0",
+            "guide": "1 2 3",
+        }
         for i in range(12)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings: dict[str, Any] = {
         "algorithm": name, "hyperparameters": METHODS[name][0], "steps": 2, "eval_size": 0, "minibatches": 1,
+        "model": str(with_long_context(folder)),
         "top_p": 1.0, "checkpoint_every": 2, "max_new_tokens": 16, "prompts": str(path), "log_completions_every": 1,
     }  # fmt: skip
     return runs.small_config(folder, **{**settings, **changes})
@@ -56,11 +75,15 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
         batch = one.scored.batch
         assert least <= len(np.unique(batch.group)) <= most
         assert np.isfinite(batch.reward).all()
+        if most > 4:
+            assert line["rollout/parts"] > 1
         if given:
             assert line["rollout/prefixed"] > 0
             masked = np.asarray(batch.token_mask).sum(axis=1) - np.asarray(batch.action_mask).sum(axis=1)
             assert len(np.unique(masked - np.asarray(batch.info["prefix"]))) == 1, "beside the prompt's, of one length"
     assert any(line["grad_norm"] > 0 for line in lines)
+    if name == "zppo":
+        assert [line["curriculum/buffer"] for line in lines] == [4, 7], "the second step asks one again"
 
 
 @pytest.mark.heavy
@@ -74,6 +97,21 @@ def test_dynamic_sampling_keeps_all_groups_of_a_prompt(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch.group, np.repeat(np.arange(8), 4))
     np.testing.assert_array_equal(batch.info["part"], np.tile(np.repeat([0, 1], 4), 4))
     assert all(len(np.unique(np.asarray(batch.prompt_id)[8 * i : 8 * i + 8])) == 1 for i in range(4))
+
+
+@pytest.mark.heavy
+def test_a_guide_completes_responses(tmp_path: Path) -> None:
+    """Its tokens, which have no log-probability, are in no metric of the policy."""
+    (tmp_path / "guide.py").write_text("def complete(problem, begun):\n    return '7 7'\n")
+    hyperparameters = {"begins": "learner", "guide": f"{tmp_path / 'guide.py'}:complete"}
+    config, taken = config_of(tmp_path, "rlgf", hyperparameters=hyperparameters), list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config)
+    for line, one in zip(runs.lines_of(Path(config.output) / "metrics.jsonl"), taken, strict=True):
+        assert np.isfinite(line["loss"])
+        assert line["mismatch"] < 1e-4
+        assert line["grad_norm"] > 0
+        assert (np.asarray(one.scored.batch.info["switch"]) >= 0).all()
 
 
 def test_what_a_run_lacks_is_named_before_it_starts(tmp_path: Path) -> None:

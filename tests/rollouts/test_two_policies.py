@@ -1,0 +1,90 @@
+"""Responses that a learner and a guide write in turn, over an engine that decodes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import LIMIT, Ran, begin, length_of
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.driver import Rule
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.two_policies import two_policies
+
+ROW = {"prompt": "p", "guide": ["51 52 53 54", "61 62 63"]}
+SAMPLES = 8
+
+
+@pytest.fixture
+def guide(tmp_path: Path) -> str:
+    path = tmp_path / "guide.py"
+    path.write_text("def complete(problem, begun):\n    return f'9 {len(begun.split())} 9'\n")
+    return f"{path}:complete"
+
+
+def episodes_of(rollout: Any, **options: Any) -> list[Any]:
+    (one,) = Ran(begin([3], SAMPLES), Rule(), rollout, **{"row": ROW, **options}).found.groups
+    assert not one.failed
+    return one.episodes
+
+
+def test_the_learner_continues_the_guide() -> None:
+    episodes = episodes_of(two_policies(share=1.0))
+    for episode in episodes:
+        h = int(episode.info["prefix"])
+        assert episode.info["switch"] == -1
+        assert episode.own.token[:h].tolist() in ([51, 52, 53][:h], [61, 62][:h])
+        assert h >= 1
+        assert episode.actions.tolist() == [False] * h + [True] * (episode.size - h)
+    assert len({episode.own.token[0] for episode in episodes}) == 2
+
+
+def test_the_guide_completes_the_learner(guide: str) -> None:
+    plain = episodes_of(group())
+    episodes = episodes_of(two_policies("learner", guide=guide, share=1.0))
+    for episode, full in zip(episodes, plain, strict=True):
+        h, n = int(episode.info["switch"]), min(length_of(3, full.sample), LIMIT)
+        assert 1 <= h <= n - 1 if n >= 2 else h == 0
+        assert episode.own.token.tolist() == [*full.own.token[:h].tolist(), *[9, h, 9][: LIMIT - h]]
+        assert episode.actions.all(), "a critic values the guide's tokens"
+        assert episode.truncated == (h + 3 > LIMIT)
+        assert episode.reward == episode.size, "the score is that of the whole response"
+    assert len({int(episode.info["switch"]) for episode in episodes}) > 2
+    whole = episodes_of(two_policies("learner", guide=guide, share=0.0))
+    assert [e.own.token.tolist() for e in whole] == [[9, 0, 9]] * SAMPLES
+
+
+def test_the_learner_begins_in_the_first_steps(guide: str) -> None:
+    rollout = two_policies("learner_first", guide=guide, share=1.0, steps=2)
+    for step, begins in ((0, "learner"), (1, "learner"), (2, "guide")):
+        (one,) = Ran(begin([3], 2, step), Rule(), rollout, row=ROW, step=step).found.groups
+        assert all((e.info["switch"] >= 0) == (begins == "learner") for e in one.episodes)
+
+
+def test_a_resumed_program_draws_the_same(guide: str) -> None:
+    """Also where it is resumed in a step in which the guide would begin."""
+    rollout = two_policies("learner_first", guide=guide, steps=1)
+    flight, options = begin([2, 3], 4), {"row": ROW, "limit": 20}
+    whole = Ran(flight, Rule(), rollout, **options).found.groups
+    pool, step, done = flight, 0, {}
+    while pool:
+        ran = Ran(pool, Rule(1, 3), rollout, step=step, **options)
+        done |= {one.task.prompt_id: [e.own.token.tolist() for e in one.episodes] for one in ran.found.groups}
+        pool, step = ran.pool, step + 1
+    assert step > 1
+    assert done == {one.task.prompt_id: [e.own.token.tolist() for e in one.episodes] for one in whole}
+
+
+def test_without_the_guide_it_is_a_group() -> None:
+    plain = [e.own.token.tolist() for e in episodes_of(group())]
+    for rollout, row in ((two_policies(share=0.0), ROW), (two_policies(), {"prompt": "p", "guide": ""})):
+        assert [e.own.token.tolist() for e in episodes_of(rollout, row=row)] == plain
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(InputError, match=r"begins is 'learner', whose responses a guide completes: give guide, FILE"):
+        two_policies("learner")
+    with pytest.raises(InputError, match="the guide"):
+        two_policies("learner", guide="no_such_file.py:complete")
