@@ -167,7 +167,7 @@ def gains(before: Array, after: Array) -> Array:
 
 
 def best_of(values: Array, k: int) -> Array:
-    """The chance that the best of k independent attempts is right, 1 - (1 - V)^k, V in [0, 1] the chance of one; elementwise.
+    """The chance that one of k independent attempts is right, 1 - (1 - V)^k, V in [0, 1] that of each; elementwise.
 
     >>> print(best_of(jnp.array([0.2, 0.35]), 4).round(6))
     [0.5904   0.821494]

@@ -27,6 +27,7 @@ ORIGINS = {  # words in the last paragraph of a docstring -> origins
 }
 STAGES = {  # stages of the data flow, in order -> families whose methods differ there
     "Rollouts: completions made with help": ("guided", "hinted"),
+    "Rollouts: trees, and values of states": ("trees",),
     "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration"),
     "Selection: which completions to train on": ("selection",),
     "Credit: a baseline of the group, the batch or earlier samples": (

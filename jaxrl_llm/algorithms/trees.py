@@ -26,7 +26,7 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.errors import InputError, require_choice, shown
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
@@ -39,6 +39,18 @@ from jaxrl_llm.transform import chain
 __all__ = ["branchgrpo", "latr", "pav", "spo_segment", "treepo"]
 
 STATES = frozenset({"node", "state_value"})
+
+
+def numbers_in(name: str, text: str) -> list[float]:
+    """The numbers in a text, separated by commas or colons; InputError if it has anything else.
+
+    >>> numbers_in("shares", "0:1,10:0.75")
+    [0.0, 1.0, 10.0, 0.75]
+    """
+    try:
+        return [float(part) for part in text.replace(":", ",").split(",")]
+    except ValueError:
+        raise InputError(f"{name} is {shown(text)}, but must be numbers, separated by commas") from None
 
 
 @part
@@ -62,7 +74,7 @@ def spo_segment(
 ) -> Algorithm:
     """Segment Policy Optimization (SPO-chain and SPO-tree, arXiv 2505.23564, 2025).
 
-    The advantage of a segment is the difference of the values at its ends, which are means of rewards, without a critic:
+    The advantage of a segment is the difference of the values at its ends, which are mean rewards, without a critic:
 
         A_seg = V(end) - V(beginning),  V(end of a completion) = its reward
 
@@ -81,6 +93,7 @@ def spo_segment(
     clip_low, clip_high.
     """
     require_choice("form", form, ("chain", "tree"))
+    require_choice("scale", scale, ("none", "std"))
     check_number("segment", segment, least=1, whole=True)
     check_number("levels", levels, least=1, most=64, whole=True)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
@@ -154,7 +167,7 @@ def branchgrpo(
     fusion: Literal["mean", "softmax"] = "mean",
     alpha: float = 1.0,
     keep: Literal["all", "best", "extremes"] = "all",
-    skip_depths: tuple[int, ...] = (),
+    skip_depths: str = "",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     epsilon: float = 1e-8,
@@ -170,8 +183,8 @@ def branchgrpo(
     fusion: R(node) is the mean of its leaves' rewards, or sum_c softmax_c(alpha log pi(segment c)) R(c) over its
     children. Each segment is trained on once, with the advantage of its node, by PPO's clip (clip_low, clip_high) and a
     token mean. Pruning leaves segments out of the update alone: keep, the last segments of the "best" leaves of each
-    last fork, or of the group's best and worst ("extremes"); skip_depths, all segments at these depths, from 0. The
-    sampler of images and its noise are out of scope. Rollout: `rollouts.trees.tree`.
+    last fork, or of the group's best and worst ("extremes"); skip_depths, all segments at these depths, from 0, such as
+    "0,1". The sampler of images and its noise are out of scope. Rollout: `rollouts.trees.tree`.
 
     Defaults. Code: forks, branches, fusion, alpha, keep, skip_depths, epsilon. Ours: spacing, clip_low, clip_high.
     """
@@ -179,7 +192,7 @@ def branchgrpo(
     check_number("forks", forks, least=1, most=64, whole=True)
     check_number("spacing", spacing, least=1, whole=True)
     pruned = [] if keep == "all" else [last_segments_kept(keep)]
-    pruned += [depths_out(tuple(skip_depths))] if skip_depths else []
+    pruned += [depths_out(tuple(map(int, numbers_in("skip_depths", skip_depths))))] if skip_depths else []
     return Algorithm(
         chain(tree_credit(by_depth(fusion, alpha, epsilon)), shared_once(), *pruned),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
@@ -189,20 +202,19 @@ def branchgrpo(
 
 @presets(
     countdown={"absolute": 0.25, "relative": 0.15, "edit": 0.4, "suffix": None, "overlap": None, "until": 512,
-               "share_steps": (0, 10, 20, 80, 200), "shares": (1.0, 0.75, 0.5, 0.25, 0.0)},
+               "shares": "0:1,10:0.75,20:0.5,80:0.25,200:0"},
     math={"absolute": 0.15, "relative": 0.25, "edit": None, "suffix": 0.2, "overlap": 0.5, "until": 1024,
-          "share_steps": (0, 100, 200, 300), "shares": (1.0, 0.75, 0.5, 0.25)},
+          "shares": "0:1,100:0.75,200:0.5,300:0.25"},
 )  # fmt: skip
 def latr(
     absolute: float = 0.25,
     relative: float = 0.15,
-    windows: tuple[int, ...] = (20, 30, 50),
+    windows: str = "20,30,50",
     edit: float | None = 0.4,
     suffix: float | None = None,
     overlap: float | None = None,
     until: int = 512,
-    share_steps: tuple[int, ...] = (0, 10, 20, 80, 200),
-    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.0),
+    shares: str = "0:1,10:0.75,20:0.5,80:0.25,200:0",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
@@ -216,19 +228,21 @@ def latr(
 
     among the first `until` tokens, and is dropped if r tokens later, for an r of `windows`, it is too similar to its
     parent: edit distance / r below `edit`, the match of the ends above `suffix`, or ROUGE-L above `overlap`.
-    From training step share_steps[i] on, shares[i] of the group is the tree; the rest are independent samples, and so
-    are the missing ones where fewer branches open (the paper repeats the first). Then GRPO's loss (clip_low, clip_high,
-    kl_coefficient, average). Presets "countdown" and "math" are the paper's two settings.
+    A share of the group is the tree, given as STEP:SHARE, from these training steps on; the rest are independent
+    samples, and so are the missing ones where fewer branches open (the paper repeats the first). The loss is GRPO's
+    (clip_low, clip_high, kl_coefficient, average). The presets "countdown" and "math" are the paper's two settings.
 
     c_2 is drawn from the policy at the same place instead of ranked, since the engine reports the probabilities of
     drawn tokens alone: a near tie is found with the probability of its second token. Tokens between forks are sampled,
     an option of the paper; its script takes the most probable. Rollout: `rollouts.lookahead.near_ties`.
 
-    Defaults. Paper: absolute, relative, windows, edit, suffix, overlap, until, share_steps, shares. Ours: clip_low,
+    Defaults. Paper: absolute, relative, windows, edit, suffix, overlap, until, shares. Ours: clip_low,
     clip_high, kl_coefficient, average.
     """
     method = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
-    rollout = near_ties(absolute, relative, windows, edit, suffix, overlap, until, share_steps, shares)
+    lengths = [int(r) for r in numbers_in("windows", windows)]
+    steps, parts = (numbers_in("shares", shares)[i::2] for i in (0, 1))
+    rollout = near_ties(absolute, relative, lengths, edit, suffix, overlap, until, [int(s) for s in steps], parts)
     return Algorithm(method.transform, method.objective, rollout=rollout)
 
 

@@ -178,11 +178,6 @@ class Tools:
 
         return await self._host.answer(name, run, again)
 
-    @property
-    def began(self) -> int:
-        """Training step in which the group began. It stays the same when the program is rerun from its log."""
-        return self._host.begun
-
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a completion of a prompt has room for a token in the model's context."""
         return not self._context or len(prompt) < self._context

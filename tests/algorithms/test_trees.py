@@ -154,7 +154,7 @@ def test_branchgrpo_prunes_the_update_alone() -> None:
     weights = {
         name: np.asarray(prepared(branchgrpo(**given), batch).weights)
         for name, given in {
-            "all": {}, "best": {"keep": "best"}, "extremes": {"keep": "extremes"}, "no leaves": {"skip_depths": (2,)}
+            "all": {}, "best": {"keep": "best"}, "extremes": {"keep": "extremes"}, "no leaves": {"skip_depths": "2"}
         }.items()
     }  # fmt: skip
     last = MASK & (np.array([row[size - 1] for row, size in zip(NODE, LENGTHS, strict=True)])[:, None] == NODE)
@@ -169,7 +169,7 @@ def test_branchgrpo_prunes_the_update_alone() -> None:
     assert (weights["extremes"][2][2:] == 0).all(), "0.5 is neither the best nor the worst of its group"
     assert weights["extremes"][1][4] == 1
     np.testing.assert_array_equal(weights["no leaves"][:2, 4], [0, 0])
-    assert gradient_of(branchgrpo(skip_depths=(2,)), batch, new)[:2, 4].tolist() == [0, 0]
+    assert gradient_of(branchgrpo(skip_depths="2"), batch, new)[:2, 4].tolist() == [0, 0]
 
 
 def test_latr_is_grpo_on_its_rows() -> None:

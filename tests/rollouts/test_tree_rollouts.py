@@ -240,3 +240,25 @@ def test_what_cannot_be_a_tree_is_refused() -> None:
 def test_a_rollout_prints_as_its_code() -> None:
     for made in (tree(0, 30, branches=6), budgeted_tree(16), entropy_forks(2), valued(3, "lines"), near_ties()):
         assert isinstance(eval(repr(made)), Rollout)
+
+
+@given(st.integers(0, 200), st.integers(2, 6), st.integers(1, 5), st.integers(0, 4))
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+def test_a_tree_that_is_cut_at_any_step_goes_on_the_same(prompt: int, samples: int, tokens: int, which: int) -> None:
+    """Each step ends after a few tokens, and the next one reruns the program from its log."""
+    rollout = (
+        tree(2, 5), budgeted_tree(3, depth=5, first_most=4), entropy_forks(2), valued(2, every=1),
+        near_ties(0.0, 1.0, windows=(2, 3), share_steps=(0,), shares=(1.0,)),
+    )[which]  # fmt: skip
+    whole = one(Ran(begin([prompt], samples), Rule(), rollout, limit=20)).episodes
+    flight = begin([prompt], samples)
+    for _ in range(400):
+        ran = Ran(flight, Rule(None, tokens), rollout, limit=20)
+        if ran.complete:
+            break
+        flight = ran.pool
+    again = one(ran).episodes
+    assert [e.tokens for e in again] == [e.tokens for e in whole]
+    for name in ("node", "state_value", "answer_key"):
+        for a, b in zip(again, whole, strict=True):
+            assert a.info.get(name) == b.info.get(name)

@@ -24,7 +24,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "spo_segment": {"continuations": 2, "interval": 2},
     "treepo": {"segment": 2, "first_most": 2, "rounds": 1},
     "branchgrpo": {"forks": 2, "spacing": 3},
-    "latr": {"windows": (2,), "absolute": 0.001, "relative": 0.5},
+    "latr": {"windows": "2", "absolute": 0.001, "relative": 0.5},
     "ettrl": {"trees": 2, "forks": 1, "branches": 1},
     "pav": {"continuations": 2, "without": "fixed_prover"},
 }
