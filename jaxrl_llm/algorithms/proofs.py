@@ -12,6 +12,7 @@ PROOFS = {
     "baichuan_m2": "test_group_relative.py::test_baichuan_m2_is_the_loop",
     "bapo_adaptive_clip": "test_trust_region.py::test_bapo_by_loop",
     "bnpo": "test_group_relative.py::test_bnpo_worked_example_in_two_slices",
+    "brorl": "test_curricula.py::test_brorl_against_a_loop",
     "brpo": "test_selecting.py::test_brpo_against_a_loop",
     "bupo": "test_token_credit.py::test_bupo_against_a_loop",
     "capo_curvature": "test_trust_region.py::test_capo_by_loop",
