@@ -8,10 +8,9 @@ from typing import Literal
 from jaxrl_llm.advantages.bins import weigh_by_bin
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.choices import Scale
+from jaxrl_llm.algorithms.group_relative import dapo, grpo
 from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.curricula import choose_prompts
 from jaxrl_llm.rollouts.curricula_arms import samples_by_bin
 from jaxrl_llm.rollouts.curricula_neighbours import samples_by_neighbours
@@ -20,7 +19,7 @@ from jaxrl_llm.rollouts.curricula_stages import hardest_in_phases, sorted_by_pro
 from jaxrl_llm.rollouts.second_stage import topped_up
 from jaxrl_llm.transform import chain
 
-__all__ = ["craft_gui", "dars", "drive_pre_grpo", "gdro", "sgpo", "v0_value", "vade"]
+__all__ = ["brorl", "craft_gui", "dars", "drive_pre_grpo", "gdro", "sgpo", "v0_value", "vade"]
 
 
 def vade(
@@ -141,10 +140,36 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(n), int(steps)) for n, steps in found)
 
 
+def brorl(
+    clip_low: float = 0.2, clip_high: float = 0.4, kl_coefficient: float = 1e-4, rounds: int = 10, epsilon: float = 1e-6
+) -> Algorithm:
+    """BroRL: Scaling Reinforcement Learning via Broadened Exploration (arXiv 2510.01180, 2025).
+
+    Hundreds of samples a prompt: the run's group_size, 512 in the paper. A step on the logits of a softmax changes the
+    probability Q of the right answers, to first order, by
+
+        dQ = step/N [(R_c - S) (1 - Q) A2 + (S - R_w) Q B2 + S (Q U_w2 - (1 - Q) U_c2)],    S = sum_{sampled} R_j p_j
+
+    A2, B2, U_c2 and U_w2 being the sums of p^2 over right and wrong sampled, and right and wrong unsampled answers.
+    Only the last term can lower Q, and it vanishes as N grows. The loss is DAPO's, with clip_low < clip_high, groups
+    without signal replaced for up to `rounds` batches, A = (r - mean_g) / (std_g + epsilon), and kl_coefficient
+    times k3.
+
+    Micro-batches may be smaller than a group, so that the memory of an update does not grow with it. The paper goes on
+    from a model that longer training with few samples improves no more, and replaces the reference policy from time to
+    time: start a new run from the last checkpoint. It scales the learning rate with the root of the batch.
+
+    Defaults. Ours: clip_low, clip_high, kl_coefficient, rounds, epsilon.
+    """
+    base = dapo(clip_low, clip_high, rounds=rounds, epsilon=epsilon)
+    penalty = kl_coefficient * kl(to="reference", estimator="k3", average=token_mean())
+    return replace(base, objective=base.objective + penalty)
+
+
 def dars(
     rule: Literal["equal", "hard"] = "equal",
     most_samples: int = 32,
-    scale: Scale = "none",
+    scale: Literal["none", "std"] = "none",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Algorithm:

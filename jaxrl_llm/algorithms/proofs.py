@@ -17,6 +17,7 @@ PROOFS = {
     "bnpo": "test_group_relative.py::test_bnpo_worked_example_in_two_slices",
     "brain": "test_reward_composed.py::test_brain_worked_example_and_loop",
     "branchgrpo": "test_trees.py::test_branchgrpo_against_a_loop",
+    "brorl": "test_curricula.py::test_brorl_against_a_loop",
     "brpo": "test_selecting.py::test_brpo_against_a_loop",
     "bupo": "test_token_credit.py::test_bupo_against_a_loop",
     "c_morl": "test_reward_composed.py::test_c_morl_is_the_loop",

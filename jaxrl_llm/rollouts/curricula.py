@@ -95,9 +95,9 @@ def choose_prompts(
 
 def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memory: Memory, pool: int) -> Curriculum:
     """The curriculum of machines, whose states are entries of one dict, under names that begin with their numbers."""
-    if not facts.count:
+    if not facts.size:
         raise InputError("a curriculum needs at least one prompt")
-    start: State = {"draws": 0, "forced": 0, "pending": np.zeros(0, np.int32), **start_record(facts.count, memory)}
+    start: State = {"draws": 0, "forced": 0, "pending": np.zeros(0, np.int32), **start_record(facts.size, memory)}
     for number, machine in enumerate(machines):
         start |= {f"rule{number}_{name}": value for name, value in machine.start.items()}
     (sizes, counters) = ([i for i, m in enumerate(machines) if getattr(m, name)] for name in ("size", "counts"))
@@ -116,16 +116,16 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
         return found if allowed.all() else look_up(state, memory, ids[allowed])
 
     def select(state: State, count: int) -> tuple[Array, State]:
-        state = grown(state, start, facts.count)
+        state = grown(state, start, facts.size)
         if count < 1:
             return np.zeros(0, np.int32), state
         random = np.random.default_rng([facts.seed, 1, state["draws"]])
         for number in sizes:
             count = max(1, machines[number].size(own(state, number), count))  # type: ignore[misc]
-        ids = facts.order[_places(random, facts.count, pool)]
+        ids = facts.order[_places(random, facts.size, pool)]
         found = admitted(state, _without(ids, state["pending"]))
-        if len(found.ids) < count and facts.count > pool:
-            ids = facts.order[random.permutation(facts.count)]
+        if len(found.ids) < count and facts.size > pool:
+            ids = facts.order[random.permutation(facts.size)]
             found = admitted(state, _without(ids, state["pending"]))
         chosen, forced = _best(state, found, count, random), 0
         if len(chosen) < count:
@@ -155,7 +155,7 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
         return found.ids[top[np.argsort(-total[top], kind="stable")]]
 
     def observe(state: State, step: Step) -> State:
-        state = grown(state, start, facts.count)
+        state = grown(state, start, facts.size)
         results = results_of(step)
         before = look_up(state, memory, results.ids)
         after = {**note(state, memory, results), "pending": np.zeros(0, np.int32)}
@@ -177,7 +177,7 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
         tried = int(np.count_nonzero(state["seen"] >= 0))
         last = state["rate"][state["seen"] == state["step"] - 1]
         out = {
-            "curriculum/tried": tried / facts.count,
+            "curriculum/tried": tried / facts.size,
             "curriculum/solve_rate": float(np.mean(last)) if len(last) else float("nan"),
         }
         out |= {"curriculum/forced": float(state["forced"])} if state["forced"] else {}

@@ -90,7 +90,7 @@ def samples_by_bin(
         return {"score": score, "solved": changed(state["solved"], results.ids, hit)}
 
     def make(facts: PromptFacts) -> Machine:
-        start = {"score": np.zeros((bins, len(arms))), "solved": np.zeros(facts.count, np.int32)}
+        start = {"score": np.zeros((bins, len(arms))), "solved": np.zeros(facts.size, np.int32)}
         return Machine(start, counts=counts, observe=observe)
 
     return make

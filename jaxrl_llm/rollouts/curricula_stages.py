@@ -87,7 +87,7 @@ def drop_solved(at: float = 1.0, visits: int = 1, back: int | None = None) -> Ru
         }
 
     def make(facts: PromptFacts) -> Machine:
-        start = {"since": np.full(facts.count, -1, np.int32), "streak": np.zeros(facts.count, np.uint8)}
+        start = {"since": np.full(facts.size, -1, np.int32), "streak": np.zeros(facts.size, np.uint8)}
         return Machine(
             {**start, "dropped": 0, "returned": 0}, admit=admit, observe=observe,
             metrics=lambda state: {"dropped": float(state["dropped"]), "returned": float(state["returned"])},
@@ -121,7 +121,7 @@ def hardest_in_phases(first_steps: int, phases: Sequence[tuple[int, int]], times
             rate[~state["members"][every.ids]] = np.nan  # sorted behind all others
             ties = np.random.default_rng([facts.seed, 3, phase]).random(len(rate))
             hardest = every.ids[np.lexsort((ties, rate))][: phases[phase - 1][0]]
-            members = np.zeros(facts.count, bool)
+            members = np.zeros(facts.size, bool)
             members[hardest] = state["members"][hardest]
             return {"phase": phase, "members": members}
 
@@ -129,7 +129,7 @@ def hardest_in_phases(first_steps: int, phases: Sequence[tuple[int, int]], times
             return count if state["phase"] == 0 else -(-count // times)
 
         return Machine(
-            {"phase": 0, "members": np.ones(facts.count, bool)},
+            {"phase": 0, "members": np.ones(facts.size, bool)},
             admit=lambda state, prompts: state["members"][prompts.ids],
             size=size,
             counts=lambda state, prompts, total, random: apportion(np.ones(len(prompts.ids)), total),
@@ -176,8 +176,8 @@ def sorted_by_profile(
         raise InputError(f"sorted_by_profile: samples is {samples}, but must be a multiple of {GROUP_SIZES[-1]}")
 
     def make(facts: PromptFacts) -> Machine:
-        chance = np.empty(facts.count)
-        chance[facts.order] = np.random.default_rng([facts.seed, 4]).random(facts.count)
+        chance = np.empty(facts.size)
+        chance[facts.order] = np.random.default_rng([facts.seed, 4]).random(facts.size)
 
         def classes(ids: Array, rate: Array) -> Array:
             found = profile_class(rate, trivial)
@@ -187,12 +187,12 @@ def sorted_by_profile(
             """The group size of the first cluster with prompts, from `least` on; else `size`."""
             return next((G for G in GROUP_SIZES if least <= G and np.any(classes == G)), size)
 
-        start: State = {"class": np.full(facts.count, _UNKNOWN, np.uint8), "size": 0, "left": 0}
+        start: State = {"class": np.full(facts.size, _UNKNOWN, np.uint8), "size": 0, "left": 0}
         if column is not None:
             rates = facts.column(column)
             if wrong := [x for x in rates if isinstance(x, bool | str) or not 0 <= x <= 1]:
                 raise InputError(f"the column {column!r} has {shown(wrong[0])}, but must have rates from 0 to 1")
-            start["class"] = classes(np.arange(facts.count), np.asarray(rates, np.float64)).astype(np.uint8)
+            start["class"] = classes(np.arange(facts.size), np.asarray(rates, np.float64)).astype(np.uint8)
             start["size"], start["left"] = turn(start["class"], GROUP_SIZES[-1], 0), steps
 
         def admit(state: State, prompts: Prompts) -> Array:

@@ -29,7 +29,7 @@ class PromptFacts(NamedTuple):
     seed: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """P."""
         return len(self.order)
 
@@ -43,7 +43,7 @@ class PromptFacts(NamedTuple):
         missing = [number for number, row in enumerate(self.rows, start=1) if row.get(name) is None]
         if missing:
             raise InputError(
-                f"the curriculum reads the column {name!r}, which {len(missing)} of {self.count} prompts do not have, "
+                f"the curriculum reads the column {name!r}, which {len(missing)} of {self.size} prompts do not have, "
                 f"the first of them prompt {missing[0]}: add it, or name another column"
             )
         return [row[name] for row in self.rows]

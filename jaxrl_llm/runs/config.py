@@ -279,7 +279,10 @@ class TrainConfig:
         if not self.eval_size and (self.eval_prompts or self.eval_every):
             raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which disables evaluation")
         parts = self.minibatches * self.micro_batches
-        if self.prompts_per_step % parts:
+        # Micro-batches of a single minibatch may cut groups that are too large for the memory: credit is assigned to
+        # the whole batch before, and losses add up over micro-batches.
+        cut = self.minibatches == 1 and self.prompts_per_step * self.group_size % parts == 0
+        if self.prompts_per_step % parts and not cut:
             raise InputError(
                 f"prompts_per_step is {self.prompts_per_step}, but must be a multiple of minibatches "
                 f"{self.minibatches} x micro_batches {self.micro_batches} = {parts}, so that groups stay whole"

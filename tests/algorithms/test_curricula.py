@@ -16,7 +16,17 @@ from token_loops import agrees, group_scores
 from jaxrl_llm.advantages.bins import bin_of, bin_weights, mixed_shares, smoothed_losses
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.critic_free import spo_single_stream
-from jaxrl_llm.algorithms.curricula import craft_gui, dars, drive_pre_grpo, gdro, parse_phases, sgpo, v0_value, vade
+from jaxrl_llm.algorithms.curricula import (
+    brorl,
+    craft_gui,
+    dars,
+    drive_pre_grpo,
+    gdro,
+    parse_phases,
+    sgpo,
+    v0_value,
+    vade,
+)
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.curricula_arms import best_arms
@@ -176,6 +186,45 @@ def test_dars_against_a_loop() -> None:
     agrees(dars(), batch, logp, np.broadcast_to(A[:, None], logp.shape), weights=weights, average="token")
 
 
+def test_brorl_against_a_loop() -> None:
+    batch, logp = random_batch(6, groups=(5, 3, 3))
+    group, r = np.asarray(batch.group), np.asarray(batch.reward).copy()
+    r[group == 2] = 0.0
+    batch = batch.replace(reward=jnp.asarray(r))
+    A = np.broadcast_to(group_scores(r, group)[:, None], logp.shape)
+    weights = np.asarray(batch.action_mask) * (group != 2)[:, None]
+    agrees(brorl(kl_coefficient=0.0), batch, logp, A, weights=weights, high=0.4, average="token")
+
+
+def mass_change(p: Any, right: Any, sampled: Any, R_c: float, R_w: float, step: float, N: int) -> tuple[float, float]:
+    """The change of the right answers' mass to first order, and its last term alone."""
+    Q, squares = p[right].sum(), p**2
+    S = np.sum(np.where(right, R_c, R_w)[sampled] * p[sampled])
+    A2, B2 = squares[right & sampled].sum(), squares[~right & sampled].sum()
+    U_c2, U_w2 = squares[right & ~sampled].sum(), squares[~right & ~sampled].sum()
+    last = S * (Q * U_w2 - (1 - Q) * U_c2)
+    return step / N * ((R_c - S) * (1 - Q) * A2 + (S - R_w) * Q * B2 + last), step / N * last
+
+
+def test_the_worked_example_of_brorl_and_its_last_term() -> None:
+    p, right, sampled = np.array([0.3, 0.2, 0.25, 0.15, 0.1]), np.arange(5) < 2, np.isin(np.arange(5), [0, 2])
+    S = 0.3 - 0.25
+    z = np.log(p) + 0.01 / 2 * p * (np.where(right, 1.0, -1.0) * sampled - S)
+    after = np.exp(z) / np.exp(z).sum()
+    assert after[right].sum() - 0.5 == pytest.approx(3.768890e-4, abs=1e-9)
+    assert mass_change(p, right, sampled, 1.0, -1.0, 0.01, 2)[0] == pytest.approx(3.768750e-4, abs=1e-9)
+    random = np.random.default_rng(0)
+    p = random.dirichlet(np.full(200, 0.2))
+    right = random.random(200) < 0.3
+    share = []
+    for N in (16, 64, 256, 1024):
+        draws = [np.bincount(random.choice(200, N, p=p), minlength=200) > 0 for _ in range(200)]
+        found = np.array([mass_change(p, right, seen, 1.0, -1.0, N, N) for seen in draws])
+        share.append(np.abs(found[:, 1]).mean() / (found[:, 0] - found[:, 1]).mean())
+    assert all(after < before / 2 for before, after in itertools.pairwise(share)), "what was not sampled matters less"
+    assert share[-1] < 1e-3 < share[0]
+
+
 def test_the_worked_example_of_sgpo() -> None:
     classes = profile_class(np.arange(9) / 8, 0.75).tolist()
     assert classes[1:7] == [8, 4, 2, 2, 2, 2]
@@ -251,19 +300,19 @@ def test_spo_draws_uncertain_prompts_by_its_tracker() -> None:
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "vade": {}, "gdro": {"bandit_rate": 1.0}, "drive_pre_grpo": {"first_steps": 1, "phases": "4x1", "times": 2},
-    "dars": {"most_samples": 8}, "sgpo": {"stage_steps": 1, "profile_samples": 8}, "v0_value": {},
-    "craft_gui": {"column": "answer", "stage_steps": 1}, "spo_single_stream": {"without": "drift"},
+    "brorl": {"rounds": 1}, "craft_gui": {"column": "answer", "stage_steps": 1}, "dars": {"most_samples": 8},
+    "drive_pre_grpo": {"first_steps": 1, "phases": "4x1", "times": 2}, "gdro": {"bandit_rate": 1.0},
+    "sgpo": {"stage_steps": 1}, "spo_single_stream": {"without": "drift"}, "v0_value": {}, "vade": {},
 }  # fmt: skip
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", RUNS)
 def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
-    size = {"sgpo": 8, "spo_single_stream": 1}.get(name, 4)
+    size = {"sgpo": 8, "brorl": 32, "spo_single_stream": 1}.get(name, 4)
     config = runs.small_config(
         tmp_path, algorithm=name, hyperparameters=RUNS[name], reward="starts_even", steps=2, eval_size=0,
-        group_size=size, minibatches=1,
+        group_size=size, minibatches=1, micro_batches=8 if name == "brorl" else 1,
     )  # fmt: skip
     taken: list[runs.Taken] = []
     with runs.watched(taken):
@@ -271,7 +320,7 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
     assert len(lines) == 2
     assert all(np.isfinite(line["loss"]) for line in lines)
-    if name != "dars" and name != "gdro":
+    if name not in ("brorl", "dars", "gdro"):
         assert all(0 < line["curriculum/tried"] <= 1 for line in lines)
     rows = [len(np.asarray(one.scored.batch.group)) for one in taken]
     assert rows == [4 * size] * 2 or name == "dars"

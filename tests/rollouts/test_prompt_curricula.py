@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.curricula import choose_prompts
+from jaxrl_llm.rollouts.curricula_arms import samples_by_bin
 from jaxrl_llm.rollouts.curricula_counts import apportion, samples_by
+from jaxrl_llm.rollouts.curricula_neighbours import samples_by_neighbours
 from jaxrl_llm.rollouts.curricula_scores import (
     adversarial_sets,
     least_tried,
@@ -51,6 +53,8 @@ EVERY: dict[str, MakeCurriculum] = {
     "staged": choose_prompts(staged("level", 4, earlier=0.2), drop_solved(back=5)),
     "phases": choose_prompts(hardest_in_phases(6, [(6, 4), (2, 4)], times=2), least_tried()),
     "profile": choose_prompts(sorted_by_profile(3), least_tried()),
+    "arms": choose_prompts(least_tried(), samples_by_bin(bins=4)),
+    "neighbours": choose_prompts(least_tried(), samples_by_neighbours(context=16)),
     "profiled": choose_prompts(sorted_by_profile(3, "rate"), least_tried()),
 }
 every = pytest.mark.parametrize("name", EVERY)
@@ -78,7 +82,7 @@ def test_a_resumed_run_draws_the_same(name: str) -> None:
     assert json.dumps(again[0]) == before[0]
     for key, value in before[1].items():
         np.testing.assert_array_equal(again[1][key], value)
-    assert sum(value.nbytes for value in arrays.values()) < 100 * 24 + 200
+    assert sum(value.nbytes for value in arrays.values()) < 100 * 24 + 500
 
 
 @every
