@@ -261,7 +261,7 @@ NEEDS = {
         ),
         Need(
             "replay_advantage", "info['replay_advantage']", "[N]", "advantage that a store gives a replayed row",
-            StandIn("replayed rows have none", lambda random, logp: random.normal(size=logp.shape[0])),
+            StandIn("replayed rows have none", uniform(-1, 1, rows=True)),
             provider="a replay of single rows: Algorithm.replay",
         ),
         Need(

@@ -9,6 +9,7 @@ Replays that change rows within groups are in `rollouts.swaps`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def whole_groups(
         store = stores.newest(join(store, keep(added, kept)), groups) if groups else {}
         return mixed(scored, fresh, past, group, numbers), store
 
-    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics)
+    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, lambda rows: rows + round(share * rows))
 
 
 @part
@@ -114,11 +115,11 @@ def recent_and_reservoir(
         random, fresh, group = np.random.default_rng(seed), to_rows(scored), np.asarray(scored.batch.group)
         of_recent, of_all = stores.part_of(state, "recent"), stores.part_of(state, "reservoir")
         wanted = round(share * len(group))
-        drawn = [
+        first, second = (
             take(store, random.permutation(count(store))[:number]) if count(store) else {}
             for store, number in ((of_recent, wanted - wanted // 2), (of_all, wanted // 2))
-        ]
-        past = join(*drawn)
+        )
+        past = join(first, second)
         mean, deviation = group_moments(scored, ddof)
         advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
         rows = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
@@ -131,7 +132,10 @@ def recent_and_reservoir(
         return mixed(scored, fresh, past, group, numbers, with_advantage=True), stores.together(new)
 
     provides = frozenset({"replayed", "replay_advantage"})
-    return Replay(dict, mix, provides, lambda state: stores.parts_metrics(state, ("recent", "reservoir")))
+    return Replay(
+        dict, mix, provides, lambda state: stores.parts_metrics(state, ("recent", "reservoir")),
+        lambda rows: rows + min(round(share * rows), recent + reservoir),
+    )  # fmt: skip
 
 
 @part
@@ -171,7 +175,42 @@ def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, s
         return mixed(scored, fresh, past, group, numbers, with_advantage=True), new
 
     provides = frozenset({"replayed", "replay_advantage"})
-    return Replay(dict, mix, provides, lambda state: stores.parts_metrics(state, ("rows",)))
+    return Replay(
+        dict, mix, provides, lambda state: stores.parts_metrics(state, ("rows",)), lambda rows: rows + size
+    )  # fmt: skip
+
+
+@part
+def refilled(rows: int = 2048, max_age: int | None = None, ddof: int = 1, epsilon: float = 1e-6) -> Replay:
+    """Replace rows of groups with equal rewards by earlier rows, drawn in proportion to their absolute advantage.
+
+    The store has the newest `rows` rows with an advantage, A = (r - mean_g)/(std_g + epsilon) of their own group, of at
+    most `max_age` steps before. Each is drawn at most once a step; where the store has too few, groups stay. A drawn
+    row is a group of its own with info["replay_advantage"] = A.
+    """
+    check_number("rows", rows, least=0, whole=True)
+    check_number("max_age", max_age, least=0, whole=True, or_none=True)
+    check_moments(ddof, epsilon)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        store, fresh, past = stores.younger(state, step, max_age), to_rows(scored), dict[str, np.ndarray]()
+        group, (mean, deviation) = np.asarray(scored.batch.group), group_moments(scored, ddof)
+        silent, left = ~(deviation > TOLERANCE), np.ones(len(group), bool)
+        for number in np.unique(group[silent]):  # whole groups, as far as the store can replace their rows
+            if int((~left).sum() + (group == number).sum()) <= count(store):
+                left &= group != number
+        if not left.all():
+            size = np.abs(store["of:advantage"]).astype(np.float64)
+            drawn = np.random.default_rng(seed).choice(len(size), int((~left).sum()), False, size / size.sum())
+            past = take(store, drawn)
+        advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
+        known = ~silent & ~np.isnan(advantage) & (np.abs(advantage) > TOLERANCE)
+        added = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
+        numbers = group.max() + 1 + np.arange(count(past))
+        found = mixed(scored, keep(fresh, left), past, group[left], numbers, with_advantage=True)
+        return found, marked_in_order(join(store, keep(added, known)), rows)
+
+    return Replay(dict, mix, frozenset({"replayed", "replay_advantage"}), stores.metrics)
 
 
 def mixed(
@@ -184,7 +223,7 @@ def mixed(
     """
     n, m = count(fresh), count(past)
     if not m and n == len(scored.texts):
-        zeros = np.zeros(n, np.float32)
+        zeros: Any = np.zeros(n, np.float32)
         more = {"replayed": zeros, **({"replay_advantage": zeros} if with_advantage else {})}
         return scored._replace(batch=scored.batch.with_info(**more))
     own, other = {"row:info:replayed": np.zeros(n, np.float32)}, {"row:info:replayed": np.ones(m, np.float32)}

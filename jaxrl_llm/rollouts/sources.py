@@ -90,6 +90,8 @@ class Replay:
     provides: frozenset[str] = frozenset()
     """Names of `jaxrl_llm.needs` that its batches have, in every step."""
     metrics: Callable[[dict[str, np.ndarray]], dict[str, float]] = lambda state: {}
+    grown: Callable[[int], int] = lambda rows: rows
+    """The most rows of a mixed batch, of which so many were sampled; for `jaxrl plan`."""
 
     __repr__ = layout
 

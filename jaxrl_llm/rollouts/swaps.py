@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def best_of_prompt(prompts: int = 4096) -> Replay:
         store = stores.newest(everything, prompts) if prompts else {}
         return mixed(scored, fresh, past, group, places), store
 
-    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics)
+    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, lambda rows: 2 * rows)  # groups of one
 
 
 @part
@@ -128,7 +128,7 @@ def valued_groups(copies: float = 2.0, highest: float = 1.0) -> Replay:
         value = group_value(mean[first], deviation[first], highest)
         free = numbers[~(deviation[first] > TOLERANCE)]
         if len(free) == len(numbers) or not len(free):
-            weight = np.ones(len(group), np.float32)
+            weight: Any = np.ones(len(group), np.float32)
             found = mixed(scored, fresh, {}, group, numbers[:0])
             return found._replace(batch=found.batch.with_info(copy_weight=weight)), state
         weights = (
@@ -177,7 +177,7 @@ def staged(replay: Replay, weights: Mapping[str, float]) -> Replay:
         reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
         return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
 
-    return Replay(replay.init, mix, replay.provides, replay.metrics)
+    return Replay(replay.init, mix, replay.provides, replay.metrics, replay.grown)
 
 
 def staged_reward(parts: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:

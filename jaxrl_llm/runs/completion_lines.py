@@ -28,6 +28,7 @@ def completion_lines(
     fields = {"advantage": batch.advantages, "logp": batch.behaviour_logp, "entropy": batch.entropy}
     values = {name: None if x is None else np.asarray(x) for name, x in fields.items()}
     rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
+    past = np.asarray((batch.info or {}).get("replayed", np.zeros(len(ids)))) > 0
     number: dict[int, int] = {}
     for i in chosen:
         group = int(batch.group[i])
@@ -43,6 +44,7 @@ def completion_lines(
             "rewards": {name: _number(x[i]) for name, x in rewards.items()},
             "answer": None if answer is None else str(answer),
             "truncated": bool(batch.truncated[i]),
+            **({"replayed": True} if past[i] else {}),
             **({"correct": bool(rewards[judge][i] >= CORRECT)} if judge in rewards else {}),
         }
 

@@ -211,11 +211,13 @@ def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts:
 def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Trajectories:
     """A scored batch on the host in which every prompt and completion is as long as the settings allow.
 
-    It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it.
+    It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it. With
+    replay it has the most rows that a step may have.
     """
     P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
-    N, random = config.prompts_per_step * G, np.random.default_rng(0)
-    prompts = random.integers(0, vocabulary, (config.prompts_per_step, P), dtype=np.int32)
+    usual, random = config.prompts_per_step * G, np.random.default_rng(0)
+    N = usual if algorithm.replay is None else -(-algorithm.replay.grown(usual) // usual) * usual
+    prompts = random.integers(0, vocabulary, (N // G, P), dtype=np.int32)
     rows = []
     for number in range(N):
         token, zeros = random.integers(0, vocabulary, T, dtype=np.int32), np.zeros(T, np.float32)

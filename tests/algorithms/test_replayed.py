@@ -19,22 +19,16 @@ from stored_rows import all_facts, run, scored_of, some_steps
 from jaxrl_llm import algorithms
 from jaxrl_llm.advantages.replayed import best_answers, varied_groups, warm_up_replay
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.algorithms.replayed import (
-    a2pr,
-    arpo_replay,
-    rapo_reward_aware,
-    sapo_swarm,
-    spear,
-    symphony_fading_replay,
-    vspo_prs,
-    wmar_reservoir_replay,
-)
+from jaxrl_llm.algorithms.replayed import sapo_swarm, spear, symphony_fading_replay, wmar_reservoir_replay
+from jaxrl_llm.algorithms.swapped import a2pr, arpo_replay, rapo_reward_aware, vspo_prs
 from jaxrl_llm.algorithms.trust_region import r2vpo, remix
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.pruning import epochs_without_solved
 from jaxrl_llm.rollouts.sources import Step
 from jaxrl_llm.rollouts.swarm import shared
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.plan_shapes import full_batch
 
 STEPS = [
     scored_of([[1.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], [0, 1, 2], 0),
@@ -379,6 +373,12 @@ def test_without_a_share_there_is_no_replay(method: Algorithm) -> None:
 def test_replay_of_remix_ends_at_the_switch() -> None:
     found, _ = run(remix(switch=2).replay, some_steps(4))  # type: ignore[arg-type]
     assert not any(x.batch.info["replayed"].any() for x in found[2:])
+
+
+@pytest.mark.parametrize(("name", "rows"), [("grpo", 16), ("arpo_replay", 16), ("r2vpo", 32), ("spear", 48)])
+def test_a_plan_counts_replayed_rows(name: str, rows: int) -> None:
+    config = TrainConfig(algorithm=name, prompts_per_step=4, group_size=4, max_prompt_tokens=4, max_new_tokens=4)
+    assert full_batch(config, algorithms.get(name), 50).tokens.shape[0] == rows
 
 
 def test_every_replay_provides_what_its_method_needs() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from stored_rows import all_facts, facts, run, scored_of, some_steps
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts import replays, stores, swaps
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.sources import Replay
+from jaxrl_llm.rollouts.sources import Replay, Step, replayed
 from jaxrl_llm.sampling.drafts import Drafts
 
 EVERY = {
@@ -22,6 +24,7 @@ EVERY = {
     "young": replays.whole_groups(max_age=1),
     "recent_and_reservoir": replays.recent_and_reservoir(0.7, 6, 5),
     "own_good_rows": replays.own_good_rows(2, 8, 2),
+    "refilled": replays.refilled(9, 3),
     "swapped_successes": swaps.swapped_successes(each=2),
     "random place": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "random"),
     "best_of_prompt": swaps.best_of_prompt(4),
@@ -32,6 +35,7 @@ EMPTY = {
     "no share": replays.whole_groups(0.0),
     "recent_and_reservoir": replays.recent_and_reservoir(1.0, 0, 0),
     "own_good_rows": replays.own_good_rows(0),
+    "refilled": replays.refilled(0),
     "swapped_successes": swaps.swapped_successes(each=0),
     "best_of_prompt": swaps.best_of_prompt(0),
 }
@@ -68,8 +72,9 @@ def test_what_every_replay_keeps(replay: Replay, seed: int, size: int) -> None:
         assert (np.diff(b.group) >= 0).all()
         assert all(len(set(b.prompt_id[b.group == g])) == 1 for g in set(b.group.tolist()))
         assert set(b.info) >= replay.provides
+        assert len(b.group) <= replay.grown(len(scored.texts)) + 4 * size  # groups of other sizes
         first = [int(np.flatnonzero(scored.batch.group == g)[0]) for g in np.unique(scored.batch.group)]
-        if replay is not EVERY["valued_groups"]:
+        if replay not in (EVERY["valued_groups"], EVERY["refilled"]):
             assert [int(b.prompt_id[b.group == g][0]) for g in range(len(first))] == scored.batch.prompt_id[
                 first
             ].tolist()
@@ -215,6 +220,46 @@ def test_the_best_earlier_answer_joins_its_group() -> None:
     assert past == [
         [], [(steps[0].texts[2], 1)], [(steps[1].texts[1], 0), (steps[1].texts[0], 1)], [(steps[1].texts[0], 0)]
     ]  # fmt: skip
+
+
+def test_rows_without_a_signal_are_replaced_by_their_advantage() -> None:
+    """Of 1, 0, 0, 0 the right answer has three times the advantage of a wrong one, so it is drawn half of the time."""
+    steps = [scored_of([[1.0, 0.0, 0.0, 0.0]], [7], 0), scored_of([[0.0], [1.0, 0.0]], [8, 9], 1)]
+    drawn = []
+    _, state = replays.refilled().mix({}, steps[0], 0, 0)
+    for seed in range(600):
+        mixed, _ = replays.refilled().mix(state, steps[1], 1, seed)
+        b: Any = mixed.batch
+        assert b.prompt_id.tolist() == [9, 9, 7]
+        assert b.info["replay_advantage"][2] == pytest.approx(1.5 if b.reward[2] else -0.5, rel=1e-4)
+        drawn.append(float(b.reward[2]))
+    assert np.mean(drawn) == pytest.approx(0.5, abs=0.08)
+    few, _ = replays.refilled().mix(state, scored_of([[0.0] * 5, [1.0] * 3], [8, 9], 1), 1, 0)
+    assert few.batch.info["replayed"].tolist() == [0.0] * 5 + [1.0] * 3  # four stored rows replace three, not five
+
+
+def test_hosts_that_see_the_same_batch_mix_alike() -> None:
+    """Through the step of a source, from the step's key."""
+    prompts: Any = SimpleNamespace(rows=[{"prompt": str(number)} for number in range(5)])
+
+    def on_host(replay: Replay) -> list[Any]:
+        state, out = replay.init(), list[Any]()
+        for step, scored in enumerate(some_steps(5, 11)):
+            ids = scored.batch.prompt_id[np.unique(scored.batch.group, return_index=True)[1]]
+            given = Step(scored, [prompts.rows[i] for i in ids], {"rollout/steps": 1.0})
+            key = jax.random.fold_in(jax.random.key(4), step)
+            found, state = replayed(replay, state, given, key, step, prompts)
+            b: Any = found.scored.batch
+            _, first = np.unique(b.group, return_index=True)
+            assert [row["prompt"] for row in found.rows] == [str(i) for i in b.prompt_id[first]]
+            assert found.sampled is scored
+            assert found.metrics["rollout/steps"] == 1
+            assert found.metrics["replay/share"] == pytest.approx(b.info["replayed"].mean())
+            out.append((all_facts(found.scored), b.group.tolist(), found.metrics))
+        return out
+
+    for replay in EVERY.values():
+        assert on_host(replay) == on_host(replay)
 
 
 def test_own_good_rows_fire_above_the_running_median() -> None:

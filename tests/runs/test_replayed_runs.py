@@ -41,6 +41,8 @@ def test_it_trains_by_name_and_goes_on_from_a_checkpoint(tmp_path: Path, name: s
     if name in ("symphony_fading_replay", "wmar_reservoir_replay", "r2vpo", "remix", "a2pr"):
         assert min(again) > 0
         assert max(line["replay/age"] for line in lines) >= 1
+    if name == "spear":
+        assert max(again) > 0
     if name == "sapo_swarm":
         assert all(0 <= line["swarm/reward_1"] <= 1 for line in lines)
     assert all(line["completion/tokens"] <= 16 * 6 for line in lines)  # sampled, not replayed
