@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from jaxrl_llm.advantages.demonstrations import demonstrated_rows, demonstrations_apart
 from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, sequence_values, whiten_advantages
@@ -15,8 +16,12 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.choices import Estimator
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.objectives.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.thresholds import distance, kl_threshold, threshold_penalty
 from jaxrl_llm.objectives.values import huber, last_action_mean, soft_minimum, value_loss
+from jaxrl_llm.rollouts.demonstrated import with_demonstration
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.transform import Objective, Transform, chain
 
 __all__ = ["ppo", "ppo_max", "safe_entropy_aware"]
@@ -107,6 +112,8 @@ def ppo_max(
     advantage_clip: float | None = None,
     entropy_weight: float = 0.0,
     entropy_target: float = 35.0,
+    pretraining_coefficient: float = 0.0,
+    column: str = "answer",
 ) -> Algorithm:
     """PPO-max (Secrets of RLHF in Large Language Models Part I: PPO, arXiv 2307.04964, 2023).
 
@@ -125,22 +132,33 @@ def ppo_max(
 
     The released scripts (preset "code") have reward_scaling "scale", reward_clip None, and kl_coefficient 0.01
     (English) or 0.1 (Chinese). The code has reward_clip 10 and advantage_clip 0.5 when these are on. The paper
-    initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`); its
-    pretraining loss is not included.
+    initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`).
+
+    pretraining_coefficient above 0 adds, to each group, the text in `column` of its row of the data set, which has no
+    score and no advantage, and to the loss that coefficient times the mean of -log pi over the tokens of these texts.
+    The paper takes texts of pretraining, without the prompts.
 
     Defaults. Paper: kl_coefficient, reward_scaling, reward_clip. Code: clip_low, clip_high, value_clip,
-    value_coefficient, gamma, lam, whiten, advantage_clip, entropy_weight, entropy_target.
+    value_coefficient, gamma, lam, whiten, advantage_clip, entropy_weight, entropy_target,
+    pretraining_coefficient. Ours: column.
     """
     require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
+    texts = not is_off(pretraining_coefficient)
     transform = chain_present(
+        demonstrations_apart() if texts else None,
         None if reward_scaling == "none" else running_reward_scaling(reward_scaling == "normalise", reward_clip),
         None if is_off(kl_coefficient) else kl_reward(kl_coefficient),
         generalised_advantages(gamma, lam),
         whiten_advantages(epsilon=1e-6) if whiten else None,
         None if advantage_clip is None else clip_advantages(advantage_clip),
+        count_tokens(demonstrated_rows, "text_tokens") if texts else None,
     )
     objective = clipped_policy(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
-    return Algorithm(transform, objective + entropy_weight * distance(entropy(), entropy_target))
+    objective += entropy_weight * distance(entropy(), entropy_target)
+    if not texts:
+        return Algorithm(transform, objective)
+    objective += pretraining_coefficient * imitation(demonstrated_rows, mean_by("text_tokens"), "pretraining")
+    return Algorithm(transform, objective, rollout=with_demonstration(group(), column))
 
 
 def safe_entropy_aware(

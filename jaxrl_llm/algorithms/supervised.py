@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.tempered import static_number
@@ -30,10 +31,11 @@ def labels_of_demonstrations() -> Callable[[Trajectories], Trajectories]:
     """A function of the batch: advantages and weights are 1 on texts of the data set, else 0."""
 
     def label(batch: Trajectories) -> Trajectories:
-        none = jnp.zeros(batch.group.shape)
-        # NaN where a group failed.
-        rows = ((batch.info or {}).get("demonstrated", none) == 1)[:, None] * batch.action_mask.astype(jnp.float32)
-        return batch.replace(advantages=rows, weights=batch.loss_weights * rows)
+        rows = demonstrated_rows(batch)
+        labels = rows[:, None] * batch.action_mask.astype(jnp.float32)
+        # Texts were not sampled: what the policy says of them stands for it.
+        behaviour = jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp)
+        return batch.replace(advantages=labels, weights=batch.loss_weights * labels, behaviour_logp=behaviour)
 
     return label
 
@@ -64,7 +66,7 @@ def otr(penalty: float = -0.1, temperature: float = 1.3, column: str = "answer")
     need = f"heated_logp:{static_number('temperature', temperature):g}"
     objective = policy_gradient(token_ratio(), one_token(penalty, temperature), token_mean(), needs={need})
     return Algorithm(
-        stateless(labels_of_demonstrations(), needs={"demonstrated"}), objective, rollout=demonstrated(column)
+        stateless(labels_of_demonstrations(), {"demonstrated", "old_logp"}), objective, rollout=demonstrated(column)
     )
 
 

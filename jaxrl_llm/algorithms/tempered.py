@@ -133,7 +133,9 @@ def exchanged_for_tempered(
         stay = normal & (ranks_within(everywhere, noise, noise, normal) >= K)
         weights = batch.loss_weights * (taken | stay | ~scored & ~tempered)[:, None]
         A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
-        return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights)
+        # They were sampled from another distribution than the policy's, whose log-probabilities old_logp are.
+        behaviour = jnp.where(tempered[:, None], batch.need("old_logp"), batch.behaviour_logp)
+        return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights, behaviour_logp=behaviour)
 
     return replaced
 
@@ -174,7 +176,7 @@ def aepo_arbitrary_entropy(
     return Algorithm(
         chain(
             controller("temperature", hot, temperature_by_entropy(target_entropy, hot, cold)),
-            counted(exchanged_for_tempered(target_entropy, most, least_advantage), {"tempered"}),
+            counted(exchanged_for_tempered(target_entropy, most, least_advantage), {"tempered", "old_logp"}),
         ),
         objective,
         rollout=with_tempered(hot, tempered_share),

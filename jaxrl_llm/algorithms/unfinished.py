@@ -87,7 +87,7 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
         "routing": ("routing replay, which mixtures of experts need", "a sampler that records the routing"),
     },
     "ppo_max": {
-        "pretraining": ("the pretraining loss, and a critic that starts from a reward model", "a source of texts"),
+        "reward_model": ("a critic that starts from a reward model", "a reward model with a value head"),
     },
 }  # fmt: skip
 

@@ -65,8 +65,8 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
         )
     if strategy is not None and (rollout := rollout_of(config, algorithm)).heated:
         raise InputError(
-            f"the rollout {rollout.name} draws all tokens of an episode at the temperatures of one step, but oversample "
-            "and segment_tokens continue it in others: leave them out"
+            f"the rollout {rollout.name} draws all tokens of an episode at the temperatures of one step, but "
+            "oversample and segment_tokens continue it in others: leave them out"
         )
     if strategy is not None and strategy.train_unfinished and config.stream_rewards:
         raise InputError(

@@ -251,6 +251,33 @@ def test_ppo_max_without_its_tricks_is_ppo() -> None:
     )
 
 
+def test_ppo_max_with_texts_is_ppo_max_without_them_and_their_likelihood() -> None:
+    """The texts change no advantage, and the policy loss only as more tokens of its mean."""
+    batch, logp, V = critic_batch()
+    N = len(logp)
+    texts = np.arange(N) % 4 == 3
+    marked = batch.with_info(demonstrated=jnp.asarray(texts, jnp.float32)).replace(
+        old_logp=jnp.asarray(logp, jnp.float32)
+    )
+    values = jnp.asarray(V, jnp.float32)
+    found = ppo_max(pretraining_coefficient=0.3)
+    ready = prepared(found, marked)
+    plain = prepared(ppo_max(), batch.replace(reward=jnp.where(texts, jnp.nan, batch.reward)))
+    np.testing.assert_allclose(ready.advantages, plain.advantages, atol=1e-6)
+    assert not np.asarray(ready.advantages)[texts].any()
+    assert found.rollout is not None
+    assert found.rollout.columns == ("answer",)
+    mask = np.asarray(batch.action_mask) & texts[:, None]
+    likelihood = -np.asarray(logp)[mask].mean()
+    without = loss_of(ppo_max(), batch.replace(reward=jnp.where(texts, jnp.nan, batch.reward)), logp, values=values)
+    assert loss_of(found, marked, logp, values=values) == pytest.approx(without + 0.3 * likelihood, abs=1e-5)
+    none = marked.with_info(demonstrated=jnp.zeros(N))
+    assert loss_of(found, none, logp, values=values) == pytest.approx(
+        loss_of(ppo_max(), batch, logp, values=values), abs=1e-6
+    )
+    assert ppo_max().rollout is None
+
+
 def test_vc_ppo_teaches_the_monte_carlo_return() -> None:
     values = np.array([[0.2, 0.3, 0.5, 0.4, 0.6]])
     batch = batch_of(np.ones((1, 5)), [1.0], np.zeros((1, 5)), values=values)

@@ -72,7 +72,8 @@ def test_a_need_is_computed_or_provided_and_not_both() -> None:
         assert (need.compute is None) == (need.name == "feedback" or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None
-            assert need.measure in (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp")
+            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp")
+            assert need.measure in known
         assert need.where in need.text
         assert (need.provider or "") in need.text
 

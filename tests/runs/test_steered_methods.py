@@ -51,6 +51,14 @@ def test_policy_agnostic_rl_trains_by_name(tmp_path: Path) -> None:
     assert len(trained(tmp_path, "pa_rl", hyperparameters={"keep": 2})) == 2
 
 
+@pytest.mark.heavy
+def test_texts_beside_samples_train_by_name(tmp_path: Path) -> None:
+    taken = trained(tmp_path, "ppo_max", hyperparameters={"pretraining_coefficient": 0.5})
+    for one in taken:
+        assert np.asarray(one.scored.batch.info["demonstrated"]).tolist() == ([0.0] * 4 + [1.0]) * 4
+    assert all(line["pretraining"] > 0 for line in lines_of(tmp_path / "run" / "metrics.jsonl"))
+
+
 def test_a_column_that_no_prompt_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"reads the column 'solution', which no prompt has"):
         train(small_config(tmp_path, algorithm="otr", group_size=1, hyperparameters={"column": "solution"}))
