@@ -1,0 +1,71 @@
+"""A need as a value: what a method asks for beyond a sampled and scored batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxrl_llm.stand_ins import StandIn
+from jaxrl_llm.trajectory import Array, PolicyOutputs, Trajectories
+
+
+class Models(Protocol):
+    """What the policies at hand say of the actions of a batch. Each forward pass is made once, and only if read."""
+
+    @property
+    def old(self) -> PolicyOutputs:
+        """Of the weights before the update; `extras` has what the needs of the method `measure`."""
+
+    @property
+    def reference(self) -> PolicyOutputs:
+        """Of the reference policy; InputError where there is none."""
+
+    @property
+    def affinity(self) -> Array:
+        """f32[N, L]: sum over the vocabulary of sqrt(pi_old pi_reference); InputError as `reference`."""
+
+    def of_states(self, function: Callable[[Array, Array], Array]) -> Array:
+        """`function` of the last hidden states of the weights before the update [N, L, D] and the actions bool[N, L].
+
+        For needs that measure "hidden".
+        """
+
+
+Compute = Callable[[Models, Trajectories, float | None], Array]
+
+
+class Need(NamedTuple):
+    """One thing that methods ask for."""
+
+    name: str
+    where: str  # a field of the batch, or an entry of its info or rewards; ":T" stands for the need's number
+    shape: str  # "[N, L]", "[N]" ...
+    meaning: str
+    stand_in: StandIn
+    compute: Compute | None = None  # by the learner; None: it is in the batch when the learner gets it
+    measure: str | None = None  # what `compute` reads from `Models.old.extras`, see `models.outputs.Wanted`
+    by_outputs: str | None = None  # the entry of outputs.extras with the same under the current weights
+    provider: str | None = None  # what of a run provides it; None: the learner or the loop does by itself
+
+    @property
+    def text(self) -> str:
+        """Where it is, its shape, what it means and what provides it."""
+        current = "" if self.by_outputs is None else f" and outputs.extras[{self.by_outputs!r}] of the current weights,"
+        provider = "" if self.provider is None else f" (provided by {self.provider})"
+        return f"{self.where}{current} f32{self.shape}: {self.meaning}{provider}"
+
+    def of(self, batch: Trajectories, number: float | None = None) -> Any:
+        """What a batch has of it, an array or, for "feedback", a dict; None where it has nothing."""
+        place, key = self.place(number)
+        return getattr(batch, place) if not key else (getattr(batch, place) or {}).get(key)
+
+    def put(self, batch: Trajectories, value: Array, number: float | None = None) -> Trajectories:
+        """The batch with a value of it."""
+        place, key = self.place(number)
+        return batch.replace(**{place: {**(getattr(batch, place) or {}), key: value} if key else value})
+
+    def place(self, number: float | None) -> tuple[str, str]:
+        """The field of the batch, and the key in it where that is a dict, else ""."""
+        field, _, entry = self.where.removeprefix("batch.").partition("[")
+        key, _, carried = entry.strip("'\"]").partition(":")
+        return field, f"{key}:{number:g}" if carried and number is not None else key

@@ -1,0 +1,127 @@
+"""Needs that rollouts, replays, rewards and sources provide: the learner cannot compute them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxrl_llm.need_types import Need
+from jaxrl_llm.providers import own_rollout, own_source, reward_entry
+from jaxrl_llm.stand_ins import (
+    StandIn,
+    no_state_values,
+    own_nodes,
+    pairs,
+    uniform,
+    whole,
+)
+from jaxrl_llm.trajectory import bucket_moments
+
+PROVIDED = (
+    Need(
+        "greedy_reward", "info['greedy_reward']", "[N]", "reward of the greedy completion of the row's prompt",
+        StandIn(
+            "the mean of the group", whole(2), lambda batch, number: bucket_moments(batch.group, batch.scores)[1]
+        ),
+        provider="a rollout in rollouts.programs.with_greedy_baseline, as --rollout is by itself",
+    ),
+    Need(
+        "guided", "info['guided']", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
+        StandIn("no row is guided", whole(2)), provider="--rollout 'hinted(COLUMN)'",
+    ),
+    Need(
+        "budget", "info['budget']", "[N]", "token budget that the row's prompt states",
+        StandIn("one budget for all", lambda random, logp: random.choice([2.0, 4.0, 6.0], logp.shape[0])),
+        provider=own_rollout("budget"),
+    ),
+    Need(
+        "rewritten", "info['rewritten']", "[N]", "1 where the row's prompt was rewritten by the policy",
+        StandIn("no prompt is rewritten", whole(2)), provider=own_rollout("rewritten"),
+    ),
+    Need(
+        "hard", "info['hard']", "[N]", "1 where the policy seldom solves the row's prompt",
+        StandIn("no prompt is hard", whole(2)), provider=own_rollout("hard"),
+    ),
+    Need(
+        "reference_span", "info['reference_span']", "[N, 2]",
+        "first and last + 1 of the row's actions that say the reference answer; both 0 where none do",
+        StandIn("no row says it", whole(3, 2)), provider=own_rollout("reference_span"),
+    ),
+    Need(
+        "answer_key", "info['answer_key']", "[N]", "equal for equal answers to a prompt, -1 without an answer",
+        StandIn("whole completions are compared", whole(3)),
+        provider=reward_entry("answer_key", "number_match", "math_verify", "exact_match", "tagged_match"),
+    ),
+    Need(
+        "tests", "info['tests']", "[N, U]", "results of U tests of the completion; [N, K, U] of each turn's",
+        StandIn("the components of the reward", whole(2, 3)), provider=reward_entry("tests"),
+    ),
+    Need(
+        "spans", "batch.token_rewards", "[N, L]", "rewards of parts of the completion, each where its part ends",
+        StandIn("none", lambda random, logp: random.integers(0, 2, logp.shape) * 0.25),
+        provider=reward_entry("spans", "'coverage(COLUMN)'"),
+    ),
+    Need(
+        "distance", "info['distance']", "[N]", "how far a failure is from the successes of its prompt",
+        StandIn("failures are not graded", uniform(0, 2, rows=True)),
+        provider=reward_entry("distance", "'distances(number_match)'"),
+    ),
+    Need(
+        "demonstrated", "info['demonstrated']", "[N]", "1 where the row is a text of the data set, not a sample",
+        StandIn("no row is demonstrated", whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
+    ),
+    Need(
+        "level_tau", "info['level_tau']", "[N]", "how much the temperature of a token followed its entropy",
+        StandIn("one temperature", uniform(0, 0.1, rows=True)), provider="a rollout in rollouts.heated",
+    ),
+    Need(
+        "tempered", "info['tempered']", "[N]", "1 where the row was sampled at controls['temperature']",
+        StandIn("no row is tempered", whole(2)), provider="a rollout of rollouts.tempered",
+    ),
+    Need(
+        "drift", "info['drift']", "[N]", "how far the policy moved since it last answered the prompt",
+        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
+        provider=own_rollout("drift"),
+    ),
+    Need(
+        "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",
+        StandIn("no row is replayed", whole(2)), provider="a replay: Algorithm.replay",
+    ),
+    Need(
+        "replay_advantage", "info['replay_advantage']", "[N]", "advantage that a store gives a replayed row",
+        StandIn("replayed rows have none", uniform(-1, 1, rows=True)),
+        provider="a replay of single rows: Algorithm.replay",
+    ),
+    Need(
+        "copy_weight", "info['copy_weight']", "[N]", "factor of the rows of a group that is there several times",
+        StandIn("1", uniform(0.4, 1, rows=True)), provider="rollouts.swaps.valued_groups: Algorithm.replay",
+    ),
+    Need(
+        "turn_factor", "info['turn_factor']", "[N]", "ratio by which updates of later turns changed the row",
+        StandIn("1", uniform(0.8, 1.2, rows=True)), provider=own_source("turn_factor"),
+    ),
+    Need(
+        "turns", "batch.turn", "[N, L]", "number of the turn of each action, in episodes of several turns",
+        StandIn("one turn", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 4, logp.shape)),
+        provider="--rollout FILE.py:FUNCTION that returns rollouts.programs.conversation(ENVIRONMENT)",
+    ),
+    Need(
+        "segment", "info['segment']", "[N, L]", "number of the segment of each action",
+        StandIn("none", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 2, logp.shape)),
+        provider=own_source("segment"),
+    ),
+    Need(
+        "node", "info['node']", "[N, L]", "number of each action's node in the tree of its group",
+        StandIn("no completions share tokens", pairs, own_nodes),
+        provider="a rollout of rollouts.trees, such as --rollout 'tree(64, 128)'",
+    ),
+    Need(
+        "state_value", "info['state_value']", "[N, L]",
+        "mean reward of fresh completions from the state where each action's node begins",
+        StandIn("unknown values, without credit", uniform(0, 1), no_state_values),
+        provider="--rollout 'valued(9)'",
+    ),
+    Need(
+        "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",
+        StandIn("every derivation is sound", whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
+    ),
+)  # fmt: skip
