@@ -17,7 +17,7 @@ from jaxrl_llm.trajectory import Array, Trajectories
 
 
 class Tree(NamedTuple):
-    """Segments of rows, and numbers of their nodes from 0 to `count` - 1, roots of groups among them; arrays [N, L]."""
+    """Segments of rows, and numbers of their nodes from 0 to `bound` - 1, roots of groups among them; arrays [N, L]."""
 
     mask: Array  # bool, the actions
     first: Array  # bool, the first action of each segment
@@ -30,8 +30,8 @@ class Tree(NamedTuple):
     single: Array  # bool, first actions of which each node has one
 
     @property
-    def nodes(self) -> int:
-        """A bound on the numbers of nodes."""
+    def bound(self) -> int:
+        """Above all numbers of nodes."""
         return self.key.size + self.key.shape[0]
 
 
@@ -73,20 +73,20 @@ def _ranks(*columns: Array) -> Array:
 
 
 def sums(tree: Tree, values: Array, where: Array, keys: Array) -> Array:
-    """f32[count]: for each node the sum of values [N, L] over the places `where` whose key it is."""
+    """f32[bound]: for each node the sum of values [N, L] over the places `where` whose key it is."""
     found = jnp.where(where, values, 0.0).astype(jnp.float32)
-    return jax.ops.segment_sum(found.reshape(-1), keys.reshape(-1), num_segments=tree.nodes)
+    return jax.ops.segment_sum(found.reshape(-1), keys.reshape(-1), num_segments=tree.bound)
 
 
 def leaves(tree: Tree) -> Array:
-    """f32[count]: the number of rows that have each node."""
+    """f32[bound]: the number of rows that have each node."""
     return _of_rows(tree, jnp.where(tree.first, 1.0, 0.0), jnp.any(tree.mask, axis=1) * 1.0)
 
 
 def _of_rows(tree: Tree, at_first: Array, at_root: Array, how: Callable[..., Array] = jax.ops.segment_sum) -> Array:
-    """f32[count]: for each node the sum of at_first f32[N, L], for each root that of at_root f32[N]."""
+    """f32[bound]: for each node the sum of at_first f32[N, L], for each root that of at_root f32[N]."""
     keys = jnp.concatenate([tree.key.reshape(-1), tree.root])
-    return how(jnp.concatenate([at_first.reshape(-1), at_root]), keys, num_segments=tree.nodes)
+    return how(jnp.concatenate([at_first.reshape(-1), at_root]), keys, num_segments=tree.bound)
 
 
 def shares(tree: Tree, evidence: Array | None = None) -> tuple[Array, Array]:
@@ -98,13 +98,13 @@ def shares(tree: Tree, evidence: Array | None = None) -> tuple[Array, Array]:
     children = sums(tree, jnp.ones(tree.key.shape), tree.single, tree.parent)
     rows = jnp.any(tree.mask, axis=1)
     final = jnp.max(jnp.where(tree.last, tree.key, -1), axis=1)
-    ends = jax.ops.segment_sum(rows * 1.0, jnp.where(rows, final, tree.root), num_segments=tree.nodes)
+    ends = jax.ops.segment_sum(rows * 1.0, jnp.where(rows, final, tree.root), num_segments=tree.bound)
     whole = jnp.maximum(children + ends, 1.0)
     if evidence is None:
         child = -jnp.log(whole)[tree.parent]
     else:
         score = jnp.where(tree.single, evidence, -jnp.inf).reshape(-1)
-        top = jax.ops.segment_max(score, tree.parent.reshape(-1), num_segments=tree.nodes)
+        top = jax.ops.segment_max(score, tree.parent.reshape(-1), num_segments=tree.bound)
         top = jnp.where(jnp.isfinite(top), top, 0.0)
         mass = sums(tree, jnp.exp(jnp.minimum(evidence - top[tree.parent], 0.0)), tree.single, tree.parent)
         child = evidence - (top + jnp.log(jnp.maximum(mass, 1e-30)))[tree.parent]
@@ -113,7 +113,7 @@ def shares(tree: Tree, evidence: Array | None = None) -> tuple[Array, Array]:
 
 
 def node_values(tree: Tree, scores: Array, shared: tuple[Array, Array] | None = None) -> Array:
-    """f32[count]: the value of each node, a mean of the scores f32[N] of its leaves.
+    """f32[bound]: the value of each node, a mean of the scores f32[N] of its leaves.
 
     shared: None: all leaves count alike. Else `shares`, with which a node's value is the mean of its children's, from
     the leaves up. Equal scores give exactly that value.
@@ -131,7 +131,7 @@ def node_values(tree: Tree, scores: Array, shared: tuple[Array, Array] | None = 
         return _of_rows(tree, at_first, jnp.where(known, from_root * by, 0.0))
 
     best = jnp.where(known, scores, -jnp.inf)
-    top = jax.ops.segment_max(best, tree.root, num_segments=tree.nodes)[tree.root]  # of the group
+    top = jax.ops.segment_max(best, tree.root, num_segments=tree.bound)[tree.root]  # of the group
     level = _of_rows(tree, jnp.where(first, top[:, None], -jnp.inf), top, jax.ops.segment_max)
     mass, below = total(jnp.ones(known.shape)), total(jnp.where(known, scores - top, 0.0))
     return jnp.where(mass > 0, level + below / jnp.maximum(mass, 1e-30), 0.0)

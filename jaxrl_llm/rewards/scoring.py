@@ -137,7 +137,7 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
             for name, x in vars(batch).items()
             if isinstance(x, np.ndarray) and x.ndim == 2
         }
-        at_tokens: Any = {
+        at_tokens: dict[str, Any] = {
             name: np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=np.nan)
             for name, x in (batch.info or {}).items()
             if x.ndim == 2 and x.shape[1] == batch.tokens.shape[1] and x.dtype.kind == "f"

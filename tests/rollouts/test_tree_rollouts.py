@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts import lookahead
 from jaxrl_llm.rollouts.batch import to_batch
 from jaxrl_llm.rollouts.driver import Rule
@@ -262,3 +263,24 @@ def test_a_tree_that_is_cut_at_any_step_goes_on_the_same(prompt: int, samples: i
     for name in ("node", "state_value", "answer_key"):
         for a, b in zip(again, whole, strict=True):
             assert a.info.get(name) == b.info.get(name)
+
+
+@pytest.mark.usefixtures("endless")
+def test_numbers_of_tokens_stay_at_their_tokens() -> None:
+    """In a batch, and where groups of different widths come together; other lists keep their length."""
+    parts = []
+    for limit in (6, 40):
+        group = one(Ran(begin([3], 2), Rule(), tree(2), limit=limit))
+        tests = [episode.with_info(tests=[1.0] * limit) for episode in group.episodes]
+        batch = to_batch([group._replace(episodes=tests)], SamplingConfig(), 0)
+        info: Any = batch.info
+        assert info["tests"].shape == (2, limit), "a need of another shape"
+        del info["tests"]
+        mask = np.asarray(batch.action_mask)
+        for row, episode in enumerate(group.episodes):
+            np.testing.assert_array_equal(info["node"][row][mask[row]], nodes_of(episode))
+        parts.append(Scored(batch.replace(reward=np.zeros(2, np.float32)), ["", ""], {}))
+    assert parts[0].batch.tokens.shape[1] < parts[1].batch.tokens.shape[1]
+    whole: Any = concatenate_groups(parts).batch
+    assert whole.info["node"].shape == whole.tokens.shape
+    assert not np.isnan(whole.info["node"][np.asarray(whole.action_mask)]).any()
