@@ -74,6 +74,9 @@ def samples_by_neighbours(
     check_number("samples_by_neighbours: most", most, least=1, whole=True, or_none=True)
 
     def make(facts: PromptFacts) -> Machine:
+        rank = np.empty(facts.size, np.int64)
+        rank[facts.order] = np.arange(facts.size)
+
         def features(ids: Array) -> Array:
             found = [_features(facts.rows[int(i)]) for i in ids]
             return np.stack(found) if found else np.zeros((0, WIDTH), np.float32)
@@ -88,10 +91,10 @@ def samples_by_neighbours(
 
         def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
             labels = results.mean if threshold is None else (results.mean >= threshold).astype(np.float64)
-            known = ~np.isin(state["recent"], results.ids)
-            recent = np.concatenate([state["recent"][known], results.ids.astype(np.int32)])[-context:]
+            known, new = ~np.isin(state["recent"], results.ids), np.argsort(rank[results.ids])
+            recent = np.concatenate([state["recent"][known], results.ids[new].astype(np.int32)])[-context:]
             error = float(np.mean((predict(state, results.ids) - labels) ** 2)) if len(labels) else 0.0
-            after = np.concatenate([state["labels"][known], labels])[-context:]
+            after = np.concatenate([state["labels"][known], labels[new]])[-context:]
             return {"recent": recent, "labels": after, "error": error}
 
         start = {"recent": np.zeros(0, np.int32), "labels": np.zeros(0), "error": 0.0}
