@@ -28,6 +28,7 @@ ORIGINS = {  # words in the last paragraph of a docstring -> origins
 STAGES = {  # stages of the data flow, in order -> families whose methods differ there
     "Rollouts: completions made with help": ("guided",),
     "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration"),
+    "Replay: completions of earlier steps": ("replayed", "swapped"),
     "Selection: which completions to train on": ("selection",),
     "Credit: a baseline of the group, the batch or earlier samples": (
         "group_relative",
