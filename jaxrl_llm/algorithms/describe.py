@@ -29,6 +29,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     "Rollouts: completions made with help": ("guided", "hinted"),
     "Rollouts: trees, and values of states": ("trees",),
     "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration"),
+    "Replay: completions of earlier steps": ("replayed", "swapped"),
     "Selection: which completions to train on": ("selection",),
     "Credit: a baseline of the group, the batch or earlier samples": (
         "group_relative",
