@@ -24,12 +24,13 @@ from jaxrl_llm.trajectory import Trajectories
 # divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows.
 NOT_OF_THE_GROUP_ALONE = {
     "baichuan_m2", "dcpo_distribution_centric", "ettrl", "hbpo", "icpo_in_context", "optimal_token_baseline", "otr",
-    "pf_ppo", "polychromic", "ppo", "ppo_max", "reinforce_plus_plus", "remax", "rloo", "safe_entropy_aware", "t_ppo",
-    "ttrl", "vapo", "vc_ppo", "verpo",
+    "pa_rl", "pf_ppo", "polychromic", "ppo", "ppo_max", "reinforce_plus_plus", "remax", "rloo", "safe_entropy_aware",
+    "salsa", "t_ppo", "tscac", "ttrl", "vapo", "vc_ppo", "verpo",
 }  # fmt: skip
 ONE_SAMPLE_A_PROMPT = {
-    "dcpo_distribution_centric", "optimal_token_baseline", "otr", "pf_ppo", "ppo", "ppo_max", "reinforce",
-    "reinforce_plus_plus", "remax", "riskpo", "safe_entropy_aware", "spo_single_stream", "t_ppo", "vapo", "vc_ppo",
+    "dcpo_distribution_centric", "optimal_token_baseline", "otr", "pa_rl", "pf_ppo", "ppo", "ppo_max", "reinforce",
+    "reinforce_plus_plus", "remax", "riskpo", "safe_entropy_aware", "salsa", "spo_single_stream", "t_ppo", "tscac",
+    "vapo", "vc_ppo",
 }  # fmt: skip
 NO_ADVANTAGES = {"drpo_decoupled_reward", "trpa"}
 
