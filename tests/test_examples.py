@@ -24,7 +24,7 @@ def code_lines(text: str) -> int:
 
 
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    first, second, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, second, _, before = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert code_lines(first) <= 15
     module = types.ModuleType("readme")  # where its functions have their names, as in __main__
     sys.modules[module.__name__], names = module, vars(module)
@@ -38,6 +38,14 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
     table, shown = capsys.readouterr().out.split("\nAlgorithm(")
     assert f"```text\nAlgorithm({shown}```" in (ROOT / "README.md").read_text()
     assert repr(eval(f"Algorithm({shown}", names)) + "\n" == f"Algorithm({shown}"
+    exec(compile(before, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    for part in (
+        "choose_prompts(thompson(), drop_solved(back=50))",
+        "retried(from_column(), succeeds())",
+        "tree(0, 256",
+    ):
+        assert part in printed
     assert table.splitlines()[0].split() == ["row", "group", "reward", "actions", "grpo", "dapo", "mine"]
     assert f"has {len(algorithms.names())} published methods" in (ROOT / "README.md").read_text()
     for definition in re.findall(r"^(?:grpo|dapo|mine) = \w+\(\n(.*?)^\)", second, flags=re.DOTALL | re.MULTILINE):
@@ -47,7 +55,7 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
 @pytest.mark.heavy
 def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
     """With another model and a smaller run than the README's."""
-    first, second, third = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, second, third, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     imports = [line for line in first.splitlines() if re.match(r"(from|import) ", line)]
     small = f"TrainConfig(model={TINY!r}, steps=2, prompts_per_step=2, group_size=4, eval_size=2, num_prompts=20, "
     small += "max_new_tokens=6, tensorboard=False, "
