@@ -175,8 +175,9 @@ def test_shared_prompts_are_read_once() -> None:
         needed = found["weights"] + found["caches"]
         # The count is of the right size: everything once, and not much more.
         assert 0.95 * needed < found["decode"]["traffic"] < 1.3 * needed
-    for count in ("traffic", "counted"):  # by the program's text, and by XLA, which counts the core's memories too
-        assert shared["decode"][count] <= 0.3 * alone["decode"][count], count
+    # By the program's text, and by XLA, which counts the core's memories too, and what the kernel that draws declares.
+    for count, most in (("traffic", 0.3), ("counted", 0.32)):
+        assert shared["decode"][count] <= most * alone["decode"][count], count
 
 
 WEIGHTS = """
