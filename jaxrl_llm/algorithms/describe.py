@@ -26,9 +26,10 @@ ORIGINS = {  # words in the last paragraph of a docstring -> origins
     "Run": "the run's",  # default None, filled in by the run
 }
 STAGES = {  # stages of the data flow, in order -> families whose methods differ there
-    "Rollouts: completions made with help": ("guided", "hinted"),
+    "Curricula: which prompts, and how many samples of each": ("curricula",),
+    "Rollouts: completions made with help": ("guided", "hinted", "prefixed", "two_policies"),
     "Rollouts: trees, and values of states": ("trees",),
-    "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration"),
+    "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration", "reward_composed"),
     "Replay: completions of earlier steps": ("replayed", "swapped"),
     "Selection: which completions to train on": ("selection",),
     "Credit: a baseline of the group, the batch or earlier samples": (

@@ -14,9 +14,9 @@ from jaxrl_llm.rollouts.swaps import (
     best_of_prompt,
     low_and_alike,
     none_above,
-    staged,
     swapped_successes,
     valued_groups,
+    with_staged_reward,
 )
 from jaxrl_llm.transform import chain
 
@@ -149,4 +149,4 @@ def vspo_prs(
     objective += kl_coefficient * kl(to="reference", estimator="k3", average=sequence_mean())
     replay, stages = valued_groups(copies, highest), parse_weights(weights)
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), scale_by_info("copy_weight"))
-    return Algorithm(transform, objective, replay=staged(replay, stages) if stages else replay)
+    return Algorithm(transform, objective, replay=with_staged_reward(replay, stages) if stages else replay)

@@ -168,7 +168,7 @@ def outcomes(scored: Scored, component: str | None) -> np.ndarray:
 
 
 @part
-def staged(replay: Replay, weights: Mapping[str, float]) -> Replay:
+def with_staged_reward(replay: Replay, weights: Mapping[str, float]) -> Replay:
     """The replay after the rewards are combined in stages: see `staged_reward`."""
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:

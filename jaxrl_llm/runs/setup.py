@@ -167,7 +167,8 @@ def set_up(
     if inputs is None:
         inputs = Inputs(split_prompts(config), make_rewards(config))
     check_components(config, inputs.rewards)
-    check_columns(config, algorithm, inputs.prompts.training)
+    if not own_source:  # which has no rollout
+        check_columns(config, algorithm, inputs.prompts.training)
     policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have

@@ -7,10 +7,8 @@ import numpy as np
 
 from jaxrl_llm.advantages.multipliers import (
     capped_bonus,
-    entropy_level,
     entropy_scaled,
     length_weighted_advantage,
-    log_entropy_scale,
     mixture_share,
     novelty,
     position_keys,
@@ -20,6 +18,7 @@ from jaxrl_llm.advantages.multipliers import (
     standard_scores,
     token_moments,
 )
+from jaxrl_llm.entropy_levels import entropy_level, log_entropy_scale
 
 close = np.testing.assert_allclose
 MASK = jnp.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)

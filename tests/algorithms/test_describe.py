@@ -84,7 +84,8 @@ def test_choices_are_those_that_the_method_takes() -> None:
     for name in algorithms.names():
         for one in parameters(name):
             for text in choices(algorithms.constructor(name), one.name) if isinstance(one.default, str) else ():
-                algorithms.get(name, **{one.name: text})
+                if (name, one.name) != ("rlgf", "begins"):  # others than the default need a guide
+                    algorithms.get(name, **{one.name: text})
 
 
 @every
@@ -125,7 +126,7 @@ def test_methods_are_found_by_what_they_say() -> None:
 
 def test_only_what_some_runs_do_without_is_told_as_needed() -> None:
     lines = listing().partition("\n\n")[2].splitlines()
-    assert not any("feedback" in line for line in lines)
+    assert not any("feedback" in line.partition("[needs")[2] for line in lines)
     (line,) = (line for line in lines if line.startswith("  grpo "))
     assert line.endswith("[needs reference policy]")
     (line,) = (line for line in lines if line.startswith("  vapo "))

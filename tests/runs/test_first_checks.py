@@ -146,7 +146,7 @@ def test_settings_of_steps_that_were_taken_stay(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="remove what"):
         changed(config, ["what"])
     with pytest.raises(InputError, match="prompts_per_step is 6, but must be a multiple"):
-        changed(config, ["--micro-batches", "4"])
+        changed(config, ["--micro-batches", "5"])
 
 
 def test_a_run_that_has_ended_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

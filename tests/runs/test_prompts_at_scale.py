@@ -50,7 +50,7 @@ def test_every_format_gives_the_prompts_ids_and_order_of_a_list(
     monkeypatch.setattr(prompts, "LISTED", 4)
     found, held_out = prompt_sets(config, tokenizer, 0)
     assert found.ahead is not None
-    assert held_out == their_held_out
+    assert held_out._replace(encode=None) == their_held_out._replace(encode=None)
     one, other = shuffled_epochs(expected.rows, config.seed), shuffled_epochs(found.rows, config.seed)
     state, same = one.init(), other.init()
     for _ in range(4):  # two epochs

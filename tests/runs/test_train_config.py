@@ -111,7 +111,7 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("rewards", (), "rewards is empty"),
     ("stop", ("ok", ""), "empty string"),
     ("minibatches", 3, "prompts_per_step is 16, but must be a multiple of minibatches 3 x micro_batches 1 = 3"),
-    ("micro_batches", 32, "prompts_per_step is 16, but must be a multiple of minibatches 1 x micro_batches 32 = 32"),
+    ("micro_batches", 24, "prompts_per_step is 16, but must be a multiple of minibatches 1 x micro_batches 24 = 24"),
     ("dtype", "float16", "unknown dtype 'float16'.*float32"),
     ("param_dtype", "int8", "unknown param_dtype 'int8'"),
     ("long_prompts", "drop", "unknown long_prompts 'drop'.*skip"),
