@@ -179,7 +179,8 @@ def masa(
 
     Predictions (as many as solutions where `predictions` is None) are a group of their own with A = (r - mean)/std,
     like the solutions with their scores (`scale` is the divisor), and one token mean of the clipped surrogate
-    (clip_low, clip_high, dual_clip) is over both; no KL. Notions are compared as text, in lower case and without the s of a plural.
+    (clip_low, clip_high, dual_clip) is over both; no KL. Notions are compared as text, in lower case and
+    without the s of a plural.
 
     A step has more rows than prompts_per_step x group_size: those of the predictions. The paper's faster variant, which
     clones expert predictions, skips problems by their predicted rate and stops long solutions, is not included.
