@@ -230,7 +230,8 @@ def latr(
     parent: edit distance / r below `edit`, the match of the ends above `suffix`, or ROUGE-L above `overlap`.
     A share of the group is the tree, given by `shares` as STEP:SHARE, from these training steps on; the rest are
     independent samples, and so are the missing ones where fewer branches open (the paper repeats the first). The
-    loss is GRPO's (clip_low, clip_high, kl_coefficient, average). The presets "countdown" and "math" are the paper's two settings.
+    loss is GRPO's (clip_low, clip_high, kl_coefficient, average). The presets "countdown" and "math" are the paper's
+    two settings.
 
     c_2 is drawn from the policy at the same place instead of ranked, since the engine reports the probabilities of
     drawn tokens alone: a near tie is found with the probability of its second token. Tokens between forks are sampled,
