@@ -67,9 +67,18 @@ class Carry(NamedTuple):
     feedback: Metrics | None
 
 
+EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
+
+
 def provided(task: Task) -> frozenset[str]:
     """What runs on a task provide of the needs that only some runs provide."""
     return frozenset({"greedy_reward"} if task.given is None else {"greedy_reward", "turns"})
+
+
+def experience_of(method: Algorithm) -> set[str]:
+    """Which of rollout, curriculum and replay a method names."""
+    found = {"rollout": method.rollout, "curriculum": method.prompts, "replay": method.replay}
+    return {name for name, value in found.items() if value is not None}
 
 
 def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, given: dict[str, Any]) -> Algorithm:
@@ -98,13 +107,16 @@ def make_train(
     of either. hyperparameters: numbers by name, "learning_rate" among them; they may be traced. start: parameters to
     start from, also the reference policy; fresh ones without. Groups without a learning signal are kept: there is no
     resampling (`Algorithm.curriculum`) here.
-    without: parts and needs, as for `--algorithm.without`, that a method lacks here and may go without.
+    without: parts and needs, as for `--algorithm.without`, that a method lacks here and may go without; also "rollout",
+    "curriculum" and "replay", of which the laboratory has only groups of the task's prompts.
     Raises InputError for another task, method or setting, and `train` for another key, number or start, or where a
     method lacks a part or needs what the laboratory does not provide.
     """
     expect("task", task, Task)
     check_settings(settings)
     make = build_of(algorithm)
+    experience = EXPERIENCE & {*names_in(without)}
+    without = tuple(name for name in names_in(without) if name not in EXPERIENCE)
     if isinstance(algorithm, str) and algorithm in CATALOGUE:
         check = partial(check_whole, algorithm, without=without, provided=provided(task), option="without={!r}")
     else:
@@ -121,6 +133,11 @@ def make_train(
         given = {**fixed, **traced}
         method = build(make, settings, task, given)
         check(method.needs)
+        if own := sorted(experience_of(method) - experience):
+            raise InputError(
+                f"this method has a {own[0]} of its own, and the laboratory only groups of the task's prompts: train it "
+                f"with a run, or without={','.join([*without, *own])!r}"
+            )
         if method.reference is not None and of_reference(method.needs):
             raise InputError("the laboratory's reference is the initial policy: this method has another, as runs do")
         method = going_without(method, names_in(without))

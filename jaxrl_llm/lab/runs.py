@@ -22,7 +22,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.in_jax.tasks import Task
-from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, evaluate_task, make_train, provided
+from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, evaluate_task, experience_of, make_train, provided
 from jaxrl_llm.lab.grid import Grid, Point, hyperparameters_of, points
 from jaxrl_llm.lab.outcome import CURVES, Measuring, Outcome, curves_of, measure
 from jaxrl_llm.lab.statistics import Floats
@@ -48,9 +48,10 @@ class Ran(NamedTuple):
 
 
 def _lacking(name: str) -> list[str]:
-    """What a method lacks where its own rollout does not run: parts, and needs that some of a run must provide."""
-    needs = {need_of(need).name for need in get(name).needs if need_of(need).provider}
-    return [*missing(name), *sorted(needs - set(missing(name)))]
+    """What a method lacks in the laboratory: parts, needs that only some runs provide, what precedes the batch."""
+    method = get(name)
+    needs = {need_of(need).name for need in method.needs if need_of(need).provider}
+    return [*missing(name), *sorted(needs - set(missing(name))), *sorted(experience_of(method))]
 
 
 def run_method(

@@ -10,7 +10,7 @@ from heavy import few
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.in_jax.tasks import sequence_lock
-from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train
+from jaxrl_llm.in_jax.train import EXPERIENCE, LABORATORY, LabSettings, fresh_params, make_train
 from jaxrl_llm.models.policy import Params
 
 TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
@@ -29,7 +29,8 @@ def start() -> Params:
 @pytest.mark.parametrize("name", few(WITH_INITIAL_REFERENCE, ("ppo",)))
 def test_two_iterations_are_finite(name: str, start: Params) -> None:
     rollout = algorithms.get(name).rollout  # of which the laboratory has none
-    train = make_train(TASK, name, TINY, without=[*missing(name), *(rollout.provides if rollout else ())])
+    without = [*missing(name), *(rollout.provides if rollout else ()), *EXPERIENCE]
+    train = make_train(TASK, name, TINY, without=without)
     compiled = jax.jit(lambda key, start: train(key, LABORATORY.get(name), start), compiler_options=UNOPTIMISED)
     run = compiled(jax.random.key(0), start)
     for metric, values in run.metrics.items():

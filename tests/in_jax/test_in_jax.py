@@ -212,6 +212,8 @@ def test_a_method_that_lacks_a_part_is_refused() -> None:
         make_train(TASK, "otr", TINY)(key)
     with pytest.raises(InputError, match="budget"):
         make_train(TASK, partial(hbpo, max_length=8), TINY)(key)
+    with pytest.raises(InputError, match=r"has a rollout of its own.*without='rollout'"):
+        make_train(TASK, "ghpo", TINY)(key)
     with pytest.raises(InputError, match="tree"):
         make_train(TASK, "hbpo", TINY, without="tree")(key, {"max_length": 8})
 
