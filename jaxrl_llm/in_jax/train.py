@@ -135,8 +135,8 @@ def make_train(
         check(method.needs)
         if own := sorted(experience_of(method) - experience):
             raise InputError(
-                f"this method has a {own[0]} of its own, and the laboratory only groups of the task's prompts: train it "
-                f"with a run, or without={','.join([*without, *own])!r}"
+                f"this method has a {own[0]} of its own, and the laboratory only groups of the task's prompts: train "
+                f"it with a run, or without={','.join([*without, *own])!r}"
             )
         if method.reference is not None and of_reference(method.needs):
             raise InputError("the laboratory's reference is the initial policy: this method has another, as runs do")
