@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.stand_ins import no_state_values, own_nodes
 from jaxrl_llm.trajectory import Array, Trajectories
 
 
@@ -35,11 +36,20 @@ class Tree(NamedTuple):
         return self.key.size + self.key.shape[0]
 
 
+def _or(stand_in: Callable[[Trajectories, float | None], Array], batch: Trajectories, name: str) -> Array:
+    """An entry of the batch's info, or what stands in for it where a run goes without."""
+    found = (batch.info or {}).get(name)
+    return stand_in(batch, None) if found is None else found
+
+
 def tree_of(batch: Trajectories, rows: Array | None = None) -> Tree:
-    """The tree of a batch, of those rows alone where bool[N] is true; None: of all."""
+    """The tree of a batch, of those rows alone where bool[N] is true; None: of all.
+
+    Without info["node"] every row is a tree of its own, which does not fork.
+    """
     mask = batch.action_mask if rows is None else batch.action_mask & rows[:, None]
     N, L = mask.shape
-    node = jnp.where(mask, jnp.nan_to_num(batch.need("node")), -1.0)
+    node = jnp.where(mask, jnp.nan_to_num(_or(own_nodes, batch, "node")), -1.0)
     place = jnp.broadcast_to(jnp.arange(L), (N, L))
     upto = jax.lax.cummax(jnp.where(mask, place, -1), axis=1)
     previous = jnp.pad(upto, ((0, 0), (1, 0)), constant_values=-1)[:, :L]
@@ -149,7 +159,7 @@ def state_values(batch: Trajectories, most: Callable[[Array], Array] = lambda va
     values of the policy to those that are wanted. NaN where a value is not known.
     """
     tree, L = tree_of(batch), batch.tokens.shape[1]
-    value = jnp.where(tree.mask, most(batch.need("state_value")), jnp.nan)
+    value = jnp.where(tree.mask, most(_or(no_state_values, batch, "state_value")), jnp.nan)
     place = jnp.broadcast_to(jnp.arange(L), value.shape)
     began = jnp.where(tree.first, place, L)
     following = jax.lax.cummin(jnp.pad(began, ((0, 0), (0, 1)), constant_values=L)[:, 1:], axis=1, reverse=True)

@@ -47,7 +47,7 @@ class Ran(NamedTuple):
     seconds: dict[str, float]  # "compile" and "run"
 
 
-def _lacking(name: str) -> list[str]:
+def lacking(name: str) -> list[str]:
     """What a method lacks in the laboratory: parts, needs that only some runs provide, what precedes the batch."""
     method = get(name)
     needs = {need_of(need).name for need in method.needs if need_of(need).provider}
@@ -64,7 +64,7 @@ def run_method(
     method refuses its hyper-parameters, the outcome says so (`Outcome.error`).
     """
     task, make = how.task, constructor(name)
-    without = tuple(need for need in _lacking(name) if need not in provided(task))
+    without = tuple(need for need in lacking(name) if need not in provided(task))
     note = f"without {', '.join(without)}" if without else ""
     known = inspect.signature(make).parameters
     at = points(grid, hyperparameters_of(name))

@@ -8,9 +8,9 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.in_jax.tasks import sequence_lock
-from jaxrl_llm.in_jax.train import EXPERIENCE, LABORATORY, LabSettings, fresh_params, make_train
+from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train, provided
+from jaxrl_llm.lab.runs import lacking
 from jaxrl_llm.models.policy import Params
 
 TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
@@ -28,8 +28,7 @@ def start() -> Params:
 @pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("name", few(WITH_INITIAL_REFERENCE, ("ppo",)))
 def test_two_iterations_are_finite(name: str, start: Params) -> None:
-    rollout = algorithms.get(name).rollout  # of which the laboratory has none
-    without = [*missing(name), *(rollout.provides if rollout else ()), *EXPERIENCE]
+    without = [part for part in lacking(name) if part not in provided(TASK)]
     train = make_train(TASK, name, TINY, without=without)
     compiled = jax.jit(lambda key, start: train(key, LABORATORY.get(name), start), compiler_options=UNOPTIMISED)
     run = compiled(jax.random.key(0), start)

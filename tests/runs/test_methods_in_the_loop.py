@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "remax": {},
     "ppo": {"kl_coefficient": 0.05},
     "safe_entropy_aware": {},
-    "r2vpo": {},
+    "r2vpo": {"replay_share": 0.0},
     "dgpo_distribution_guided": {},
     "capo_curvature": {"without": "adam"},
     "rover": {},
