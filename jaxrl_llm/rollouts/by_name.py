@@ -22,8 +22,6 @@ NAMED: dict[str, Callable[..., Rollout]] = {
     "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked, "tree": tree,
     "budgeted_tree": budgeted_tree, "entropy_forks": entropy_forks, "near_ties": near_ties, "valued": valued,
     "demonstrated": demonstrated, "demonstrated_before": demonstrated_before,
-}  # fmt: skip
-NAMED |= {
     "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups, "two_policies": two_policies,
     "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
 }  # fmt: skip

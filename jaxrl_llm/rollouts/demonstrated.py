@@ -78,7 +78,7 @@ def demonstrated_before(step: int, column: str = "answer") -> Rollout:
     check_number("demonstrated_before: step", step, least=0, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        if tools.began < step:
+        if tools.first_step < step:
             return [demonstration(tools, task, column)]
         sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
         return [one.with_info(demonstrated=0.0) for one in sampled]

@@ -240,14 +240,17 @@ class _Run:
         )
         self.waiting = []
         others = sorted({ticket.temperature for ticket in tickets if ticket.temperature is not None})
-        for heat in (None, *others):
-            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.temperature == heat]
-            if asked and heat not in self.engines:
+        for temperature in (None, *others):
+            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.temperature == temperature]
+            if asked and temperature not in self.engines:
                 stats = Stats(began=time.perf_counter())
-                self.stats += [] if heat == 0 else [stats]
-                self.engines[heat] = self.driver.make_engine([request for _, request in asked], heat, stats), {}
+                self.stats += [] if temperature == 0 else [stats]
+                self.engines[temperature] = (
+                    self.driver.make_engine([request for _, request in asked], temperature, stats),
+                    {},
+                )
             for ticket, request in asked:
-                engine, open_ones = self.engines[heat]
+                engine, open_ones = self.engines[temperature]
                 open_ones[engine.submit(request)] = ticket
         busy = [(engine, open_ones) for engine, open_ones in self.engines.values() if engine.busy]
         for engine, open_ones in busy:

@@ -79,7 +79,7 @@ class GroupRun:
 
     def __init__(self, run: DriverRun, log: GroupLog, task: Task, first_sample: int) -> None:
         self.run, self.task, self.first_sample, self.step = run, task, first_sample, run.driver.step
-        self.before, self.begun = log, log.first_step
+        self.before, self.first_step = log, log.first_step
         self.drawn: dict[Call, Answer] = dict(log.drawn)
         self.recorded: dict[str, Any] = dict(log.recorded)
         self.asked: dict[tuple[int, int], Ticket] = {}  # by sample number and place

@@ -41,7 +41,7 @@ def in_context(
         if samples >= G:
             raise InputError(f"{samples} of {G} samples are to have an example: raise group_size")
         count = samples if examples else 0
-        random = np.random.default_rng([tools.began, task.prompt_id])
+        random = np.random.default_rng([tools.first_step, task.prompt_id])
         prompts = [
             tools.prompt_with(text.format(examples[i]), first=True)
             for i in (random.integers(len(examples), size=count) if examples else ())
@@ -126,7 +126,7 @@ def one_taught(tools: Tools, task: Task, text: str, answer: str, number: int) ->
     ids = [tools.encode(piece) for piece in pieces]
     span = [0.0, 0.0] if at < 0 else [float(len(ids[0])), float(len(ids[0]) + len(ids[1]))]
     stop = getattr(tools.tokenizer, "eos_token_id", None)
-    segment = given([*chain.from_iterable(ids), *([] if stop is None else [int(stop)])], tools.began)
+    segment = given([*chain.from_iterable(ids), *([] if stop is None else [int(stop)])], tools.first_step)
     logp = np.full_like(segment.tokens.logp, _NOT_DRAWN)
     actions = segment._replace(tokens=segment.tokens._replace(logp=logp), sampled=True)
     episode = Episode(tuple(task.prompt), task.prompt_id, task.samples + number) + actions

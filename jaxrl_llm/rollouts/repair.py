@@ -87,7 +87,7 @@ def retried(hints: Hints, succeeds: Succeeds, plain: int = 0, start: int = 0) ->
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G = task.samples
         found = await sampled(tools, task.prompt, 0, G)
-        if tools.began < start or any(map(succeeds, found)):
+        if tools.first_step < start or any(map(succeeds, found)):
             return marked(found)
         texts = await hints.write(tools, task, G)
         hinted = G - min(plain, G - 1)
@@ -119,7 +119,7 @@ def rescued(hints: Hints, succeeds: Succeeds, start: int = 0) -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G = task.samples
         found = await sampled(tools, task.prompt, 0, G)
-        if tools.began < start or any(map(succeeds, found)):
+        if tools.first_step < start or any(map(succeeds, found)):
             return marked(found)
         texts = await hints.write(tools, task, G)
         first = G + hints.samples

@@ -27,7 +27,7 @@ def with_tempered(start: float, share: float = 0.25, control: str = "temperature
     async def program(tools: Tools, task: Task) -> list[Episode]:
         count = task.samples
         first = [tools.sample(task.prompt, number=i) for i in range(count)]
-        if np.random.default_rng([task.prompt_id, tools.began]).uniform() >= share:
+        if np.random.default_rng([task.prompt_id, tools.first_step]).uniform() >= share:
             return [episode.with_info(tempered=0.0) for episode in await gather(*first)]
         heat = float(tools.controls.get(control, start))
         again = [tools.sample(task.prompt, number=count + i, temperature=heat) for i in range(count)]

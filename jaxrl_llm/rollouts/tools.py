@@ -39,7 +39,7 @@ class ProgramHost(Protocol):
 
     task: Task
     step: int
-    begun: int  # training step in which the program first started
+    first_step: int  # training step in which the program first started
 
     async def draw(
         self, call: Call, context: Episode, until: int, pause_at: int | None, temperature: float | None
@@ -100,9 +100,9 @@ class Tools:
         return self._host.step
 
     @property
-    def began(self) -> int:
+    def first_step(self) -> int:
         """Training step in which the group began. It stays the same when the program is rerun from its log."""
-        return self._host.begun
+        return self._host.first_step
 
     async def sample(
         self,
@@ -187,7 +187,7 @@ class Tools:
 
         Its seed is made of the prompt, the training step in which the program first started, and the name.
         """
-        return np.random.default_rng([self._host.begun, self._host.task.prompt_id, zlib.crc32(name.encode())])
+        return np.random.default_rng([self._host.first_step, self._host.task.prompt_id, zlib.crc32(name.encode())])
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""

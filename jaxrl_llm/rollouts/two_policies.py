@@ -75,7 +75,7 @@ def two_policies(
     function = None if guide is None else load_function(guide, "the guide").function
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        if begins == "learner" or (begins == "learner_first" and tools.began < steps):
+        if begins == "learner" or (begins == "learner_first" and tools.first_step < steps):
             assert function is not None
             return await begun_by_learner(tools, task, function, share, problem_of(tools, task))
         responses, random = [ids[: task.limit] for ids in responses_of(tools, task, column)], tools.random("guide")

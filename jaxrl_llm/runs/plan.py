@@ -238,6 +238,10 @@ def learning_costs(shapes: RunShapes, beside: Executor | None = None) -> dict[st
 def learning_programs(
     shapes: RunShapes, platform: str | None = None, beside: Executor | None = None
 ) -> dict[str, Program]:
+    """The learning half's programs by name, as a run compiles them; those compiled twice are numbered.
+
+    platform, beside: see `ahead_of_time`.
+    """
     learner = shapes.learner
     batch = full_batch(shapes.config, learner.algorithm, learner.policy.config.vocab_size)
     found: dict[str, Program] = {}
@@ -284,6 +288,7 @@ def _sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
 def sampling_programs(
     shapes: RunShapes, platform: str | None = None, names: tuple[str, ...] = NAMES
 ) -> dict[str, Program]:
+    """The engine's programs by name, as a run compiles them. platform, names: see `compile_sampling`."""
     config = shapes.config.sampling
     return compile_sampling(
         shapes.policy, shapes.params, shapes.sampler, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
