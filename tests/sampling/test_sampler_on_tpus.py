@@ -175,7 +175,8 @@ def test_shared_prompts_are_read_once() -> None:
         needed = found["weights"] + found["caches"]
         # The count is of the right size: everything once, and not much more.
         assert 0.95 * needed < found["decode"]["traffic"] < 1.3 * needed
-    # By the program's text, and by XLA, which counts the core's memories too, and what the kernel that draws declares.
+    # By the program's text, which is the chip's main memory, and by XLA, which counts copies into the core's memories
+    # too: it makes more of them since the kernel that draws declares its cost (260 MB), and main memory moves the same.
     for count, most in (("traffic", 0.3), ("counted", 0.32)):
         assert shared["decode"][count] <= most * alone["decode"][count], count
 
