@@ -21,16 +21,20 @@ from jaxrl_llm.learner.learn import signal
 from jaxrl_llm.trajectory import Trajectories
 
 # Their credit depends on more than the rewards of the group: a value or greedy baseline, the whole batch's mean, a
-# divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows.
+# divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows, rewards of
+# single tokens.
 NOT_OF_THE_GROUP_ALONE = {
-    "baichuan_m2", "dcpo_distribution_centric", "ettrl", "hbpo", "icpo_in_context", "optimal_token_baseline", "otr",
-    "pa_rl", "pf_ppo", "polychromic", "ppo", "ppo_max", "reinforce_plus_plus", "remax", "rloo", "safe_entropy_aware",
-    "salsa", "t_ppo", "tscac", "ttrl", "vapo", "vc_ppo", "verpo",
+    "baichuan_m2", "carl_multiplicative_reward", "dcpo_distribution_centric", "drpo_dataset_reset", "ettrl", "hbpo",
+    "icpo_in_context", "open_rs", "optimal_token_baseline", "otr", "pa_rl", "pav", "pf_ppo", "polychromic", "ppo",
+    "ppo_max", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "spear",
+    "spo_segment", "subpo", "t_ppo", "tscac", "ttrl", "ui_r1", "vapo", "vc_ppo", "verpo", "wmar_reservoir_replay",
 }  # fmt: skip
+# They learn from a prompt with one sample, here also by rewards of single tokens.
 ONE_SAMPLE_A_PROMPT = {
-    "dcpo_distribution_centric", "optimal_token_baseline", "otr", "pa_rl", "pf_ppo", "ppo", "ppo_max", "reinforce",
-    "reinforce_plus_plus", "remax", "riskpo", "safe_entropy_aware", "salsa", "spo_single_stream", "t_ppo", "tscac",
-    "vapo", "vc_ppo",
+    "brain", "carl_multiplicative_reward", "dcpo_distribution_centric", "drpo_dataset_reset",
+    "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl", "pav", "pf_ppo", "ppo", "ppo_max", "reinforce",
+    "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "spear", "spo_segment",
+    "spo_single_stream", "subpo", "t_ppo", "tscac", "vapo", "vc_ppo", "wmar_reservoir_replay",
 }  # fmt: skip
 NO_ADVANTAGES = {"drpo_decoupled_reward", "trpa"}
 
