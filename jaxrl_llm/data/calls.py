@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.errors import InputError
@@ -103,8 +104,7 @@ def reading_of(turns: ChatTurns) -> Reading:
     Raises InputError if there are tools, whose calls the chat template writes in a format that is not JSON, while the
     tokenizer has no `response_template`.
     """
-    tokenizer, asked = turns.tokenizer, [{"role": "user", "content": "x"}]
-    prefix = turns.render(asked)[len(turns.render(asked, reply=False)) :]
+    tokenizer, prefix = turns.tokenizer, turns.reply_start
     template = getattr(tokenizer, "response_template", None) or _template(turns, prefix)
     return Reading(tokenizer, template, prefix, turns.tools)
 
@@ -113,11 +113,12 @@ def _template(turns: ChatTurns, prefix: str) -> dict[str, Any]:
     """A response template from what the chat template writes for a call."""
     asked, end = [{"role": "user", "content": "x"}], (turns.reply_end or "").strip()
     call = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {"text": "at it"}}}
+    said = turns.render([*asked, {"role": "assistant", "content": "~"}], reply=False)
     try:
         text = turns.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], reply=False)
     except InputError:
-        text = ""
-    written = text[len(turns.render(asked, reply=False)) :].removeprefix(prefix) if text else ""
+        text = said
+    written = text[len(commonprefix([text, said])) :]
     found = _json_call(written)
     if found is None and "look" in written and turns.tools:
         raise InputError(
@@ -126,7 +127,6 @@ def _template(turns: ChatTurns, prefix: str) -> dict[str, Any]:
     start, stop, value = (0, 0, {}) if found is None else found
     opened = written[:start].strip() if found else "<tool_call>"
     closed = written[stop:].strip().removesuffix(end).strip() if found else "</tool_call>"
-    opened = opened.rpartition("</think>")[2].strip()
     arguments = "parameters" if isinstance(value, dict) and "parameters" in value else "arguments"
     ends = "|".join(re.escape(one) for one in {end, *map(turns.tokenizer.decode, turns.stops)} if one) or "$"
     one = {"type": "function", "function": "{content}"}

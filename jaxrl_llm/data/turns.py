@@ -89,6 +89,12 @@ class ChatTurns:
         return self.encode(self.render(described))
 
     @cached_property
+    def reply_start(self) -> str:
+        """What the template writes before a reply; empty for templates that mark the end of questions alone."""
+        asked = [{"role": "user", "content": "x"}]
+        return self.render(asked)[len(self.render(asked, reply=False)) :]
+
+    @cached_property
     def reply_end(self) -> str | None:
         """What ends a reply, such as "<|im_end|>\\n"; None if it depends on the reply."""
         ends = set()
@@ -156,13 +162,14 @@ class ChatTurns:
         """What the template writes from the end of any of these replies on; None if that depends on the reply."""
         found: set[str | None] = set()
         for said, reply in zip(REPLIES, replies, strict=True):
-            before = [{"role": "user", "content": "x"}, reply]
+            asked = [{"role": "user", "content": "x"}]
+            before = [*asked, reply]
             try:
                 whole, written = self.render([*before, *messages]), self.render([*before, *messages], reply=False)
-                alone = self.render(before, reply=False)
+                alone, question = self.render(before, reply=False), self.render(asked, reply=False)
             except InputError:
                 return None
-            appends = whole.startswith(written) and len(whole) > len(written)
+            appends = whole.startswith(question) and written + self.reply_start == whole
             found.add(_between(whole, alone, said, end) if appends else None)
         return found.pop() if len(found) == 1 else None
 

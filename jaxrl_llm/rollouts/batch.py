@@ -11,6 +11,7 @@ from jaxrl_llm.rollouts.episode import info_columns
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.sampling.requests import SamplingConfig
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
+from jaxrl_llm.shapes import bucket
 from jaxrl_llm.trajectory import Trajectories
 
 
@@ -22,6 +23,15 @@ def parts_of(one: Group) -> list[int]:
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The data set row of each group of the batch of these programs."""
     return [dict(one.task.row) for one in groups for _ in parts_of(one)]
+
+
+def of_turns(values: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
+    """Values of turns as an array [N, K], 0 where a row has fewer turns; K is a power of two, for few programs."""
+    turns = bucket(max(map(len, values)), least=1)
+    out = np.zeros((len(values), turns), dtype)
+    for row, known in zip(out, values, strict=True):
+        row[: len(known)] = known
+    return out
 
 
 def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False) -> Trajectories:
@@ -47,6 +57,12 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
     batch = assemble(rows, sampling.temperature, sampling.truncating, step)
     if info := info_columns(episodes, batch.tokens.shape[1]):
         batch = batch.with_info(**info)
+    if any(episode.turn_rewards for episode in episodes):
+        rewards = [episode.turn_rewards for episode in episodes]
+        batch = batch.replace(turn_rewards=of_turns(rewards, np.float32))  # type: ignore[arg-type]
+    if any(episode.state_keys for episode in episodes):
+        keys = [episode.state_keys for episode in episodes]
+        batch = batch.replace(state_key=of_turns(keys, np.uint32))  # type: ignore[arg-type]
     if windows:
         unfinished: Any = np.asarray([is_so for one in groups for is_so in one.unfinished])
         window = batch.action_mask & (batch.policy_step == step)

@@ -53,6 +53,10 @@ class Episode:
     """Number of the episode's group, where a program returns several groups of one task, each with its own baseline."""
     trained_prompt: tuple[int, ...] | None = None
     """Prompt of the row that is trained on, if it is not the one that the episode was sampled under."""
+    turn_rewards: tuple[float, ...] = ()
+    """Rewards of its turns, beside `reward`; the batch's `turn_rewards`."""
+    state_keys: tuple[int, ...] = ()
+    """Keys of the environment's states before its turns, 0 to 2^32 - 1; the batch's `state_key`."""
 
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
@@ -118,7 +122,7 @@ class Episode:
             left -= segment.tokens.size
         return replace(
             self, segments=tuple(kept), ended=False, truncated=False, reward=None, rewards={}, info=dict(self.info),
-            entries={},
+            entries={}, turn_rewards=(), state_keys=(),
         )  # fmt: skip
 
     def scored(

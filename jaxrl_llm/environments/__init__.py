@@ -1,0 +1,1 @@
+"""Environments of several turns: the protocol, adapters for those of other libraries, tools and the sandbox."""

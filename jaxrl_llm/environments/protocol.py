@@ -1,0 +1,60 @@
+"""The protocol of environments: messages in, messages out.
+
+An environment is any object with `reset`, `step` and, if it has calls to answer, `tools`. The classes of TRL, Gymnasium,
+TextArena and TextWorld become such objects in `jaxrl_llm.environments.adapters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from jaxrl_llm.data.calls import Reply
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an environment answers. All values must be representable in JSON."""
+
+    messages: Sequence[Message] = ()
+    """What the conversation gets: user messages, or results of tools. Ignored if `done`."""
+    reward: float = 0.0
+    """Of the turn before."""
+    done: bool = False
+    """Whether the episode is over."""
+    truncated: bool = False
+    """Whether it was cut off, as by a limit of steps, and did not end by itself."""
+    state: str | None = None
+    """Names the state that the policy is in now, equal for equal states. None: the messages name it."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of the turn, such as an invalid action, which are summed over the episode."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the log of a program, from which `Observation(**value)` restores it."""
+        return asdict(self)
+
+
+class Environment(Protocol):
+    """One episode at a time. Methods may be async; plain ones run in threads."""
+
+    tools: Sequence[Mapping[str, Any]]
+    """JSON schemas of the tools; () for none."""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation | Awaitable[Observation]:
+        """Begin an episode. row: of the data set. seed: for environments that draw; the same seed, the same episode.
+
+        Returns messages that come after those of the row's prompt.
+        """
+
+    def step(self, reply: Reply) -> Observation | Awaitable[Observation]:
+        """Answer a reply of the policy."""
+
+    def close(self) -> float | None | Awaitable[float | None]:
+        """End the episode. Returns its final reward, which is added to those of its turns, or None."""
+
+
+MakeEnvironment = Callable[[Mapping[str, Any]], Environment]
+"""Makes the environment of an episode from the row of the data set."""
