@@ -94,40 +94,50 @@ async def converse(
     seen = opened
     for turn in range(limits.turns):
         one.states.append(_state(seen))
-        limit = task.limit if limits.turn_tokens is None else limits.turn_tokens
-        if limits.episode_tokens is not None:
-            limit = min(limit, limits.episode_tokens - one.rows[-1].size)
-        if limit < 1:
-            one.rows[-1] = replace(one.rows[-1], truncated=True)
-            one.states.pop()
-            break
-        one.rows[-1] = await tools.sample(one.rows[-1], limit=limit)
+        one.rows[-1] = await tools.sample(one.rows[-1], limit=_room(one.rows[-1], task, limits))
         reply = chat.reading(one.rows[-1].last)
         one.messages.append(reply.message)
         seen = await _ask(tools, world.step, reply, name=f"{number}/{turn}")
         one.rewards.append(float(seen.reward))
         for name, value in seen.info.items():
             one.info[name] = one.info.get(name, 0.0) + float(value)
-        if seen.done or seen.truncated or one.rows[-1].truncated or turn + 1 == limits.turns:
+        if seen.done or seen.truncated or one.rows[-1].truncated:
             break
         one.messages.extend(seen.messages)
-        _append(one, chat, seen.messages, task.samples)
+        if turn + 1 == limits.turns or not _append(one, tools, chat, seen.messages, task, limits):
+            seen = replace(seen, truncated=True)
+            break
+    one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or seen.truncated)
     last = await tools.call(_closing(world), name=f"{number}/close", again=True)
-    if last is not None and one.rewards:
+    if last is not None:
         one.rewards[-1] += float(last)
     return one
 
 
-def _append(one: Conversation, chat: ChatTurns, messages: Sequence[Message], samples: int) -> None:
-    """Append an observation to the conversation's last row, or begin a new row."""
+def _room(row: Episode, task: Task, limits: Limits) -> int:
+    """Most tokens of the next reply."""
+    reply = task.limit if limits.turn_tokens is None else limits.turn_tokens
+    return reply if limits.episode_tokens is None else min(reply, limits.episode_tokens - row.size)
+
+
+def _append(
+    one: Conversation, tools: Tools, chat: ChatTurns, messages: Sequence[Message], task: Task, limits: Limits
+) -> bool:
+    """Append an observation to the conversation's last row, or begin a new row. Returns whether there is room."""
     row = one.rows[-1]
     delta = chat.bridge(messages, row.last[-1] if row.last else None)
     if delta is not None:
-        one.rows[-1] = row + given(delta)
-        return
-    one.info["new_rows"] = one.info.get("new_rows", 0.0) + 1
-    prompt = tuple(chat.begin(one.messages))
-    one.rows.append(Episode(prompt, row.prompt_id, row.sample + samples))
+        longer = row + given(delta)
+    else:
+        longer = Episode(tuple(chat.begin(one.messages)), row.prompt_id, row.sample + task.samples)
+    if not tools.fits(longer.tokens) or _room(longer, task, limits) < 1:
+        return False
+    if delta is not None:
+        one.rows[-1] = longer
+    else:
+        one.rows.append(longer)
+        one.info["new_rows"] = one.info.get("new_rows", 0.0) + 1
+    return True
 
 
 def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episode]:

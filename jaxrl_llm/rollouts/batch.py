@@ -26,7 +26,7 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def of_turns(values: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
-    """Values of turns as an array [N, K], 0 where a row has fewer turns; K is a power of two, for few programs."""
+    """Values of turns as an array [N, K], 0 where a row has fewer turns; K is a bucket, for few programs."""
     turns = bucket(max(map(len, values)), least=1)
     out = np.zeros((len(values), turns), dtype)
     for row, known in zip(out, values, strict=True):

@@ -1,0 +1,161 @@
+"""Agents: episodes of several turns, as exact tokens, with the rewards and states of their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from speaking import TEMPLATES, run_agents, tokenizer_of
+
+from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.rollouts.agents import agent, merged
+from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.sampling.requests import SamplingConfig
+
+ROWS = [{"prompt": "Count up."}, {"prompt": [{"role": "user", "content": "Count on."}]}]
+
+
+class Counting:
+    """It says the next number; the policy has to say it too. Over after three."""
+
+    tools = ()
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.number, self.told = 0, []
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        return Observation([{"role": "user", "content": "0?"}], state="0")
+
+    def step(self, reply: Reply) -> Observation:
+        self.number += 1
+        right = str(self.number - 1) in reply.message["content"]
+        said = [{"role": "user", "content": f"{self.number}?"}]
+        return Observation(said, float(right), self.number == 3, state=str(self.number), info={"wrong": 1.0 - right})
+
+    def close(self) -> float:
+        return 10.0
+
+
+class Slowly(Counting):
+    """The same, async, after some time."""
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:  # type: ignore[override]
+        await asyncio.sleep(0.01 * (seed % 3))
+        return super().reset(row, seed)
+
+    async def step(self, reply: Reply) -> Observation:  # type: ignore[override]
+        await asyncio.sleep(0.005 * len(str(reply.message)) / 100)
+        return super().step(reply)
+
+
+def says(end: str, wrong: int = -1) -> Any:
+    """Repeats the number that was asked for last; sample `wrong` says x."""
+
+    def reply(text: str, sample: int) -> str:
+        asked = re.findall(r"(\d+)\?", text)[-1]
+        return ("x" if sample == wrong else f"It is {asked}") + end
+
+    return reply
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES])
+def test_tokens_are_those_of_the_template(name: str) -> None:
+    tokenizer, end = tokenizer_of(name), TEMPLATES[name][1]
+    found, engines = run_agents(agent(Counting), tokenizer, says(end), ROWS)
+    assert [one.failed for one in found.groups] == [False, False]
+    for one, asked in zip(found.groups, ["Count up.", "Count on."], strict=True):
+        for episode in one.episodes:
+            messages = [{"role": "user", "content": f"{asked}\n\n0?"}]
+            for number in range(3):
+                messages += [{"role": "assistant", "content": f"It is {number}"}]
+                messages += [{"role": "user", "content": f"{number + 1}?"}] if number < 2 else []
+            whole = tokenizer.apply_chat_template(messages, tokenize=False)
+            text = tokenizer.decode(episode.tokens)
+            # The template ends the last reply with more than the token that ends it in sampling.
+            whole = whole.replace("<think>\n\n</think>\n\n", "")  # written before the last reply alone
+            assert whole.startswith(text) and not whole[len(text) :].strip()
+            said = [tokenizer.decode(episode.own.token[episode.turns == turn]) for turn in range(3)]
+            assert said == [f"It is {number}{end}" for number in range(3)]
+            assert set(episode.turns.tolist()) == {-1, 0, 1, 2}
+    # What an engine was asked to continue is what it gave, and nothing else.
+    asked = {(r.prompt_id, r.sample): r for engine in engines for r in engine.requests}
+    for one in found.groups:
+        for episode in one.episodes:
+            last = asked[one.task.prompt_id, episode.sample]
+            before = (*last.prompt, *last.begun.token.tolist())
+            assert episode.tokens[: len(before)] == before
+
+
+def test_rewards_and_states_of_turns() -> None:
+    tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
+    found, _ = run_agents(agent(Counting, turn_rewards=True), tokenizer, says(end, wrong=1), ROWS[:1])
+    (one,) = found.groups
+    right, wrong = one.episodes
+    assert right.turn_rewards == (1.0, 1.0, 11.0) and wrong.turn_rewards == (0.0, 0.0, 10.0)
+    assert right.state_keys == wrong.state_keys and len(set(right.state_keys)) == 3
+    assert right.reward == right.actions.sum() and right.rewards == {"environment": 13.0}
+    assert (right.info["wrong"], wrong.info["wrong"]) == (0.0, 3.0)
+    batch = to_batch(found.groups, SamplingConfig(max_new_tokens=200), 0)
+    np.testing.assert_array_equal(batch.turn_rewards, [[1, 1, 11], [0, 0, 10]])
+    assert batch.state_key.dtype == np.uint32 and (batch.state_key > 0).all()
+    # The sum alone is what methods without turns learn from.
+    (one,) = run_agents(agent(Counting, scored=False), tokenizer, says(end, wrong=1), ROWS[:1])[0].groups
+    assert [episode.reward for episode in one.episodes] == [13.0, 10.0]
+    assert all(not episode.turn_rewards for episode in one.episodes)
+
+
+def test_limits_of_turns_and_tokens() -> None:
+    tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
+
+    def turns(**limits: int) -> list[tuple[int, int, bool]]:
+        (one,) = run_agents(agent(Counting, **limits), tokenizer, says(end), ROWS[:1], samples=1)[0].groups
+        (episode,) = one.episodes
+        return [(int(episode.turns.max()) + 1, episode.size, episode.truncated)]
+
+    ((_, size, _),) = turns(turns=1)
+    assert turns(turns=1) == [(1, size, True)]
+    assert turns(turns=2)[0][0] == 2
+    assert turns(turns=3)[0][2] is False, "it is done"
+    assert turns(turn_tokens=3) == [(1, 3, True)]
+    assert turns(episode_tokens=size) == [(1, size, True)], "the observation does not fit"
+    ((_, two, _),) = turns(turns=2)
+    assert turns(episode_tokens=two - 1) == [(2, two - 1, True)], "the second reply is cut"
+
+
+def test_delays_change_nothing_and_a_log_is_continued() -> None:
+    tokenizer, end = tokenizer_of("hermes"), TEMPLATES["hermes"][1]
+    plain = run_agents(agent(Counting), tokenizer, says(end), ROWS)[0]
+    slow = run_agents(agent(Slowly), tokenizer, says(end), ROWS)[0]
+    for a, b in zip(plain.groups, slow.groups, strict=True):
+        assert [episode.tokens for episode in a.episodes] == [episode.tokens for episode in b.episodes]
+
+
+def test_a_new_row_begins_where_the_template_does_not_append() -> None:
+    """The tools of this template move to the last question."""
+
+    class WithTools(Counting):
+        tools = ({"type": "function", "function": {"name": "add", "description": "", "parameters": {}}},)
+
+    tokenizer, end = tokenizer_of("moving"), TEMPLATES["moving"][1]
+    found, _ = run_agents(agent(WithTools, turn_rewards=True), tokenizer, says(end), ROWS[:1], samples=1)
+    (one,) = found.groups
+    assert len(one.episodes) == 3
+    assert [episode.info["new_rows"] for episode in one.episodes] == [2.0] * 3
+    assert [episode.info["first_turn"] for episode in one.episodes] == [0.0, 1.0, 2.0]
+    assert [episode.turn_rewards for episode in one.episodes] == [(1.0,), (1.0,), (11.0,)]
+    assert len({episode.reward for episode in one.episodes}) == 1
+    last = tokenizer.decode(one.episodes[-1].prompt)
+    assert last.count("[TOOLS]") == 1 and "It is 0" in last and "It is 1" in last
+
+
+def test_messages_of_a_user_are_one() -> None:
+    assert merged([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]) == [
+        {"role": "user", "content": "a\n\nb"}
+    ]
