@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.errors import InputError
@@ -118,7 +117,8 @@ def _template(turns: ChatTurns, prefix: str) -> dict[str, Any]:
         text = turns.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], reply=False)
     except InputError:
         text = said
-    written = text[len(commonprefix([text, said])) :]
+    same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))
+    written = text[same:]
     found = _json_call(written)
     if found is None and "look" in written and turns.tools:
         raise InputError(

@@ -1,7 +1,7 @@
 """The protocol of environments: messages in, messages out.
 
-An environment is any object with `reset`, `step` and, if it has calls to answer, `tools`. The classes of TRL, Gymnasium,
-TextArena and TextWorld become such objects in `jaxrl_llm.environments.adapters`.
+An environment is any object with `reset`, `step` and `tools`. The classes of TRL, Gymnasium, TextArena and TextWorld
+become such objects in `jaxrl_llm.environments.adapters`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Environment(Protocol):
     def step(self, reply: Reply) -> Observation | Awaitable[Observation]:
         """Answer a reply of the policy."""
 
-    def close(self) -> float | None | Awaitable[float | None]:
+    def close(self) -> float | Awaitable[float | None] | None:
         """End the episode. Returns its final reward, which is added to those of its turns, or None."""
 
 

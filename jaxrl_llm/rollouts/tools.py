@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
-import threading
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +13,7 @@ import numpy as np
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
+from jaxrl_llm.threads import in_thread
 
 
 @dataclass(frozen=True)
@@ -51,28 +49,6 @@ class ProgramHost(Protocol):
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
         """The result of an external call, recorded under its name."""
-
-
-async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in its own daemon thread, which is abandoned if it hangs."""
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[Any] = loop.create_future()
-
-    def tell(set_it: Callable[[Any], None], value: Any) -> None:
-        if not answered.done():
-            set_it(value)
-
-    def work() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = answered.set_result, function(*arguments)
-        except BaseException as error:
-            outcome = answered.set_exception, RuntimeError(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: the result is no longer needed
-            loop.call_soon_threadsafe(tell, *outcome)
-
-    threading.Thread(target=work, daemon=True, name="rollout call").start()
-    return await answered
 
 
 class NotDeterministicError(InputError):

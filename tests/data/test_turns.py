@@ -25,6 +25,7 @@ ADD = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
     },
 }
+ASKED = [{"role": "user", "content": "so?"}]
 APPENDING = [*TEMPLATES]
 CALLS = {
     "plain": '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
@@ -66,7 +67,8 @@ def test_calls_and_their_results(name: str) -> None:
     turns = turns_of(name, ADD)
     reply = turns.reading.text(CALLS[name])
     assert [tuple(call) for call in reply.calls] == [("add", {"a": 2, "b": 3})]
-    assert reply.fault is None and not reply.message["content"].strip()
+    assert reply.fault is None
+    assert not reply.message["content"].strip()
     assert (reply.message.get("reasoning_content", "").strip() == "add") == (name == "thinking")
     sampled = turns.encode(CALLS[name])
     more = turns.bridge([{"role": "tool", "content": "found 5"}], sampled[-1])
@@ -93,7 +95,8 @@ def test_a_reply_that_was_cut_is_ended(name: str) -> None:
     asked, said = [{"role": "user", "content": "so?"}], turns.encode("well")
     cut = turns.bridge(asked, said[-1])
     whole = turns.bridge(asked, turns.encode(end)[-1])
-    assert cut is not None and whole is not None
+    assert cut is not None
+    assert whole is not None
     assert turns.tokenizer.decode(cut) == end + turns.tokenizer.decode(whole)
 
 
@@ -113,13 +116,10 @@ def test_a_reply_with_another_end_does_not_append() -> None:
 
 
 def test_tools_are_described_where_the_template_does_not() -> None:
-    text = turns_of("alternating", ADD).tokenizer.decode(
-        turns_of("alternating", ADD).begin([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}])
-    )
+    turns, asked = turns_of("alternating", ADD), [{"role": "system", "content": "Be brief."}, *ASKED]
+    text = turns.tokenizer.decode(turns.begin(asked))
     assert text.index("Be brief.") < text.index("Add two numbers.") < text.index("<tool_call>")
-    assert "<tool_call>" not in turns_of("alternating").tokenizer.decode(
-        turns_of("alternating").begin([{"role": "user", "content": "?"}])
-    )
+    assert "<tool_call>" not in turns.tokenizer.decode(turns_of("alternating").begin(ASKED))
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,16 @@ def test_tools_are_described_where_the_template_does_not() -> None:
 )
 def test_a_malformed_call_says_why(said: str, fault: str) -> None:
     reply = turns_of("hermes", ADD).reading.text(said)
-    assert reply.calls == () and reply.message["content"] == said
-    assert reply.fault is not None and fault in reply.fault
+    assert reply.calls == ()
+    assert reply.message["content"] == said
+    assert reply.fault is not None
+    assert fault in reply.fault
 
 
 def test_conversations_need_a_chat_template() -> None:
+    tokenizer = tokenizer_of("plain")
+    tokenizer.chat_template = None
     with pytest.raises(InputError, match="conversations need a chat template"):
-        tokenizer = tokenizer_of("plain")
-        tokenizer.chat_template = None
         ChatTurns(tokenizer)
     with pytest.raises(InputError, match="the next turn has no messages"):
         turns_of("plain").bridge([], None)

@@ -46,8 +46,8 @@ HEADERS = (
     "{% if m.tool_calls %}"
     "{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
     '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
-    "{% else %}{% if m.role == 'user' and tools and loop.first %}{{ tools | tojson }}\n{% endif %}{{ m.content | trim }}"
-    "{% endif %}<|eot_id|>{% endfor %}"
+    "{% else %}{% if m.role == 'user' and tools and loop.first %}{{ tools | tojson }}\n{% endif %}"
+    "{{ m.content | trim }}{% endif %}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 ALTERNATING = (

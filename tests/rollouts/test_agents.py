@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,7 +78,8 @@ def test_tokens_are_those_of_the_template(name: str) -> None:
             text = tokenizer.decode(episode.tokens)
             # The template ends the last reply with more than the token that ends it in sampling.
             whole = whole.replace("<think>\n\n</think>\n\n", "")  # written before the last reply alone
-            assert whole.startswith(text) and not whole[len(text) :].strip()
+            assert whole.startswith(text)
+            assert not whole[len(text) :].strip()
             said = [tokenizer.decode(episode.own.token[episode.turns == turn]) for turn in range(3)]
             assert said == [f"It is {number}{end}" for number in range(3)]
             assert set(episode.turns.tolist()) == {-1, 0, 1, 2}
@@ -98,13 +97,17 @@ def test_rewards_and_states_of_turns() -> None:
     found, _ = run_agents(agent(Counting, turn_rewards=True), tokenizer, says(end, wrong=1), ROWS[:1])
     (one,) = found.groups
     right, wrong = one.episodes
-    assert right.turn_rewards == (1.0, 1.0, 11.0) and wrong.turn_rewards == (0.0, 0.0, 10.0)
-    assert right.state_keys == wrong.state_keys and len(set(right.state_keys)) == 3
-    assert right.reward == right.actions.sum() and right.rewards == {"environment": 13.0}
+    assert right.turn_rewards == (1.0, 1.0, 11.0)
+    assert wrong.turn_rewards == (0.0, 0.0, 10.0)
+    assert right.state_keys == wrong.state_keys
+    assert len(set(right.state_keys)) == 3
+    assert right.reward == right.actions.sum()
+    assert right.rewards == {"environment": 13.0}
     assert (right.info["wrong"], wrong.info["wrong"]) == (0.0, 3.0)
     batch = to_batch(found.groups, SamplingConfig(max_new_tokens=200), 0)
     np.testing.assert_array_equal(batch.turn_rewards, [[1, 1, 11], [0, 0, 10]])
-    assert batch.state_key.dtype == np.uint32 and (batch.state_key > 0).all()
+    assert batch.state_key.dtype == np.uint32
+    assert (batch.state_key > 0).all()
     # The sum alone is what methods without turns learn from.
     (one,) = run_agents(agent(Counting, scored=False), tokenizer, says(end, wrong=1), ROWS[:1])[0].groups
     assert [episode.reward for episode in one.episodes] == [13.0, 10.0]
@@ -152,7 +155,9 @@ def test_a_new_row_begins_where_the_template_does_not_append() -> None:
     assert [episode.turn_rewards for episode in one.episodes] == [(1.0,), (1.0,), (11.0,)]
     assert len({episode.reward for episode in one.episodes}) == 1
     last = tokenizer.decode(one.episodes[-1].prompt)
-    assert last.count("[TOOLS]") == 1 and "It is 0" in last and "It is 1" in last
+    assert last.count("[TOOLS]") == 1
+    assert "It is 0" in last
+    assert "It is 1" in last
 
 
 def test_messages_of_a_user_are_one() -> None:

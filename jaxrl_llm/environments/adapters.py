@@ -1,0 +1,199 @@
+"""Environments of other libraries, unchanged: told apart by their methods, none of the libraries is imported.
+
+- Classes of TRL's `environment_factory`: `reset(**row) -> str or None`, every other public method a tool, and perhaps
+  `get_reward()`.
+- Gymnasium on texts: `reset(seed=) -> (observation, info)`, `step(text) -> (observation, reward, terminated, truncated,
+  info)`; also `step` with four values, (observation, reward, done, info).
+- TextArena with one player: `reset(num_players=, seed=)`, `get_observation()`, `step(text) -> (done, info)`,
+  `close() -> rewards`.
+- TextWorld: `reset() -> state`, `step(text) -> (state, score, done)`; states have `feedback`, scores are sums.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
+from jaxrl_llm.environments.tools import SECONDS, Toolbox
+from jaxrl_llm.errors import InputError, shown, unknown
+
+Factory = Callable[..., Any]
+
+
+def environments(
+    factory: Factory | Mapping[str, Factory], tools: tuple[Callable[..., Any], ...] = (), seconds: float = SECONDS
+) -> MakeEnvironment:
+    """What makes a row's environment, as `rollouts.agents.agent` takes it.
+
+    factory: a class or function without arguments, or one that takes the row; or several by name, of which the row's
+    column `environment` names one. tools: functions that the policy may call beside the environment's own, for classes
+    of TRL's kind. seconds: that a call of a tool may take.
+    """
+
+    def make(row: Mapping[str, Any]) -> Environment:
+        made = factory
+        if isinstance(made, Mapping):
+            name = row.get("environment")
+            if name not in made:
+                raise unknown("environment", name, made)
+            made = made[name]
+        world = made(dict(row)) if _takes_row(made) else made()
+        return adapted(world, tools, seconds)
+
+    return make
+
+
+def adapted(world: Any, tools: tuple[Callable[..., Any], ...] = (), seconds: float = SECONDS) -> Environment:
+    """An environment of any of these libraries as one of the protocol. InputError for what has no `reset`."""
+    if not callable(getattr(world, "reset", None)):
+        raise InputError(f"an environment needs a method reset, but {shown(world)} has none")
+    step = getattr(world, "step", None)
+    if callable(step) and hasattr(world, "tools"):
+        return world  # type: ignore[no-any-return]
+    if callable(step) and callable(getattr(world, "get_observation", None)):
+        return OfTextArena(world)
+    if callable(step) and not _of_trl(world):
+        return OfSteps(world)
+    return OfMethods(world, tools, seconds)
+
+
+def _takes_row(factory: Factory) -> bool:
+    try:
+        needed = [p for p in inspect.signature(factory).parameters.values() if p.default is p.empty]
+    except (TypeError, ValueError):  # some compiled callables have no signature
+        return False
+    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
+
+
+def _of_trl(world: Any) -> bool:
+    """TRL passes all columns of the row to `reset`."""
+    parameters = inspect.signature(world.reset).parameters.values()
+    return callable(getattr(world, "get_reward", None)) or any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _user(text: Any) -> list[dict[str, str]]:
+    return [{"role": "user", "content": str(text)}]
+
+
+class OfMethods:
+    """A class of TRL's kind. The episode is over when the policy replies without a call."""
+
+    def __init__(self, world: Any, tools: tuple[Callable[..., Any], ...] = (), seconds: float = SECONDS) -> None:
+        names = [name for name, _ in inspect.getmembers(type(world), inspect.isfunction)]
+        own = [getattr(world, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
+        self._world, self._box = world, Toolbox([*tools, *own], seconds)
+        self.tools = self._box.schemas
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """The text of `reset`, if it gives one, comes after the prompt."""
+        text = self._world.reset(**row)
+        text = await text if inspect.isawaitable(text) else text
+        return Observation(_user(text) if text else ())
+
+    async def step(self, reply: Reply) -> Observation:
+        """The results of the calls."""
+        return await self._box.answer(reply)
+
+    async def close(self) -> float | None:
+        """`get_reward()`, if there is one."""
+        if not callable(getattr(self._world, "get_reward", None)):
+            return None
+        reward = self._world.get_reward()
+        reward = await reward if inspect.isawaitable(reward) else reward
+        return None if reward is None else float(reward)
+
+
+class OfSteps:
+    """An environment with `step`, of Gymnasium's kind or TextWorld's. A reply's text is its action."""
+
+    tools = ()
+
+    def __init__(self, world: Any) -> None:
+        self._world, self._score = world, 0.0
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """Begin an episode, with the seed if the environment takes one."""
+        seeded = "seed" in inspect.signature(self._world.reset).parameters
+        if not seeded and callable(getattr(self._world, "seed", None)):
+            self._world.seed(seed)
+        found = self._world.reset(seed=seed) if seeded else self._world.reset()
+        return Observation(_user(_text(found[0] if isinstance(found, tuple) else found)))
+
+    def step(self, reply: Reply) -> Observation:
+        """Act with the reply's text."""
+        found = self._world.step(str(reply.message["content"]))
+        if not isinstance(found, tuple) or not 3 <= len(found) <= 5:
+            raise InputError(f"an environment's step returns 3, 4 or 5 values, but this one's {shown(found)}")
+        if len(found) == 3:  # scores of TextWorld are sums
+            reward, self._score = float(found[1] or 0) - self._score, float(found[1] or 0)
+        else:
+            reward = float(found[1])
+        return Observation(_user(_text(found[0])), reward, bool(found[2]), len(found) == 5 and bool(found[3]))
+
+    def close(self) -> None:
+        """Close the environment."""
+        if callable(getattr(self._world, "close", None)):
+            self._world.close()
+
+
+def _text(observation: Any) -> str:
+    feedback = getattr(observation, "feedback", None)  # of TextWorld's states
+    return str(observation if feedback is None else feedback).strip()
+
+
+_RANDOM = threading.Lock()
+
+
+class OfTextArena:
+    """A game of TextArena for one player. Its rewards come when it is closed.
+
+    Its games draw from Python's one generator, whose state is therefore kept apart for each of them.
+    """
+
+    tools = ()
+
+    def __init__(self, world: Any) -> None:
+        self._world, self._random = world, random.getstate()
+        self._done = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with _RANDOM:
+            outside = random.getstate()
+            random.setstate(self._random)
+            try:
+                yield
+            finally:
+                self._random = random.getstate()
+                random.setstate(outside)
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """Begin a game with the seed."""
+        with self._alone():
+            random.seed(seed)
+            self._world.reset(num_players=1, seed=seed)
+            return self._seen()
+
+    def step(self, reply: Reply) -> Observation:
+        """Act with the reply's text."""
+        with self._alone():
+            self._done, _ = self._world.step(str(reply.message["content"]))
+            return Observation(done=True) if self._done else self._seen()
+
+    def _seen(self) -> Observation:
+        _, said = self._world.get_observation()
+        return Observation(_user(said if isinstance(said, str) else "\n".join(str(one[1]) for one in said)))
+
+    def close(self) -> float | None:
+        """The game's reward, if it is over."""
+        if not self._done:
+            return None
+        rewards = self._world.close()
+        found = rewards[0] if isinstance(rewards, tuple) else rewards  # some versions return (rewards, info)
+        return float(found[0]) if found else None

@@ -1,0 +1,286 @@
+"""Environments of other libraries, unchanged, as conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
+
+from speaking import TEMPLATES, run_agents, tokenizer_of
+
+from jaxrl_llm.data.turns import ChatTurns
+from jaxrl_llm.environments.adapters import OfTextArena, adapted, environments
+from jaxrl_llm.environments.tools import Toolbox, WithTools, result_text, schema_of
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.agents import agent
+
+END = TEMPLATES["hermes"][1]
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+class Purse:
+    """As TRL documents them."""
+
+    def reset(self, **row: Any) -> str | None:
+        self.coins = int(row["coins"])
+        return f"You have {self.coins} coins."
+
+    def add(self, number: int) -> str:
+        """Add coins.
+
+        Args:
+            number: How many.
+        """
+        self.coins += number
+        return f"now {self.coins}"
+
+    async def lose(self, number: int) -> str:
+        """Lose coins.
+
+        Args:
+            number: How many.
+        """
+        await asyncio.sleep(0)
+        self.coins -= number
+        return f"only {self.coins}"
+
+    def _hidden(self) -> None:
+        raise AssertionError
+
+    def get_reward(self) -> float:
+        return float(self.coins == 7)
+
+
+ROWS = [{"prompt": "Have seven.", "coins": 2}, {"prompt": "Have seven coins.", "coins": 9}]
+
+
+def seven(text: str, sample: int) -> str:
+    """Sample 0 does what is needed, sample 1 nothing."""
+    if sample or "now" in text or "only" in text:
+        return f"Done.{END}"
+    return (call("add", number=5) if "2 coins" in text else call("lose", number=2)) + END
+
+
+def test_a_class_of_trl() -> None:
+    tokenizer = tokenizer_of("hermes")
+    found, _ = run_agents(agent(environments(Purse), scored=False), tokenizer, seven, ROWS)
+    assert [[episode.reward for episode in one.episodes] for one in found.groups] == [[1.0, 0.0], [1.0, 0.0]]
+    right, idle = found.groups[0].episodes
+    text = tokenizer.decode(right.tokens)
+    assert "Have seven.\n\nYou have 2 coins." in text
+    assert "<tool_response>\nnow 7\n</tool_response>" in text
+    assert (right.info["calls"], right.info["failed_calls"]) == (1.0, 0.0)
+    assert "calls" not in idle.info
+    assert '"name": "add"' in text
+    assert "_hidden" not in text
+    assert "get_reward" not in text
+
+
+def test_several_environments_by_the_row() -> None:
+    class Other(Purse):
+        def reset(self, **row: Any) -> None:
+            self.coins = 7
+
+    tokenizer, kinds = tokenizer_of("hermes"), {"purse": Purse, "other": Other}
+    rows = [{**row, "environment": name} for row, name in zip(ROWS, ("purse", "other"), strict=True)]
+    found, _ = run_agents(agent(environments(kinds), scored=False), tokenizer, lambda *_: f"Done.{END}", rows)
+    assert [one.episodes[0].reward for one in found.groups] == [0.0, 1.0]
+    with pytest.raises(InputError, match="environment"):
+        environments(kinds)({"environment": "third"})
+
+
+class Corridor:
+    """As Gymnasium has them, on texts: reach the end by going east."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        self.place, self.goal = 0, 2 + (seed or 0) % 2
+        return f"goal {self.goal}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.place += "east" in action
+        over = self.place == self.goal
+        return f"at {self.place}", float(over), over, False, {}
+
+
+def test_an_environment_of_gymnasium() -> None:
+    tokenizer = tokenizer_of("hermes")
+    rollout = agent(environments(Corridor), turns=5, turn_rewards=True, scored=False)
+    found, _ = run_agents(rollout, tokenizer, lambda _, sample: ("west" if sample else "east") + END, ROWS)
+    for one in found.groups:
+        east, west = one.episodes
+        assert len(east.turn_rewards) in (2, 3)
+        assert sum(east.turn_rewards) == 1.0
+        assert west.turn_rewards == (0.0,) * 5
+        assert west.truncated
+        assert not east.truncated
+    assert {len(one.episodes[0].turn_rewards) for one in found.groups} == {2, 3}, "seeds differ"
+
+
+class Scores:
+    """As TextWorld has them: states with feedback, and sums of scores."""
+
+    class State:
+        def __init__(self, feedback: str) -> None:
+            self.feedback = feedback
+
+    def reset(self) -> Scores.State:
+        self.score = 0
+        return self.State("A door.\n")
+
+    def step(self, command: str) -> tuple[Scores.State, int, bool]:
+        self.score += command == "open"
+        return self.State(f"You {command}."), self.score, self.score == 2
+
+
+def test_an_environment_of_textworld() -> None:
+    rollout = agent(environments(Scores), turns=3, turn_rewards=True, scored=False)
+    found, _ = run_agents(rollout, tokenizer_of("hermes"), lambda *_: f"open{END}", ROWS[:1], samples=1)
+    (episode,) = found.groups[0].episodes
+    assert episode.turn_rewards == (1.0, 1.0)
+    assert not episode.truncated
+
+
+class Guess:
+    """As TextArena has them; it draws from Python's one generator."""
+
+    def reset(self, num_players: int, seed: int | None = None) -> None:
+        assert num_players == 1
+        self.said = ["Guess from 0 to 2."]
+        self.number, self.over, self.asked = random.randrange(3), False, 0
+
+    def get_observation(self) -> tuple[int, list[tuple[int, str, int]]]:
+        said, self.said = self.said, []
+        return 0, [(-1, text, 0) for text in said]
+
+    def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        self.asked += 1
+        self.over = action == str(self.number) or self.asked == 2
+        self.said = [f"no, nor {random.randrange(10)}"]
+        self.right = action == str(self.number)
+        return self.over, {}
+
+    def close(self) -> dict[int, float]:
+        return {0: float(self.right)}
+
+
+def test_a_game_of_textarena_draws_its_own_numbers() -> None:
+    """However many are played at once, and whatever else draws."""
+
+    def guess(text: str, sample: int) -> str:
+        return f"{sample % 3}{END}"
+
+    def played(samples: int) -> list[tuple[Any, Any]]:
+        random.seed(samples)
+        rollout = agent(environments(Guess), turns=4, scored=False)
+        (one,) = run_agents(rollout, tokenizer_of("hermes"), guess, ROWS[:1], samples=samples)[0].groups
+        return [(episode.tokens, episode.reward) for episode in one.episodes]
+
+    many = played(10)
+    assert played(3) == many[:3]
+    assert {reward for _, reward in many} == {0.0, 1.0}
+
+
+def test_tools_alone() -> None:
+    def double(number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: Any.
+        """
+        return 2 * number
+
+    def says(text: str, sample: int) -> str:
+        return (f"It is {text.rpartition('<tool_response>')[2].split()[0]}." if "response" in text else call(
+            "double", number=4 + sample
+        )) + END  # fmt: skip
+
+    found, _ = run_agents(agent(lambda row: WithTools([double])), tokenizer_of("hermes"), says, ROWS[:1])
+    texts = [tokenizer_of("hermes").decode(episode.tokens) for episode in found.groups[0].episodes]
+    assert [text.rpartition("assistant\n")[2] for text in texts] == [f"It is 8.{END}", f"It is 10.{END}"]
+
+
+def broken(number: int) -> str:
+    """Raise.
+
+    Args:
+        number: Any.
+    """
+    raise ValueError(f"no {number}")
+
+
+def hanging() -> str:
+    """Hang."""
+    time.sleep(5)
+    return "late"
+
+
+def flooding() -> str:
+    """Say too much."""
+    return "x" * 10_000_000
+
+
+def raw() -> bytes:
+    """Give bytes."""
+    return b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("said", "told", "counts"),
+    [
+        (call("broken", number=3), "Error: ValueError: no 3", (1, 1)),
+        (call("hanging"), "Error: hanging did not answer within 0.1 s", (1, 1)),
+        (call("flooding"), "[cut: the result has 10,000,000 characters]", (1, 0)),
+        (call("raw"), "Error: TypeError: the result is 1 bytes, which are no text", (1, 1)),
+        (call("absent"), "Error: there is no tool 'absent', but broken, hanging, flooding, raw", (1, 1)),
+        (call("broken", other=3), "unexpected keyword argument 'other'", (1, 1)),
+    ],
+)
+def test_faults_of_tools_are_told_to_the_policy(said: str, told: str, counts: tuple[int, int]) -> None:
+    box = Toolbox([broken, hanging, flooding, raw], seconds=0.1)
+    reading = ChatTurns(tokenizer_of("hermes"), box.schemas).reading
+    seen = asyncio.run(box.answer(reading.text(said + END)))
+    assert told in seen.messages[0]["content"]
+    assert (seen.info["calls"], seen.info["failed_calls"]) == counts
+    assert not seen.done
+    assert len(seen.messages[0]["content"]) < 21_000
+
+
+def test_a_malformed_call_is_told_to_the_policy() -> None:
+    def says(text: str, sample: int) -> str:
+        return ("I give up." if "Error" in text else "<tool_call>\n{number}\n</tool_call>") + END
+
+    found, _ = run_agents(agent(lambda row: WithTools([broken])), tokenizer_of("hermes"), says, ROWS[:1], samples=1)
+    (episode,) = found.groups[0].episodes
+    assert episode.info["malformed_calls"] == 1.0
+    assert "could not be read" in tokenizer_of("hermes").decode(episode.tokens)
+
+
+def test_what_is_no_environment_or_tool() -> None:
+    with pytest.raises(InputError, match="an environment needs a method reset, but 3 has none"):
+        adapted(3)
+    with pytest.raises(InputError, match=r"the tool <lambda> is not described|the tool \w+ is not described"):
+        schema_of(lambda x: x)
+    with pytest.raises(InputError, match="two tools are called broken"):
+        Toolbox([broken, broken])
+    assert result_text("\ud800") == "?"
+
+
+@pytest.mark.parametrize("name", ["FrozenLake-v0", "GuessTheNumber-v0", "Wordle-v0"])
+def test_games_of_textarena_itself(name: str) -> None:
+    arena = pytest.importorskip("textarena")
+    game = adapted(arena.make(name))
+    assert isinstance(game, OfTextArena)
+    first = game.reset({}, 3)
+    assert first.messages[0]["content"]
+    assert first == adapted(arena.make(name)).reset({}, 3)
