@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,7 @@ def environments(
     def make(row: Mapping[str, Any]) -> Environment:
         made = factory
         if isinstance(made, Mapping):
-            name = row.get("environment")
+            name = str(row.get("environment"))
             if name not in made:
                 raise unknown("environment", name, made)
             made = made[name]
@@ -55,7 +55,7 @@ def adapted(world: Any, tools: tuple[Callable[..., Any], ...] = (), seconds: flo
         raise InputError(f"an environment needs a method reset, but {shown(world)} has none")
     step = getattr(world, "step", None)
     if callable(step) and hasattr(world, "tools"):
-        return world  # type: ignore[no-any-return]
+        return world
     if callable(step) and callable(getattr(world, "get_observation", None)):
         return OfTextArena(world)
     if callable(step) and not _of_trl(world):
@@ -88,7 +88,7 @@ class OfMethods:
         names = [name for name, _ in inspect.getmembers(type(world), inspect.isfunction)]
         own = [getattr(world, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
         self._world, self._box = world, Toolbox([*tools, *own], seconds)
-        self.tools = self._box.schemas
+        self.tools: Sequence[Mapping[str, Any]] = self._box.schemas
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The text of `reset`, if it gives one, comes after the prompt."""
@@ -112,7 +112,7 @@ class OfMethods:
 class OfSteps:
     """An environment with `step`, of Gymnasium's kind or TextWorld's. A reply's text is its action."""
 
-    tools = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, world: Any) -> None:
         self._world, self._score = world, 0.0
@@ -156,7 +156,7 @@ class OfTextArena:
     Its games draw from Python's one generator, whose state is therefore kept apart for each of them.
     """
 
-    tools = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, world: Any) -> None:
         self._world, self._random = world, random.getstate()

@@ -40,8 +40,9 @@ class Observation:
 class Environment(Protocol):
     """One episode at a time. Methods may be async; plain ones run in threads."""
 
-    tools: Sequence[Mapping[str, Any]]
-    """JSON schemas of the tools; () for none."""
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of the tools; () for none."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation | Awaitable[Observation]:
         """Begin an episode. row: of the data set. seed: for environments that draw; the same seed, the same episode.
@@ -53,7 +54,7 @@ class Environment(Protocol):
         """Answer a reply of the policy."""
 
     def close(self) -> float | Awaitable[float | None] | None:
-        """End the episode. Returns its final reward, which is added to those of its turns, or None."""
+        """End the episode. Returns (or awaits) its final reward, which is added to its last turn's, or None."""
 
 
 MakeEnvironment = Callable[[Mapping[str, Any]], Environment]

@@ -148,10 +148,10 @@ def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episod
     rows, turn = [], 0
     for row in one.rows:
         count = int(row.turns.max(initial=-1)) + 1
-        extra = {"turn_rewards": tuple(one.rewards[turn : turn + count])} if turn_rewards else {}
+        own = tuple(one.rewards[turn : turn + count]) if turn_rewards else ()
         keys = tuple(checksum(np.frombuffer(state.encode(), np.uint8)) for state in one.states[turn : turn + count])
         rows.append(
-            replace(row, state_keys=keys, entries=end.entries, **extra)
+            replace(row, state_keys=keys, turn_rewards=own)
             .scored(reward, {**end.rewards, "environment": total}, end.entries)
             .with_info(episode=float(one.rows[0].sample), first_turn=float(turn), **one.info)
         )

@@ -59,10 +59,10 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
         batch = batch.with_info(**info)
     if any(episode.turn_rewards for episode in episodes):
         rewards = [episode.turn_rewards for episode in episodes]
-        batch = batch.replace(turn_rewards=of_turns(rewards, np.float32))  # type: ignore[arg-type]
+        batch = batch.replace(turn_rewards=of_turns(rewards, np.float32))
     if any(episode.state_keys for episode in episodes):
         keys = [episode.state_keys for episode in episodes]
-        batch = batch.replace(state_key=of_turns(keys, np.uint32))  # type: ignore[arg-type]
+        batch = batch.replace(state_key=of_turns(keys, np.uint32))
     if windows:
         unfinished: Any = np.asarray([is_so for one in groups for is_so in one.unfinished])
         window = batch.action_mask & (batch.policy_step == step)
