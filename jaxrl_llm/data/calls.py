@@ -69,7 +69,9 @@ class Reading:
         from transformers.utils.chat_parsing import parse_response
 
         try:
-            found = parse_response(text, dict(self.template), prefix=self.prefix, tools=[dict(tool) for tool in self.tools] or None)
+            found = parse_response(
+                text, dict(self.template), prefix=self.prefix, tools=[dict(tool) for tool in self.tools] or None
+            )
             calls = tuple(call_of(one) for one in found.get("tool_calls") or ())
         except Exception as error:  # the policy may write anything
             said = {"role": "assistant", "content": text}
