@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, error_line, missing_package, unknown
-from jaxrl_llm.rewards import answers, graded, verifiers
+from jaxrl_llm.rewards import answers, code, graded, verifiers
 from jaxrl_llm.rewards.entries import provided
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -27,11 +27,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "by_mode": lambda name: graded.by_mode(_built_in(name, "by_mode")),
+    "code_tests": answers.providing(code.code_tests, "tests"),
     "coverage": answers.providing(graded.coverage, "share", "spans"),
     "distances": answers.providing(lambda name: graded.distances(_built_in(name, "distances")), "distance"),
     "format_match": verifiers.format_match,
 }
-ARGUMENTS = {"by_mode": "NAME", "coverage": "COLUMN", "distances": "NAME", "format_match": "REGEX"}
+ARGUMENTS = {
+    "by_mode": "NAME",
+    "code_tests": "COLUMN",
+    "coverage": "COLUMN",
+    "distances": "NAME",
+    "format_match": "REGEX",
+}
 _PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # name of the reward and module -> package
 
 

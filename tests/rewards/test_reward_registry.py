@@ -44,12 +44,13 @@ def test_examples_in_docstrings() -> None:
 
 def test_names_are_all_known() -> None:
     assert names() == [
-        "by_mode", "coverage", "distances", "exact_match", "format_match", "math_verify", "number_match",
+        "by_mode", "code_tests", "coverage", "distances", "exact_match", "format_match", "math_verify", "number_match",
         "reasoning_gym", "tagged_levels", "tagged_match",
     ]  # fmt: skip
     for name in names():
         argument = {
             "by_mode": "(number_match)",
+            "code_tests": "(tests)",
             "coverage": "(c)",
             "distances": "(exact_match)",
             "format_match": "(.*)",
