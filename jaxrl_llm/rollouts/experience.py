@@ -130,7 +130,11 @@ def experience(setup: Experience) -> Source:
     def told(state: ExperienceState, controls: Mapping[str, float]) -> ExperienceState:
         return state._replace(controls=dict(controls))
 
-    return Source(init, next_step, saved, load, setup.rollout.provides | setup.replay.provides, told)
+    def left_out(state: ExperienceState) -> np.ndarray | None:
+        of = setup.curriculum.left_out
+        return None if of is None else of(state.curriculum)
+
+    return Source(init, next_step, saved, load, setup.rollout.provides | setup.replay.provides, told, left_out)
 
 
 def _complete_step(

@@ -53,6 +53,8 @@ class Source(NamedTuple):
     """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.needs`."""
     told: Callable[[State, Mapping[str, float]], State] = lambda state, controls: state
     """(state, what the method's controllers wrote in an update, by name) -> state, after that update."""
+    left_out: Callable[[State], np.ndarray | None] = lambda state: None
+    """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
 
 
 class Curriculum(NamedTuple):
@@ -65,6 +67,7 @@ class Curriculum(NamedTuple):
     counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
     as many of each as a group has.
     metrics: state -> metrics for the log.
+    left_out: state -> uint8[P], why each prompt is not drawn now (`left_out.Why`); None: every prompt is drawn.
     """
 
     init: Callable[[], State]
@@ -72,6 +75,7 @@ class Curriculum(NamedTuple):
     observe: Callable[[State, Step], State]
     counts: Callable[[State, np.ndarray, int], np.ndarray] | None = None
     metrics: Callable[[State], dict[str, float]] = lambda state: {}
+    left_out: Callable[[State], np.ndarray] | None = None
 
 
 MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum
