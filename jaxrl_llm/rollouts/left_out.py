@@ -28,6 +28,16 @@ class Why(IntEnum):
     """Other prompts, which are harder, are drawn now."""
 
 
+WORDS = {
+    Why.DRAWN: "drawn",
+    Why.SOLVED: "solved",
+    Why.UNSOLVED: "failed",
+    Why.LATER: "not yet admitted",
+    Why.EARLIER: "its stage is over",
+    Why.EASIER: "others are harder",
+}
+
+
 def where(reason: Why, left_out: Array) -> Array:
     """uint8[n]: the reason where `left_out` bool[n] is true, else `Why.DRAWN`."""
     return np.where(left_out, reason, Why.DRAWN).astype(np.uint8)

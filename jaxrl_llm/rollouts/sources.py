@@ -34,6 +34,7 @@ class Step(NamedTuple):
     rows: list[dict[str, Any]]  # the data set row of each group
     metrics: dict[str, float]
     sampled: Scored | None = None  # the batch without replay, if rows were replayed
+    others: Sequence[tuple[Scored, str]] = ()  # groups that were sampled and left out, each with the reason
 
 
 class Source(NamedTuple):
@@ -185,7 +186,7 @@ def mixed_step(found: Step, scored: Scored, step: int, prompts: PromptSet) -> St
         again = np.asarray(past) > 0
         age = (step - np.asarray(batch.policy_step))[np.asarray(batch.action_mask) & again[:, None]]
         metrics = {"replay/share": float(again.mean()), "replay/age": float(age.mean()) if age.size else 0.0}
-    return Step(scored, rows, found.metrics | metrics, None if past is None else found.scored)
+    return Step(scored, rows, found.metrics | metrics, None if past is None else found.scored, found.others)
 
 
 def _prompts_of(scored: Scored) -> list[int]:
