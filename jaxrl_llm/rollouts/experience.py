@@ -134,7 +134,11 @@ def experience(setup: Experience) -> Source:
     def left_out(state: ExperienceState) -> np.ndarray | None:
         return setup.curriculum.left_out(state.curriculum) if setup.curriculum.left_out else None
 
-    return Source(init, next_step, saved, load, setup.rollout.provides | setup.replay.provides, told, left_out)
+    def keep(state: ExperienceState, step: int) -> None:
+        setup.replay.keep(state.replay, step)
+
+    provides = setup.rollout.provides | setup.replay.provides
+    return Source(init, next_step, saved, load, provides, told, left_out, keep)
 
 
 def _complete_step(

@@ -56,6 +56,8 @@ class Source(NamedTuple):
     """(state, what the method's controllers wrote in an update, by name) -> state, after that update."""
     left_out: Callable[[State], np.ndarray | None] = lambda state: None
     """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
+    keep: Callable[[State, int], None] = lambda state, step: None
+    """Called before a checkpoint of `step` steps is written: see `Replay.keep`."""
 
 
 class Curriculum(NamedTuple):
@@ -97,6 +99,10 @@ class Replay:
     metrics: Callable[[dict[str, np.ndarray]], dict[str, float]] = lambda state: {}
     grown: Callable[[int], int] = lambda rows: rows
     """The most rows of a mixed batch, of which so many were sampled; for `jaxrl plan`."""
+    by_row: bool = False
+    """Whether its state is of stores (`rollouts.stores`), and `mix` reads no token, so that tokens may be on disk."""
+    keep: Callable[[dict[str, np.ndarray], int], None] = lambda state, step: None
+    """Called with the state before a checkpoint of `step` steps is written: removes files that none needs."""
 
     __repr__ = layout
 

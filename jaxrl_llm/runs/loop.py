@@ -191,6 +191,7 @@ def _run(
     def save_now() -> None:
         with clock("checkpoint"):
             folder.write_left_out(loop.step, source.left_out(state.source))
+            source.keep(state.source, loop.step)
             writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
             save(state, loop, source, checkpoints, folder, clock, provenance)
 
