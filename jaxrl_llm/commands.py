@@ -138,20 +138,22 @@ def report_command(arguments: list[str]) -> int:
 
     The page of several runs is comparison.html in the folder of the first, unless --output FILE names another.
     --compare METHOD ... (last) adds the credit that other methods give the last completions of the run.
+    --prompts writes no page, but prints which prompts were tried, how they did, and what was left out and why.
     """
     from jaxrl_llm.runs.run_folder import RunFolder
     from jaxrl_llm.runs.run_report import write_report
 
     if not arguments or arguments[0] in ("-h", "--help"):
-        usage = "jaxrl report RUN [RUN ...] [--output FILE] [--compare METHOD ...]"
+        usage = "jaxrl report RUN [RUN ...] [--output FILE] [--prompts] [--compare METHOD ...]"
         print(f"usage: {usage}\n\n{inspect.getdoc(report_command)}")
         return 0
     arguments, others = before(arguments, "--compare")
     others = [method_name(name) for name in others]
+    prompts, arguments = flag(arguments, "--prompts")
     output, names = take(arguments, "--output")
     for name in names:
         if name.startswith("-"):
-            raise InputError(f"jaxrl report has no option {name}: it takes runs, --output and --compare")
+            raise InputError(f"jaxrl report has no option {name}: it takes runs, --output, --prompts and --compare")
     folders = [RunFolder(name, reading=True) for name in names]
     if not folders:
         raise InputError("jaxrl report needs the folder of a run")
@@ -159,7 +161,14 @@ def report_command(arguments: list[str]) -> int:
         raise InputError("a run is given twice")
     if others and len(folders) > 1:
         raise InputError("--compare is for the report of one run: give one, or leave it out")
+    if prompts and (len(folders) > 1 or others or output is not None):
+        raise InputError("--prompts prints a table of one run: give one, without --output and --compare")
     gather(*(folder.read_config for folder in folders))
+    if prompts:
+        from jaxrl_llm.reporting.prompt_table import read_table
+
+        _say(str(read_table(folders[0].path)))
+        return 0
     more = {}
     if others:
         from jaxrl_llm.reporting import compare, logged_batch, logged_prompts

@@ -42,7 +42,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": (
         "What is written down, and how often.",
-        ("checkpoint_every", "keep_checkpoints", "log_completions_every", "tensorboard", "wandb"),
+        ("checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard", "wandb"),
     ),
     "device": (
         "Precision, memory and the mesh of devices.",

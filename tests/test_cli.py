@@ -226,7 +226,7 @@ def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
         *("config.json", "summary.json", "metrics.jsonl", "completions.jsonl", "report.html"),
-        *("checkpoints", "tensorboard", "environment.json"),
+        *("groups.jsonl", "checkpoints", "tensorboard", "environment.json"),
     }
     assert any((tmp_path / "run" / "tensorboard").iterdir())
     written = json.loads((tmp_path / "run" / "config.json").read_text())

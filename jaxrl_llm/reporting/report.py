@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from jaxrl_llm.reporting.curves import (
     pass_at_k_chart,
     variables,
 )
+from jaxrl_llm.reporting.overview import Defaults, overview, side_by_side
+from jaxrl_llm.reporting.prompt_table import groups_text, listed, prompt_table, tried_text
 from jaxrl_llm.reporting.run_data import RunData
-from jaxrl_llm.reporting.settings_shown import changed_settings, differing_settings
 from jaxrl_llm.reporting.shading import KINDS, LEVELS, level_value, style_rules
 from jaxrl_llm.reporting.shown_completions import (
     chosen_groups,
@@ -33,12 +34,10 @@ from jaxrl_llm.reporting.shown_completions import (
     squares,
     training_groups,
 )
-from jaxrl_llm.reporting.statistics import paired_difference
-from jaxrl_llm.reporting.verdict import held_out, outcomes, verdict, warnings
+from jaxrl_llm.reporting.verdict import held_out
 
 _OTHER_CHARTS = 60
 _TEMPLATES = Path(__file__).parent
-Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def write_report(
@@ -50,9 +49,9 @@ def write_report(
 ) -> Path:
     """Write the report of a run, or of several in one page, from the files in their folders, and return its path.
 
-    Reads config.json, metrics.jsonl, summary.json, completions.jsonl and eval*.json; any of them, but not all, may be
-    missing or empty. The page makes no network requests and stays below 5 MB: curves are thinned, and completions of
-    some groups and held-out prompts are shown; it says how many of how many.
+    Reads config.json, metrics.jsonl, summary.json, completions.jsonl, groups.jsonl, left_out.npz and eval*.json; any of
+    them, but not all, may be missing or empty. The page makes no network requests and stays below 5 MB: curves are
+    thinned, and completions of some groups and held-out prompts are shown; it says how many of how many.
 
     more: sections to append, {heading: HTML}. defaults: of a run's settings, given its config.json, to show first what
     differs from them. output: the file, by default report.html in the run's folder, or comparison.html in that of the
@@ -73,7 +72,7 @@ def write_report(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=jinja2.FileSystemLoader(_TEMPLATES)
     )
     environment.filters["number"] = _show
-    context = {**_curves(runs), **(_one_run(runs[0], defaults) if len(runs) == 1 else _several(runs, defaults))}
+    context = {**_curves(runs), **(_one_run(runs[0], defaults) if len(runs) == 1 else side_by_side(runs, defaults))}
     context |= {"title": " and ".join(names_of(runs)), "more": more or {}, "style": _style()}
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     try:
@@ -91,38 +90,6 @@ def write_report(
     return path
 
 
-def _overview(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
-    """What a report says of each run: the verdict, warnings, facts, evaluations and settings."""
-    found = held_out(run)
-    return {
-        "name": run.name,
-        "verdict": verdict(run, found),
-        "warnings": warnings(run),
-        "config": run.config,
-        "summary": run.summary,
-        "steps": len(run.steps),
-        "changed": [] if defaults is None else changed_settings(run.config, defaults(run.config)),
-        "facts": _facts(run),
-    }
-
-
-def _facts(run: RunData) -> list[tuple[str, str]]:
-    """Numbers of a run that are worth a glance: start and end of reward, entropy and the share of uniform groups."""
-    found = []
-    for label, key in (
-        ("reward", "reward/mean"),
-        ("groups without signal", "groups/uniform"),
-        ("entropy, nats", "entropy"),
-        ("tokens a completion", "completion/length"),
-    ):
-        values = run.metric(key)
-        if values.size:
-            part = max(1, len(values) // 10)
-            ends = values[:part].mean(), values[-part:].mean()
-            found.append((label, " \u2192 ".join(f"{x:.0%}" if key == "groups/uniform" else f"{x:.3g}" for x in ends)))
-    return found
-
-
 def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
     """The parts of a report that only one run has: outcomes, groups of completions and distributions."""
     found, groups = held_out(run), training_groups(run.rows)
@@ -130,7 +97,7 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
     pairs = [row for one in examples for pair in one.pairs for row in pair if row is not None]
     samples, limits = shaded_samples(run, {"held": pairs, "train": sample_rows(chosen)})
     return {
-        "runs": [_overview(run, defaults)],
+        "runs": [overview(run, defaults)],
         "histograms": histograms([row for row in run.rows if row.phase == "train"]),
         "matrix": dict(zip(("right", "fixed", "broken", "wrong"), found.counts, strict=True)),
         "squares": squares(found),
@@ -141,39 +108,18 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
         "changes": reward_changes(run.rows),
         "groups": [(group, [samples[row.offset] for row in shown_of(group)]) for group in chosen],
         "logged_groups": len(groups),
+        "prompts": _prompts(run),
         "scales": {part: [_scale(kind, limit) for kind, limit in own.items()] for part, own in limits.items()},
     }
 
 
-def _several(runs: Sequence[RunData], defaults: Defaults | None) -> dict[str, Any]:
-    """The parts of a report that only several runs have: their settings and their results side by side."""
-    return {
-        "runs": [_overview(run, defaults) for run in runs],
-        "differing": differing_settings([run.config for run in runs]),
-        "against": [against for run in runs[1:] if (against := _against(runs[0], run)) is not None],
-    }
-
-
-def _against(first: RunData, other: RunData) -> dict[str, Any] | None:
-    """The held-out accuracy of two runs after training on the same prompts; None if they are not the same."""
-    ends = [[row for row in run.rows if row.phase == "eval_after"] for run in (first, other)]
-    found = outcomes(*ends)
-    total = sum(found.counts)
-    if not total or any(len({row.prompt_id for row in rows}) != total for rows in ends):
+def _prompts(run: RunData) -> dict[str, Any] | None:
+    """The table of prompts, with its counts as sentences."""
+    table = prompt_table(run)
+    if table is None:
         return None
-    texts = [
-        {line["prompt_id"]: line.get("prompt") for line in run.read(rows).values()}
-        for run, rows in zip((first, other), ends, strict=True)
-    ]
-    if texts[0] != texts[1]:
-        return None
-    difference, low, high, p = paired_difference(*found.counts)
-    names = names_of([first, other])
-    return {
-        "names": names, "total": total, "only_first": found.counts[2], "only_other": found.counts[1],
-        "change": f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})",
-        "p": "p < 0.001" if p < 0.001 else f"p = {p:.2g}", "significant": p < 0.05 and low * high > 0,
-    }  # fmt: skip
+    out = f"Left out after step {table.as_of}: {listed(table.left_out)}." if table.left_out else ""
+    return {"table": table, "note": f"{tried_text(table)}. {groups_text(table)}. {out}".strip()}
 
 
 def _curves(runs: Sequence[RunData]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Row(NamedTuple):
     truncated: bool
     signal: float  # the largest absolute advantage; NaN if none was logged
     offset: int  # in bytes
+    replayed: bool = False
 
 
 class RunData:
@@ -103,6 +104,7 @@ def _row(line: Mapping[str, Any], offset: int, judge: Any) -> Row:
     return Row(
         line["step"], line["phase"], line["prompt_id"], as_number(line.get("reward")), _correct(line, judge),
         len(line["tokens"]), bool(line.get("truncated")), max(advantages, default=math.nan), offset,
+        bool(line.get("replayed")),
     )  # fmt: skip
 
 

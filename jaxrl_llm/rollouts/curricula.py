@@ -1,7 +1,7 @@
 """Curricula over a prompt set: what is known of each prompt, and rules that say which prompts are drawn.
 
-`choose_prompts` composes rules, each of which gives scores, admits prompts, or divides a step's samples. The rules are
-in `curricula_scores`, `curricula_stages` and `curricula_counts`.
+`choose_prompts` composes rules, each of which gives scores, leaves prompts out, or divides a step's samples. The rules
+are in `curricula_scores`, `curricula_stages` and `curricula_counts`.
 
 Draws are made with a generator keyed on (seed, number of draws so far), over prompts in the order of their digests. A
 resumed run therefore draws the same prompts, and another order of the rows draws the same prompts of the file.
@@ -20,6 +20,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
 from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.rollouts.group_results import Results, results_of
+from jaxrl_llm.rollouts.left_out import Why, first_reason, left_out_metrics
 from jaxrl_llm.rollouts.prompt_records import (
     Array,
     Memory,
@@ -41,7 +42,8 @@ class Machine(NamedTuple):
     """A rule over one prompt set: functions of its own state, a dict of JSON values and arrays. None: it has no say.
 
     score: (state, prompts, generator) -> f64[n]. The scores of all rules are added; the largest are drawn.
-    admit: (state, prompts) -> bool[n], which prompts may be drawn; all rules must admit a prompt.
+    left_out: (state, prompts) -> uint8[n], why a prompt may not be drawn (`left_out.Why`; 0: it may). A prompt is drawn
+    if no rule leaves it out. reasons: those that it gives.
     size: (state, count) -> the number of prompts to draw, where a step would have `count`.
     counts: (state, prompts, total, generator) -> samples int[n] of each, at least 1, which add up to `total`.
     observe: (state, results, the prompts of the results with the records of before) -> state.
@@ -49,11 +51,12 @@ class Machine(NamedTuple):
 
     start: Mapping[str, Any] = MappingProxyType({})
     score: Callable[[State, Prompts, np.random.Generator], Array] | None = None
-    admit: Callable[[State, Prompts], Array] | None = None
+    left_out: Callable[[State, Prompts], Array] | None = None
     size: Callable[[State, int], int] | None = None
     counts: Callable[[State, Prompts, int, np.random.Generator], Array] | None = None
     observe: Callable[[State, Results, Prompts, Callable[[], Prompts]], State] | None = None
     metrics: Callable[[State], Mapping[str, float]] | None = None
+    reasons: tuple[Why, ...] = ()
 
 
 RuleOf = Callable[[PromptFacts], Machine]
@@ -74,8 +77,10 @@ def choose_prompts(
     to exp(score) without replacement; with 0 the largest are taken, and ties are broken at random. prior, kept, faded:
     see `prompt_records.Memory`. pool: a draw considers at most this many prompts, chosen at random.
 
-    A prompt is drawn again in the same step only if no other is admitted. If no prompt at all is admitted, prompts are
-    drawn from all; the metric curriculum/forced counts them. At most one rule may give counts, and one a size.
+    A prompt is drawn again in the same step only if all others are left out. If all prompts are left out, prompts are
+    drawn from all; the metric curriculum/forced counts them, and the metrics curriculum/left_out/REASON are the shares
+    of prompts that are left out, by the reason of the first rule that does. At most one rule may give counts, and one
+    a size.
     """
     for rule in rules:
         require_function("a rule of a curriculum", rule)
@@ -100,6 +105,7 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
     start: State = {"draws": 0, "forced": 0, "pending": np.zeros(0, np.int32), **start_record(facts.size, memory)}
     for number, machine in enumerate(machines):
         start |= {f"rule{number}_{name}": value for name, value in machine.start.items()}
+    reasons = tuple(dict.fromkeys(reason for machine in machines for reason in machine.reasons))
     (sizes, counters) = ([i for i, m in enumerate(machines) if getattr(m, name)] for name in ("size", "counts"))
     if len(sizes) > 1 or len(counters) > 1:
         raise InputError("two rules of a curriculum give counts or sizes: leave out one of them")
@@ -107,13 +113,18 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
     def own(state: State, number: int) -> State:
         return {name: state[f"rule{number}_{name}"] for name in machines[number].start}
 
+    def why(state: State, found: Prompts) -> Array:
+        given = (machine.left_out(own(state, i), found) for i, machine in enumerate(machines) if machine.left_out)
+        return first_reason(given, len(found.ids))
+
     def admitted(state: State, ids: Array) -> Prompts:
         found = look_up(state, memory, ids)
-        allowed = np.ones(len(ids), bool)
-        for number, machine in enumerate(machines):
-            if machine.admit is not None:
-                allowed &= machine.admit(own(state, number), found)
+        allowed = why(state, found) == Why.DRAWN
         return found if allowed.all() else look_up(state, memory, ids[allowed])
+
+    def left_out(state: State) -> Array:
+        state = grown(state, start, facts.size)
+        return why(state, look_up(state, memory, np.arange(facts.size)))
 
     def select(state: State, count: int) -> tuple[Array, State]:
         state = grown(state, start, facts.size)
@@ -181,12 +192,15 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
             "curriculum/solve_rate": float(np.mean(last)) if len(last) else float("nan"),
         }
         out |= {"curriculum/forced": float(state["forced"])} if state["forced"] else {}
+        out |= left_out_metrics(left_out(state), reasons) if reasons else {}
         for number, machine in enumerate(machines):
             if machine.metrics is not None:
                 out |= {f"curriculum/{name}": value for name, value in machine.metrics(own(state, number)).items()}
         return out
 
-    return Curriculum(lambda: start, select, observe, counts if counters else None, metrics)
+    return Curriculum(
+        lambda: start, select, observe, counts if counters else None, metrics, left_out if reasons else None
+    )
 
 
 def _places(random: np.random.Generator, count: int, pool: int) -> Array:

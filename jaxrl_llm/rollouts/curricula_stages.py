@@ -1,4 +1,4 @@
-"""Rules of a curriculum that admit prompts: stages, solved prompts that are dropped, phases of hard prompts."""
+"""Rules of a curriculum that leave prompts out: stages, solved prompts that are dropped, phases of hard prompts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jaxrl_llm.rollouts.curricula import Machine, RuleOf
 from jaxrl_llm.rollouts.curricula_counts import apportion
 from jaxrl_llm.rollouts.curricula_scores import set_scores, sets_of
 from jaxrl_llm.rollouts.group_results import Results
+from jaxrl_llm.rollouts.left_out import Why, where
 from jaxrl_llm.rollouts.prompt_records import Array, PromptFacts, Prompts, State, changed
 
 GROUP_SIZES = (2, 4, 8)
@@ -42,9 +43,9 @@ def staged(column: str, steps: int, earlier: float = 0.0, order: Sequence[Any] =
         def stage(step: int) -> int:
             return min(step // steps, last)
 
-        def admit(state: State, prompts: Prompts) -> Array:
+        def left_out(state: State, prompts: Prompts) -> Array:
             mine, now = place[prompts.ids], stage(prompts.step)
-            return mine <= now if earlier > 0 else mine == now
+            return where(Why.LATER, mine > now) + where(Why.EARLIER, (mine < now) & (earlier == 0))
 
         def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
             current = (place[prompts.ids] == stage(prompts.step)).astype(np.int32)
@@ -54,8 +55,9 @@ def staged(column: str, steps: int, earlier: float = 0.0, order: Sequence[Any] =
             return {"stage": stage(before.step + 1)}
 
         return Machine(
-            {"stage": 0}, score, admit, observe=observe, metrics=lambda state: {"stage": float(state["stage"])}
-        )
+            {"stage": 0}, score, left_out, observe=observe, metrics=lambda state: {"stage": float(state["stage"])},
+            reasons=(Why.LATER, Why.EARLIER) if earlier == 0 else (Why.LATER,),
+        )  # fmt: skip
 
     return make
 
@@ -64,16 +66,17 @@ def staged(column: str, steps: int, earlier: float = 0.0, order: Sequence[Any] =
 def drop_solved(at: float = 1.0, visits: int = 1, back: int | None = None) -> RuleOf:
     """Drop prompts whose group has a mean reward of at least `at` in `visits` visits in a row.
 
-    back: steps after which a dropped prompt is admitted again (None: never). If it is then not solved, it stays.
+    back: steps after which a dropped prompt is drawn again (None: never). If it is then not solved, it stays; the
+    metric curriculum/returned counts those.
     """
     check_number("drop_solved: at", at, least=0, most=1)
     check_number("drop_solved: visits", visits, least=1, most=255, whole=True)
     check_number("drop_solved: back", back, least=1, whole=True, or_none=True)
 
-    def admit(state: State, prompts: Prompts) -> Array:
+    def left_out(state: State, prompts: Prompts) -> Array:
         since = state["since"][prompts.ids]
-        inside = since < 0
-        return inside if back is None else inside | (prompts.step - since >= back)
+        out = since >= 0
+        return where(Why.SOLVED, out if back is None else out & (prompts.step - since < back))
 
     def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
         ids = results.ids
@@ -82,15 +85,14 @@ def drop_solved(at: float = 1.0, visits: int = 1, back: int | None = None) -> Ru
         return {
             "since": changed(state["since"], ids, np.where(out, before.step, -1)),
             "streak": changed(state["streak"], ids, streak),
-            "dropped": state["dropped"] + int(np.sum(out & ~was)) - int(np.sum(was & ~out)),
             "returned": state["returned"] + int(np.sum(was & ~out)),
         }
 
     def make(facts: PromptFacts) -> Machine:
         start = {"since": np.full(facts.size, -1, np.int32), "streak": np.zeros(facts.size, np.uint8)}
         return Machine(
-            {**start, "dropped": 0, "returned": 0}, admit=admit, observe=observe,
-            metrics=lambda state: {"dropped": float(state["dropped"]), "returned": float(state["returned"])},
+            {**start, "returned": 0}, left_out=left_out, observe=observe,
+            metrics=lambda state: {"returned": float(state["returned"])}, reasons=(Why.SOLVED,),
         )  # fmt: skip
 
     return make
@@ -130,11 +132,12 @@ def hardest_in_phases(first_steps: int, phases: Sequence[tuple[int, int]], times
 
         return Machine(
             {"phase": 0, "members": np.ones(facts.size, bool)},
-            admit=lambda state, prompts: state["members"][prompts.ids],
+            left_out=lambda state, prompts: where(Why.EASIER, ~state["members"][prompts.ids]),
             size=size,
             counts=lambda state, prompts, total, random: apportion(np.ones(len(prompts.ids)), total),
             observe=observe,
             metrics=lambda state: {"phase": float(state["phase"]), "members": float(np.sum(state["members"]))},
+            reasons=(Why.EASIER,),
         )
 
     return make
@@ -195,9 +198,13 @@ def sorted_by_profile(
             start["class"] = classes(np.arange(facts.size), np.asarray(rates, np.float64)).astype(np.uint8)
             start["size"], start["left"] = turn(start["class"], GROUP_SIZES[-1], 0), steps
 
-        def admit(state: State, prompts: Prompts) -> Array:
-            mine = state["class"][prompts.ids]
-            return (mine == _UNKNOWN) if state["size"] == 0 else (mine == state["size"]) | (mine == _UNSOLVED)
+        def left_out(state: State, prompts: Prompts) -> Array:
+            mine, now = state["class"][prompts.ids], state["size"]
+            if now == 0:  # the first pass; what is measured waits for it to end
+                return where(Why.LATER, mine != _UNKNOWN)
+            later = (mine == _UNKNOWN) | ((mine > now) & (mine < _TRIVIAL))
+            why = where(Why.LATER, later) + where(Why.EARLIER, (mine < now) & ~later)
+            return why + where(Why.SOLVED, mine == _TRIVIAL) + where(Why.UNSOLVED, mine == _LEFT_OUT)
 
         def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
             if state["size"] == 0:
@@ -221,8 +228,9 @@ def sorted_by_profile(
             return np.full(len(prompts.ids), each)
 
         def metrics(state: State) -> dict[str, float]:
-            return {"group_size": float(state["size"]), "dropped": float(np.sum(state["class"] == _TRIVIAL))}
+            return {"group_size": float(state["size"])}
 
-        return Machine(start, None, admit, size, counts, observe, metrics)
+        reasons = (Why.SOLVED, Why.UNSOLVED, Why.LATER, Why.EARLIER)
+        return Machine(start, None, left_out, size, counts, observe, metrics, reasons)
 
     return make

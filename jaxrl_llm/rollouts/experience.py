@@ -60,6 +60,7 @@ from jaxrl_llm.sampling.schedule import lasting, size_for
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
+WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
 LOOK = 16  # tokens between two checks for complete groups and for stop strings
 Clock = Callable[[str], AbstractContextManager[Any]]
 
@@ -130,7 +131,14 @@ def experience(setup: Experience) -> Source:
     def told(state: ExperienceState, controls: Mapping[str, float]) -> ExperienceState:
         return state._replace(controls=dict(controls))
 
-    return Source(init, next_step, saved, load, setup.rollout.provides | setup.replay.provides, told)
+    def left_out(state: ExperienceState) -> np.ndarray | None:
+        return setup.curriculum.left_out(state.curriculum) if setup.curriculum.left_out else None
+
+    def keep(state: ExperienceState, step: int) -> None:
+        setup.replay.keep(state.replay, step)
+
+    provides = setup.rollout.provides | setup.replay.provides
+    return Source(init, next_step, saved, load, provides, told, left_out, keep)
 
 
 def _complete_step(
@@ -140,6 +148,7 @@ def _complete_step(
     dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
     kept: list[tuple[Scored, list[dict[str, Any]]]] = []
     spare: list[tuple[Scored, list[dict[str, Any]]]] = []
+    others: list[tuple[Scored, str]] = []
     runs: list[dict[str, float]] = []
     stats, rounds, dropped = list[Stats](), 0, 0
     while True:
@@ -161,13 +170,16 @@ def _complete_step(
             for i, (*place, one) in enumerate(zip(starts, ends, found.groups, strict=True))
         ]
         kept += [one for one, fine in zip(groups, good, strict=True) if fine]
+        others += [(one, WITHOUT_SIGNAL) for one, _ in spare]
         spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
         if len(kept) >= wanted or rounds >= dynamic.rounds:
             break
     chosen = (kept + spare)[:wanted]
+    others += [(one, "more than a step needs") for one, _ in kept[wanted:]]
+    others += [(one, WITHOUT_SIGNAL) for one, _ in spare[max(wanted - len(kept), 0) :]]
     metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | {"rounds": rounds}
     rows = [row for _, some in chosen for row in some]
-    return Step(concatenate_groups([one for one, _ in chosen]), rows, metrics), state
+    return Step(concatenate_groups([one for one, _ in chosen]), rows, metrics, others=others), state
 
 
 def _partial_step(

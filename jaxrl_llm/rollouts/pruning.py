@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.left_out import Why, left_out_metrics, where
 from jaxrl_llm.rollouts.sources import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.rollouts.swaps import outcomes
 
@@ -20,8 +21,8 @@ def epochs_without_solved(solved: float = 0.9, success: float = 0.0, component: 
     """Epochs in random order; at the end of each, prompts whose last solve rate is at least `solved` are dropped.
 
     The solve rate is the share of a group's samples with an outcome above `success`. component: the reward that is the
-    outcome; None: their combination. If all prompts are dropped, all come back: metric "prompts/restarts". Metric
-    "prompts/solved": the number of dropped ones.
+    outcome; None: their combination. If all prompts are dropped, all come back: metric "curriculum/restarts". Metric
+    "curriculum/left_out/solved": the share of dropped ones.
     """
     check_number("solved", solved, above=0, most=1)
     check_number("success", success)
@@ -62,9 +63,15 @@ def epochs_without_solved(solved: float = 0.9, success: float = 0.0, component: 
                 rate[ids] = np.bincount(index, outcome[known] > success) / np.bincount(index)
             return {**state, "rate": rate}
 
-        def metrics(state: State) -> dict[str, float]:
-            return {"prompts/solved": float((~state["left"]).sum()), "prompts/restarts": float(state["restarts"])}
+        def left_out(state: State) -> np.ndarray:
+            return where(Why.SOLVED, ~state["left"])
 
-        return Curriculum(init, select, observe, metrics=metrics)
+        def metrics(state: State) -> dict[str, float]:
+            return {
+                **left_out_metrics(left_out(state), (Why.SOLVED,)),
+                "curriculum/restarts": float(state["restarts"]),
+            }
+
+        return Curriculum(init, select, observe, metrics=metrics, left_out=left_out)
 
     return make

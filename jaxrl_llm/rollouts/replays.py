@@ -93,7 +93,7 @@ def whole_groups(
         store = stores.newest(join(store, keep(added, kept)), groups) if groups else {}
         return mixed(scored, fresh, past, group, numbers), store
 
-    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, lambda rows: rows + round(share * rows))
+    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, lambda rows: rows + round(share * rows), True)
 
 
 @part
@@ -134,7 +134,7 @@ def recent_and_reservoir(
     provides = frozenset({"replayed", "replay_advantage"})
     return Replay(
         dict, mix, provides, lambda state: stores.parts_metrics(state, ("recent", "reservoir")),
-        lambda rows: rows + min(round(share * rows), recent + reservoir),
+        lambda rows: rows + min(round(share * rows), recent + reservoir), True,
     )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, s
 
     provides = frozenset({"replayed", "replay_advantage"})
     return Replay(
-        dict, mix, provides, lambda state: stores.parts_metrics(state, ("rows",)), lambda rows: rows + size
+        dict, mix, provides, lambda state: stores.parts_metrics(state, ("rows",)), lambda rows: rows + size, True
     )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def refilled(rows: int = 2048, max_age: int | None = None, ddof: int = 1, epsilo
         found = mixed(scored, keep(fresh, left), past, group[left], numbers, with_advantage=True)
         return found, marked_in_order(join(store, keep(added, known)), rows)
 
-    return Replay(dict, mix, frozenset({"replayed", "replay_advantage"}), stores.metrics)
+    return Replay(dict, mix, frozenset({"replayed", "replay_advantage"}), stores.metrics, by_row=True)
 
 
 def mixed(

@@ -34,6 +34,7 @@ class Step(NamedTuple):
     rows: list[dict[str, Any]]  # the data set row of each group
     metrics: dict[str, float]
     sampled: Scored | None = None  # the batch without replay, if rows were replayed
+    others: Sequence[tuple[Scored, str]] = ()  # groups that were sampled and left out, each with the reason
 
 
 class Source(NamedTuple):
@@ -53,6 +54,10 @@ class Source(NamedTuple):
     """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.needs`."""
     told: Callable[[State, Mapping[str, float]], State] = lambda state, controls: state
     """(state, what the method's controllers wrote in an update, by name) -> state, after that update."""
+    left_out: Callable[[State], np.ndarray | None] = lambda state: None
+    """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
+    keep: Callable[[State, int], None] = lambda state, step: None
+    """Called before a checkpoint of `step` steps is written: see `Replay.keep`."""
 
 
 class Curriculum(NamedTuple):
@@ -65,6 +70,7 @@ class Curriculum(NamedTuple):
     counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
     as many of each as a group has.
     metrics: state -> metrics for the log.
+    left_out: state -> uint8[P], why each prompt is not drawn now (`left_out.Why`); None: every prompt is drawn.
     """
 
     init: Callable[[], State]
@@ -72,6 +78,7 @@ class Curriculum(NamedTuple):
     observe: Callable[[State, Step], State]
     counts: Callable[[State, np.ndarray, int], np.ndarray] | None = None
     metrics: Callable[[State], dict[str, float]] = lambda state: {}
+    left_out: Callable[[State], np.ndarray] | None = None
 
 
 MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum
@@ -92,6 +99,10 @@ class Replay:
     metrics: Callable[[dict[str, np.ndarray]], dict[str, float]] = lambda state: {}
     grown: Callable[[int], int] = lambda rows: rows
     """The most rows of a mixed batch, of which so many were sampled; for `jaxrl plan`."""
+    by_row: bool = False
+    """Whether its state is of stores (`rollouts.stores`), and `mix` reads no token, so that tokens may be on disk."""
+    keep: Callable[[dict[str, np.ndarray], int], None] = lambda state, step: None
+    """Called with the state before a checkpoint of `step` steps is written: removes files that none needs."""
 
     __repr__ = layout
 
@@ -181,7 +192,7 @@ def mixed_step(found: Step, scored: Scored, step: int, prompts: PromptSet) -> St
         again = np.asarray(past) > 0
         age = (step - np.asarray(batch.policy_step))[np.asarray(batch.action_mask) & again[:, None]]
         metrics = {"replay/share": float(again.mean()), "replay/age": float(age.mean()) if age.size else 0.0}
-    return Step(scored, rows, found.metrics | metrics, None if past is None else found.scored)
+    return Step(scored, rows, found.metrics | metrics, None if past is None else found.scored, found.others)
 
 
 def _prompts_of(scored: Scored) -> list[int]:

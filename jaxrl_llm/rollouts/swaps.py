@@ -72,7 +72,7 @@ def swapped_successes(
         left = keep(fresh, ~out)
         return mixed(scored, left, past, group[~out], np.asarray(numbers, group.dtype)), store
 
-    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics)
+    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, by_row=True)
 
 
 @part
@@ -107,7 +107,7 @@ def best_of_prompt(prompts: int = 4096) -> Replay:
         store = stores.newest(everything, prompts) if prompts else {}
         return mixed(scored, fresh, past, group, places), store
 
-    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, lambda rows: 2 * rows)  # groups of one
+    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, lambda rows: 2 * rows, True)  # groups of one
 
 
 @part
@@ -177,7 +177,7 @@ def with_staged_reward(replay: Replay, weights: Mapping[str, float]) -> Replay:
         reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
         return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
 
-    return Replay(replay.init, mix, replay.provides, replay.metrics, replay.grown)
+    return Replay(replay.init, mix, replay.provides, replay.metrics, replay.grown, replay.by_row)
 
 
 def staged_reward(parts: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:

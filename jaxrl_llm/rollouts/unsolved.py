@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.left_out import Why, left_out_metrics, where
 from jaxrl_llm.rollouts.sources import Curriculum, MakeCurriculum, State, Step, shuffled_epochs
 from jaxrl_llm.trajectory import Trajectories
 
@@ -19,7 +20,7 @@ def without_solved(success: float = 0.0, accuracy: str | None = None, start: int
     """Epochs over all prompts, in random order, without those of which a whole group succeeded from step `start` on.
 
     A sample succeeds as in `repair.succeeds`, and a group with a guided sample (info["guided"]) is never solved. The
-    metric "curriculum/solved" is the share of prompts that are left out. Raises InputError when none is left.
+    metric "curriculum/left_out/solved" is the share of prompts that are left out. InputError when none is left.
     """
     check_number("start", start, least=0, whole=True)
 
@@ -41,9 +42,12 @@ def without_solved(success: float = 0.0, accuracy: str | None = None, start: int
                 solved[solved_prompts(step.scored.batch, success, accuracy)] = True
             return {**state, "solved": solved, "steps": state["steps"] + 1}
 
+        def left_out(state: State) -> np.ndarray:
+            return where(Why.SOLVED, np.asarray(state["solved"], bool))
+
         return Curriculum(
             lambda: {"order": epochs.init(), "solved": np.zeros(len(rows), bool), "steps": 0}, select, observe,
-            metrics=lambda state: {"curriculum/solved": float(np.mean(state["solved"]))},
+            metrics=lambda state: left_out_metrics(left_out(state), (Why.SOLVED,)), left_out=left_out,
         )  # fmt: skip
 
     return make

@@ -12,7 +12,8 @@ from jaxrl_llm.runs.config_json import located, to_dict
 # Settings that may differ on resume: they do not affect parameters, or only those of later steps.
 MAY_DIFFER = {
     "output", "steps", "slots", "micro_batches", "mesh", "sampling_mesh", "reference_memory", "eval_every",
-    "checkpoint_every", "keep_checkpoints", "log_completions_every", "tensorboard", "wandb", "reward_time_limit",
+    "checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard", "wandb",
+    "reward_time_limit",
     "hang_seconds", "hang_factor", "hang_exit", "spike_factor", "spike_metrics", "spike_window", "spike_rollbacks",
 }  # fmt: skip
 # Settings that determine the parameters' structure and meaning: checked when a trained model is loaded.

@@ -27,7 +27,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30), "speculative_tokens": (0, 64),
     "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
-    "spike_window": (4, 2**20), "spike_rollbacks": (1, 2**20),
+    "spike_window": (4, 2**20), "replay_megabytes": (0, None), "spike_rollbacks": (1, 2**20),
 }  # fmt: skip
 _NAMES = ("model", "output", "prompts", "algorithm", "rollout")
 GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
@@ -196,6 +196,9 @@ class TrainConfig:
     """Steps between checkpoints; 0 saves only at the end."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep, at least 2, in case the newest is damaged."""
+    replay_megabytes: int = 1024
+    """Size of a method's stored rows in memory and in each checkpoint, above which their tokens are in files of the
+    run's folder instead; 0 is always. On one host, and where the folder is no URL."""
     log_completions_every: int = 10
     """Steps between those whose completions are logged for the report; 0 is never."""
     tensorboard: bool = True

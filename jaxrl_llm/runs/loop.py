@@ -190,6 +190,8 @@ def _run(
 
     def save_now() -> None:
         with clock("checkpoint"):
+            folder.write_left_out(loop.step, source.left_out(state.source))
+            source.keep(state.source, loop.step)
             writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
             save(state, loop, source, checkpoints, folder, clock, provenance)
 
@@ -237,6 +239,7 @@ def _run(
                 progress.say(text)
             metrics = {**without_nan(found, metrics), **rolled_back, **lap_metrics(clock, loop.undone)}
             writer.write(step + 1, metrics)  # files count the steps that are done, as the console does
+            folder.log_groups(step + 1, found, judge)
             if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
                 rows = scored_rows(found, learned)
                 folder.log_completions(step + 1, "train", parts.tokenizer, rows, found.rows, judge=judge)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm.errors import InputError, missing_package, unknown
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting.lines import iterate_completions
+from jaxrl_llm.reporting.prompt_table import PromptTable, read_table
 from jaxrl_llm.reporting.statistics import as_number
 from jaxrl_llm.reporting.writers import read_jsonl
 from jaxrl_llm.runs.config import TrainConfig
@@ -61,6 +62,15 @@ class Run:
         path = self._folder.completions
         lines = [line for _, line in iterate_completions(path)] if path.exists() else []
         return [{**line, "completion": "".join(line["tokens"])} for line in lines]
+
+    @property
+    def prompts(self) -> PromptTable:
+        """Which prompts were tried, how their solve rates moved, and what was left out and why: its `rows` are the
+        most telling prompts, its other fields count all. It prints as a table.
+
+        Raises InputError before the first step.
+        """
+        return read_table(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:

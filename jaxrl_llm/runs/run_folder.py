@@ -1,4 +1,4 @@
-"""The folder of a run: configuration, metrics, completions, checkpoints and summary."""
+"""The folder of a run: configuration, metrics, groups, completions, checkpoints and summary."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import from_dict, located, to_dict
 from jaxrl_llm.runs.environment import NAME as ENVIRONMENT
 from jaxrl_llm.runs.environment import record_start
+from jaxrl_llm.runs.group_lines import group_line, write_left_out
 from jaxrl_llm.runs.mirror import Mirror
 from jaxrl_llm.runs.run_logs import log_digests, log_problems
 from jaxrl_llm.storage import is_url
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxrl_llm.rewards.scoring import Scored
+    from jaxrl_llm.rollouts.sources import Step
 
 FIGURES = ("accuracy", "low", "high", "prompts", "length")  # entries of an evaluation that `accuracy_line` reads
 # Entries of config.json beside the settings: the folder that relative paths are resolved against, the mesh where no
@@ -43,6 +47,7 @@ class RunFolder:
         self.path = self.mirror.path if self.mirror else Path(folder)
         self.config, self.summary = self.path / "config.json", self.path / "summary.json"
         self.metrics, self.completions = self.path / "metrics.jsonl", self.path / "completions.jsonl"
+        self.groups, self.left_out = self.path / "groups.jsonl", self.path / "left_out.npz"
         self.checkpoints = self.path / "checkpoints"
 
     def check_free(self) -> None:
@@ -84,7 +89,7 @@ class RunFolder:
 
     def abandon(self) -> None:
         """Remove what a run that took no step has written, so that another can start here."""
-        for path in (self.config, self.metrics, self.completions, self.summary, self.path / ENVIRONMENT):
+        for path in (self.config, *self._logs, self.left_out, self.summary, self.path / ENVIRONMENT):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         with suppress(OSError):  # there is none, or it is not empty
@@ -181,8 +186,8 @@ class RunFolder:
         return max((file.stat().st_mtime for file in self._logs if file.exists()), default=0.0)
 
     @property
-    def _logs(self) -> tuple[Path, Path]:
-        return self.metrics, self.completions
+    def _logs(self) -> tuple[Path, ...]:
+        return self.metrics, self.completions, self.groups
 
     def read_summary(self) -> dict[str, Any]:
         """The contents of summary.json, empty if it does not exist. InputError for malformed evaluations."""
@@ -243,6 +248,16 @@ class RunFolder:
             for line in completion_lines(tokenizer, scored, rows, groups, judge):
                 file.write(json.dumps({"step": step, "phase": phase, **line}) + "\n")
 
+    def log_groups(self, step: int, found: Step, judge: str | None = None) -> None:
+        """Append what a step sampled to groups.jsonl: see `group_lines.group_line`."""
+        with self.groups.open("a") as file:
+            file.write(json.dumps({"step": step, **group_line(found, judge)}) + "\n")
+
+    def write_left_out(self, step: int, why: np.ndarray | None) -> None:
+        """Replace left_out.npz: see `group_lines.write_left_out`. None: the curriculum leaves nothing out."""
+        if why is not None:
+            write_left_out(self.left_out, step, why)
+
 
 class UnwrittenFolder(RunFolder):
     """The run's folder for hosts other than the first, which write nothing into it."""
@@ -260,6 +275,12 @@ class UnwrittenFolder(RunFolder):
         """Nothing."""
 
     def log_completions(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+    def log_groups(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+    def write_left_out(self, step: int, why: np.ndarray | None) -> None:
         """Nothing."""
 
     def push(self) -> None:

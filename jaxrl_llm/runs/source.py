@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.rollouts.disk import is_available, on_disk
 from jaxrl_llm.rollouts.experience import Clock, Experience, experience
-from jaxrl_llm.rollouts.sources import Curriculum, Source, Step, no_replay, shuffled_epochs
+from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, shuffled_epochs
 from jaxrl_llm.rollouts.swarm import Swarm
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.runs.swarm import swarm_source
 from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.storage import is_url
 
 OfRows = Callable[[Sequence[dict[str, Any]]], Curriculum]  # makes it from the training rows
 
@@ -34,12 +37,20 @@ def source_of(
     return experience(
         Experience(
             parts.policy, parts.prompts, parts.rewards, order, config.sampling, rollout_of(config, algorithm),
-            algorithm.replay or no_replay(), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
+            _replay_of(config, parts), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
             dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
             mesh=parts.sampler, hosts=parts.hosts, clock=clock, watch=watch,
         )
     )  # fmt: skip
+
+
+def _replay_of(config: TrainConfig, parts: RunParts) -> Replay:
+    """The method's replay, which keeps the tokens of a large store in the run's folder, where it may."""
+    replay = parts.algorithm.replay or no_replay()
+    if parts.hosts.count > 1 or is_url(config.output) or not is_available():
+        return replay
+    return on_disk(replay, Path(config.output) / "replay", config.replay_megabytes * 10**6, config.keep_checkpoints)
 
 
 def timed(source: Source, clock: Clock) -> Source:

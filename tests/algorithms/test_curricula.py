@@ -241,7 +241,8 @@ def test_sgpo_measures_drops_and_sorts() -> None:
     assert [counts[0] for counts in ran.counts] == [2, 2, 4, 4, 8, 8]
     measured = chosen(sgpo(stage_steps=2, unsolved_share=0.0), rows, lambda i, step: float(i % 5 == 4), 8)
     assert sorted(itertools.chain(*measured.ids[:5])) == list(range(20))
-    assert measured.metrics["curriculum/dropped"] == 4
+    assert measured.metrics["curriculum/left_out/solved"] == 4 / 20
+    assert measured.metrics["curriculum/left_out/unsolved"] == 16 / 20
     assert measured.metrics["curriculum/forced"] > 0, "no prompt is left: drawn from all, and counted"
 
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from doc_pages import DOCS, ROOT
 
@@ -16,6 +17,7 @@ from tiny_runs import finished_run, lines_of
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.rollouts.left_out import Why, left_out_metrics
 
 TEXT = (DOCS / "metrics.md").read_text()
 ROWS = re.findall(r"^\| (`[^|]*`) \|", TEXT, flags=re.MULTILINE)
@@ -59,10 +61,16 @@ def test_the_metrics_of_a_run_are_listed() -> None:
     assert unlisted(logged - {"step"}) == set()
 
 
+def test_every_reason_of_a_curriculum_is_listed() -> None:
+    assert unlisted(left_out_metrics(np.zeros(1, np.uint8), [why for why in Why if why != Why.DRAWN])) == set()
+
+
 @pytest.mark.parametrize("package", ["runs", "rollouts", "sampling", "learner", "objectives"])
 def test_names_of_metrics_in_the_code_are_listed(package: str) -> None:
     """Texts of the form "reward/mean", whether or not the run above logs them."""
-    kinds = "reward|completion|groups|rollout|packing|prompts|clip|ratio|value|entropy|kl|guided|q|gate|weight"
+    kinds = (
+        "reward|completion|groups|rollout|packing|prompts|clip|ratio|value|entropy|kl|guided|q|gate|weight|curriculum"
+    )
     found = set[str]()
     for path in (DOCS.parent / "jaxrl_llm" / package).glob("*.py"):
         found |= set(re.findall(rf'"((?:{kinds})/[a-z_]+)"', path.read_text()))

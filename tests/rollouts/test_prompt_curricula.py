@@ -30,6 +30,7 @@ from jaxrl_llm.rollouts.curricula_scores import (
 )
 from jaxrl_llm.rollouts.curricula_stages import drop_solved, hardest_in_phases, sorted_by_profile, staged
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.left_out import Why
 from jaxrl_llm.rollouts.sources import MakeCurriculum
 from jaxrl_llm.sampling.drafts import Drafts
 
@@ -92,6 +93,22 @@ def test_it_goes_on_with_more_prompts(name: str) -> None:
     Ran(EVERY[name], more, lambda i, step: 0.5, 12, state=half.state, begin=5)
     with pytest.raises(InputError, match="state is of 24 prompts, but the set has 20"):
         EVERY[name](ROWS[:20], 0).select(half.state, 0)
+
+
+@every
+def test_reasons_are_those_that_it_says_and_none_is_drawn_that_has_one(name: str) -> None:
+    curriculum = EVERY[name](ROWS, 0)
+    state = Ran(EVERY[name], ROWS, skill, 9).state
+    if curriculum.left_out is None:
+        assert not [one for one in curriculum.metrics(state) if "left_out" in one]
+        return
+    why = curriculum.left_out(state)
+    assert (why.dtype, why.shape) == (np.uint8, (24,))
+    named = {Why(int(code)).name.lower() for code in why} - {"drawn"}
+    assert named <= {one.rpartition("/")[2] for one in curriculum.metrics(state) if "left_out" in one}
+    ids, after = curriculum.select(state, 2)
+    if after["forced"] == state["forced"]:
+        assert (why[ids] == Why.DRAWN).all()
 
 
 @every
@@ -243,12 +260,15 @@ def test_solved_prompts_are_dropped_and_return(visits: int, back: int | None, se
                 out[i] = step
             else:
                 out.pop(i, None)
-        assert curriculum.metrics(state)["curriculum/dropped"] == len(out)
+        dropped = [i for i in out if back is None or step + 1 - out[i] < back]
+        assert curriculum.metrics(state)["curriculum/left_out/solved"] == len(dropped) / 24
+        assert curriculum.left_out is not None
+        assert np.flatnonzero(curriculum.left_out(state) == Why.SOLVED).tolist() == sorted(dropped)
 
 
 def test_where_all_are_dropped_prompts_are_drawn_from_all_and_counted() -> None:
     ran = Ran(choose_prompts(drop_solved()), rows_of(8), lambda i, s: 1.0, 4)
-    assert ran.metrics["curriculum/dropped"] == 8
+    assert ran.metrics["curriculum/left_out/solved"] == 1
     assert ran.metrics["curriculum/forced"] == 8
     some = Ran(choose_prompts(staged("level", 1)), rows_of(3, level=[0, 0, 1]), skill, 2)
     assert some.ids[1] == [2, 2, 2, 2], "the only prompt that is admitted, several times"
@@ -263,6 +283,7 @@ def test_phases_keep_the_prompts_that_are_hardest() -> None:
     assert ran.counts[6] == [32], "with four times the samples"
     assert set(itertools.chain(*ran.ids[6:9])) <= set(range(6))
     assert ran.metrics["curriculum/members"] == 2
+    assert ran.metrics["curriculum/left_out/easier"] == 22 / 24
     assert ran.metrics["curriculum/phase"] == 2
 
 
@@ -275,7 +296,10 @@ def test_a_profile_sorts_prompts_and_sizes_their_groups() -> None:
     for size, ids in zip(sizes, ran.ids, strict=True):
         allowed = {2: {3, 4, 5, 6}, 4: {2}, 8: {1}}[size] | {0}
         assert {i % 9 for i in ids} <= allowed
-    assert ran.metrics["curriculum/dropped"] == sum(i % 9 in (7, 8) for i in range(24))
+    shares = {name: value * 24 for name, value in ran.metrics.items() if "/left_out/" in name}
+    assert shares["curriculum/left_out/solved"] == sum(i % 9 in (7, 8) for i in range(24))
+    assert shares["curriculum/left_out/earlier"] == sum(i % 9 in (2, 3, 4, 5, 6) for i in range(24)), "groups of 8 now"
+    assert shares["curriculum/left_out/later"] == 0
     measured = Ran(choose_prompts(sorted_by_profile(2), least_tried()), ROWS, skill, 8)
     assert sorted(itertools.chain(*measured.ids[:6])) == list(range(24)), "the first pass measures"
     assert measured.counts[6][0] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -52,3 +53,30 @@ def test_it_trains_by_name_and_goes_on_from_a_checkpoint(tmp_path: Path, name: s
     loop.train(loop.RunFolder(other).read_config(), resume=True)
     assert runs.reproducible(other / "metrics.jsonl") == lines
     runs.assert_equal_trees(runs.final_params(other), runs.final_params(Path(config.output)))
+
+
+@pytest.mark.heavy
+def test_a_store_on_disk_gives_the_same_run(tmp_path: Path) -> None:
+    """Also after a kill behind the last checkpoint, whose rows are in files already; unneeded files are removed."""
+    pytest.importorskip("array_record")
+    reference = config_of(tmp_path, "symphony_fading_replay", steps=5)
+    runs.train(reference)
+    config = dataclasses.replace(reference, output=str(tmp_path / "disk"), replay_megabytes=0)
+    runs.train(config)
+
+    def lines(folder: str | Path) -> list[dict[str, Any]]:
+        size = ("replay/megabytes", "replay/disk_megabytes")
+        found = runs.reproducible(Path(folder) / "metrics.jsonl")
+        return [{name: x for name, x in line.items() if name not in size} for line in found]
+
+    assert lines(config.output) == lines(reference.output)
+    last = runs.lines_of(tmp_path / "disk" / "metrics.jsonl")[-1]
+    assert last["replay/disk_megabytes"] > 0
+    other = tmp_path / "other"
+    shutil.copytree(config.output, other)
+    shutil.rmtree(other / "checkpoints" / "5")
+    (other / "replay" / "000000009999.array_record").write_text("of a step that was lost")
+    loop.train(loop.RunFolder(other).read_config(), resume=True)
+    assert lines(other) == lines(reference.output)
+    runs.assert_equal_trees(runs.final_params(other), runs.final_params(Path(reference.output)))
+    assert not (other / "replay" / "000000009999.array_record").exists()

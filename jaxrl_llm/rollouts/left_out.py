@@ -1,0 +1,65 @@
+"""Why a curriculum leaves prompts out: reasons as numbers, one for each prompt, which the log and the report name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class Why(IntEnum):
+    """Why a prompt is not drawn now."""
+
+    DRAWN = 0
+    """It may be drawn."""
+    SOLVED = 1
+    """The policy solves it."""
+    UNSOLVED = 2
+    """The policy failed on it."""
+    LATER = 3
+    """Its stage has not begun."""
+    EARLIER = 4
+    """Its stage is over."""
+    EASIER = 5
+    """Other prompts, which are harder, are drawn now."""
+
+
+WORDS = {
+    Why.DRAWN: "drawn",
+    Why.SOLVED: "solved",
+    Why.UNSOLVED: "failed",
+    Why.LATER: "not yet admitted",
+    Why.EARLIER: "its stage is over",
+    Why.EASIER: "others are harder",
+}
+
+
+def where(reason: Why, left_out: Array) -> Array:
+    """uint8[n]: the reason where `left_out` bool[n] is true, else `Why.DRAWN`."""
+    return np.where(left_out, reason, Why.DRAWN).astype(np.uint8)
+
+
+def first_reason(reasons: Iterable[Array], count: int) -> Array:
+    """uint8[count]: of each prompt the first of several reasons uint8[count] to leave it out; DRAWN if there is none.
+
+    >>> first_reason([np.array([0, 3, 0]), np.array([1, 1, 0])], 3).tolist()
+    [1, 3, 0]
+    """
+    out = np.zeros(count, np.uint8)
+    for one in reasons:
+        out = np.where(out == Why.DRAWN, one, out).astype(np.uint8)
+    return out
+
+
+def left_out_metrics(why: Array, reasons: Sequence[Why]) -> dict[str, float]:
+    """The share of prompts that are left out for each of the reasons; why: uint8[P].
+
+    >>> left_out_metrics(np.array([0, 1, 1, 0]), (Why.SOLVED, Why.LATER))
+    {'curriculum/left_out/solved': 0.5, 'curriculum/left_out/later': 0.0}
+    """
+    counts = np.bincount(why, minlength=len(Why)) / max(len(why), 1)
+    return {f"curriculum/left_out/{reason.name.lower()}": float(counts[reason]) for reason in reasons}
