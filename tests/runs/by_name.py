@@ -1,7 +1,4 @@
-"""Methods by name on SmolLM2: the options that a run of a few short completions needs, and such runs.
-
-As a script it prints the table of experiments/RESULTS.md: `PYTHONPATH=tests OPTIMISED=1 python tests/runs/by_name.py`.
-"""
+"""Methods by name on SmolLM2: the options that a run of a few short completions needs, and such runs."""
 
 from __future__ import annotations
 
@@ -153,8 +150,10 @@ def config_of(folder: Path, name: str) -> TrainConfig:
     (folder / "own.py").write_text(REWARDS)
     rows = [
         {
-            "prompt": f"What is {a} + {b}? Please answer with the number only.", "answer": str(a + b), "stage": int(a > 9),
-            "solution": f"The sum of {a} and {b} is {a + b}.", "hints": [["add"], [f"{a} + {b} is", f"{a + b}"]], "examples": ["What is 1 + 1? 2", "What is 2 + 2? 4"], "teachers": [f"{a + b}", f"It is {a + b}"],
+            "prompt": f"What is {a} + {b}? Please answer with the number only.", "answer": str(a + b),
+            "stage": int(a > 9), "solution": f"The sum of {a} and {b} is {a + b}.",
+            "hints": [["add"], [f"{a} + {b} is", f"{a + b}"]], "examples": ["What is 1 + 1? 2", "What is 2 + 2? 4"],
+            "teachers": [f"{a + b}", f"It is {a + b}"],
             "response": f"{a} + {b} = {a + b}", "trace": f"{a} + {b} = {a + b}" if a > 9 else "",
             "teacher": [f"It is {a + b}"], "guide": f"{a} + {b} = {a + b}", "items": [str(a), str(b), str(a + b)],
         }
@@ -163,7 +162,8 @@ def config_of(folder: Path, name: str) -> TrainConfig:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings: dict[str, Any] = {
         "rewards": ("number_match",), "steps": 2, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 12,
-        "temperature": 0.7, "num_prompts": 2, "eval_size": 0, "checkpoint_every": 0, "log_completions_every": 1, "tensorboard": False,
+        "temperature": 0.7, "num_prompts": 2, "eval_size": 0, "checkpoint_every": 0, "log_completions_every": 1,
+        "tensorboard": False,
         "optimizer": OptimizerConfig(learning_rate=1e-5), **case.settings,
     }  # fmt: skip
     settings["rewards"] = tuple(one.replace("FOLDER", str(folder)) for one in settings["rewards"])
