@@ -13,7 +13,8 @@ from jaxrl_llm.rollouts.candidates import with_candidates
 from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data
-from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group, hinted
+from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group
+from jaxrl_llm.rollouts.repair import hinted
 from jaxrl_llm.rollouts.second_prompts import recycled, with_predictions
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
 from jaxrl_llm.rollouts.two_policies import two_policies

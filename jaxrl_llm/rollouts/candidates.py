@@ -128,7 +128,7 @@ def with_candidates(
             ]
         return [episode.with_info(solved=solved) for episode in found]
 
-    return Rollout(program, f"with_candidates({column})", columns=(column,), ragged=True)
+    return Rollout(program, f"with_candidates({column})", columns=(column,), ragged=True, most=lambda G: 3 * G)
 
 
 def _as_sampled(ids: Sequence[int]) -> Segment:

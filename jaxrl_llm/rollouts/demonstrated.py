@@ -49,7 +49,7 @@ def demonstrated(column: str = "answer") -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         return [demonstration(tools, task, column)]
 
-    return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), ragged=True)
+    return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), ragged=True, most=lambda G: 1)
 
 
 @part
@@ -65,7 +65,7 @@ def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
 
     return replace(
         rollout, program=program, name=f"{rollout.name}, demonstrated({column})", provides=rollout.provides | {NEED},
-        columns=(*rollout.columns, column), ragged=True,
+        columns=(*rollout.columns, column), ragged=True, most=lambda G: rollout.rows(G) + 1,
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.trajectory import Trajectories
 
 WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
-LOOK = 16  # tokens between two checks for complete groups and for stop strings
+LOOK = 16  # tokens between two checks for stop strings, complete groups, and samples that a program waits for
 Clock = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -231,7 +231,7 @@ def _round(
 ) -> tuple[Collected, Scored]:  # fmt: skip
     """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
     policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
-    chunk = LOOK if sampling.stop or setup.partial is not None else CHUNK
+    chunk = CHUNK if setup.rollout.at_once and not sampling.stop and setup.partial is None else LOOK
     numbers, places = first_samples_of([task for _, task in flight]), hosts.share(range(len(flight)))
     scored: Scored | None = None
     with ExitStack() as stack:

@@ -126,7 +126,9 @@ def prefixed_groups(column: str = "trace", low: float = 0.4, high: float = 0.8, 
         found = await gather(*(continued(tools, task, [ids] * n, i * n) for i, ids in enumerate(contexts)))
         return [episode.in_part(number) for number, some in enumerate(found) for episode in some]
 
-    return Rollout(program, f"prefixed_groups({column})", columns=(column,), ragged=True)
+    return Rollout(
+        program, f"prefixed_groups({column})", columns=(column,), ragged=True, most=lambda G: G * (1 + prefixes)
+    )
 
 
 def mode_of(text: str, tags: Sequence[str]) -> int:

@@ -38,15 +38,24 @@ class Rollout:
     """Fewest samples of a group that it needs."""
     ragged: bool = False
     """The program may return any number of episodes, at least one, and not as many as the task has samples."""
+    most: Callable[[int], int] | None = None
+    """Of a group's samples, the most episodes that a ragged program returns, so that `jaxrl plan` knows the memory."""
 
     heated: bool = False
     """Tokens are drawn at temperatures by their entropy, see `entropy_levels`."""
+    at_once: bool = False
+    """The program asks for all of its samples at the beginning. Otherwise the driver looks more often whether one has
+    what it waits for, so that what it asks for next is decoded while long completions of other groups go on."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")
 
     __repr__ = layout
+
+    def rows(self, samples: int) -> int:
+        """Episodes of a group of `samples`, at most; of a ragged program that does not say so, as many as samples."""
+        return samples if self.most is None else self.most(samples)
 
     def room(self, limit: int) -> int:
         """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more."""
@@ -60,7 +69,7 @@ async def _group(tools: Tools, task: Task) -> list[Episode]:
 @part
 def group() -> Rollout:
     """`task.samples` independent samples of the prompt, as in GRPO."""
-    return Rollout(_group, "group")
+    return Rollout(_group, "group", at_once=True)
 
 
 @part
@@ -100,7 +109,7 @@ def down_sampled(times: int = 2) -> Rollout:
         episodes = await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in numbers)))
         return [episodes[i] for i in most_varied([episode.reward for episode in episodes], task.samples)]
 
-    return Rollout(program, f"down_sampled({times})")
+    return Rollout(program, f"down_sampled({times})", at_once=True)
 
 
 def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
@@ -116,26 +125,6 @@ def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
     known, places = ~np.isnan(values), np.arange(len(rewards), dtype=np.float32)
     chosen = np.flatnonzero(_max_variance_subset(np.where(known, values, 0), known, np.float32(keep), places))
     return sorted([*chosen.tolist(), *np.flatnonzero(~known)[: keep - len(chosen)].tolist()])
-
-
-@part
-def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
-    """Sample a group again with a hint if none of its rewards is above `above`.
-
-    column: of the data set. Its text is appended to the prompt and conditioned on. Rows without a hint are not sampled
-    again. The second attempt replaces the first. Provides info["guided"], 1 for episodes with the hint.
-    """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        first = await tools.score(await _group(tools, task))
-        hint = task.row.get(column)
-        if not hint or any(episode.reward is not None and episode.reward > above for episode in first):
-            return [episode.with_info(guided=0.0) for episode in first]
-        prompt = (*task.prompt, *tools.encode(str(hint)))
-        again = [tools.sample(prompt, number=task.samples + i) for i in range(task.samples)]
-        return [episode.with_info(guided=1.0) for episode in await tools.score(await gather(*again))]
-
-    return Rollout(program, f"hinted({column})", frozenset({"guided"}), (column,))
 
 
 @part

@@ -116,7 +116,10 @@ def taught(
         return marked([*found[out:], *await tools.score(fitting)])
 
     provides = frozenset({"guided", "reference_span"})
-    return Rollout(program, f"taught({column})", provides, (column, answer), ragged=True)
+    return Rollout(
+        program, f"taught({column})", provides, (column, answer), ragged=True,
+        most=lambda G: G + most - min(replaced, most, G - 1),
+    )  # fmt: skip
 
 
 def one_taught(tools: Tools, task: Task, text: str, answer: str, number: int) -> Episode:

@@ -1,10 +1,11 @@
-"""Programs that try the groups again that failed: with hints, or with a prompt that the policy rewrites."""
+"""Programs that try groups again that teach nothing: with hints, or with a prompt that the policy rewrites."""
 
 from __future__ import annotations
 
 import re
 from asyncio import gather
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxrl_llm.choices import Rewrite
@@ -13,7 +14,7 @@ from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.hints import Hints, problem_of
+from jaxrl_llm.rollouts.hints import Hints, from_column, problem_of
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import Task, Tools
 
@@ -26,6 +27,12 @@ Problem: {problem}
 """
 REWORDED = """Say the problem below in other words. The task must stay the same, its answer must still be {solution},
 and the text must not reveal the answer. Write the new problem between two lines of three backticks.
+
+Problem: {problem}
+"""
+HARDER = """Rewrite the problem below so that it is harder to solve: it should take more steps, or say less directly
+what is given. Its answer must still be {solution}, and the text must not reveal the answer. Write the new problem
+between two lines of three backticks.
 
 Problem: {problem}
 """
@@ -70,7 +77,9 @@ def marked(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
 
 
 @part
-def retried(hints: Hints, succeeds: Succeeds, plain: int = 0, start: int = 0) -> Rollout:
+def retried(
+    hints: Hints, succeeds: Succeeds, plain: int = 0, start: int = 0, harder: Hints | None = None
+) -> Rollout:  # fmt: skip
     """Sample a group again with the hints of its prompt, one after the other, until a sample succeeds.
 
     A group in which no sample succeeds is replaced by one under the prompt with the first hint, that by one with the
@@ -78,31 +87,51 @@ def retried(hints: Hints, succeeds: Succeeds, plain: int = 0, start: int = 0) ->
     and are drawn anew (in a group that is not larger, all but one of them get it). start: the first training step, from
     0, in which there are hints. Samples with a hint are trained on under the prompt with it.
 
+    harder: texts that make a problem harder, the weakest first, such as a further condition. With it a group in which
+    all samples succeed, which teaches as little, is sampled again likewise, until a sample fails.
+
     Provides info["guided"], 1 for episodes with a hint; info["unhinted"] is 1 in a group that failed and had no hint.
+    With `harder`, info["harder"] is 1 for episodes with such a text.
     """
     expect("retried's hints", hints, Hints)
+    if harder is not None:
+        expect("retried's harder", harder, Hints)
     check_number("plain", plain, least=0, whole=True)
     check_number("start", start, least=0, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G = task.samples
         found = await sampled(tools, task.prompt, 0, G)
-        if tools.first_step < start or any(map(succeeds, found)):
-            return marked(found)
-        texts = await hints.write(tools, task, G)
-        hinted = G - min(plain, G - 1)
+        right = sum(map(succeeds, found))
+        source = hints if right == 0 else harder if right == G else None
+        if tools.first_step < start or source is None:
+            return told(found)
+        texts, mark = await source.write(tools, task, G), "harder" if right else "guided"
+        longer = G - min(plain, G - 1)
         for level, text in enumerate(texts, start=1):
-            first = level * G + hints.samples
-            with_hint, others = await gather(
-                sampled(tools, tools.prompt_with(text), first, hinted),
-                sampled(tools, task.prompt, first + hinted, G - hinted),
+            first = level * G + source.samples
+            with_text, others = await gather(
+                sampled(tools, tools.prompt_with(text), first, longer),
+                sampled(tools, task.prompt, first + longer, G - longer),
             )
-            found = [*(episode.with_info(guided=1.0) for episode in with_hint), *others]
-            if any(map(succeeds, found)):
+            found = [*(episode.with_info(**{mark: 1.0}) for episode in with_text), *others]
+            if sum(map(succeeds, found)) != right:
                 break
-        return marked(found, float(not texts))
+        return told(found, float(not texts and not right))
 
-    return Rollout(program, f"retried({hints.name})", frozenset({"guided"}), hints.columns)
+    def told(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
+        known = {} if harder is None else {"harder": 0.0}
+        return [one.with_info(**{**known, **one.info}) for one in marked(episodes, unhinted)]
+
+    name = hints.name if harder is None else f"{hints.name}, {harder.name}"
+    columns = (*hints.columns, *(() if harder is None else harder.columns))
+    return Rollout(program, f"retried({name})", frozenset({"guided"}), columns)
+
+
+@part
+def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
+    """`retried` with the hints in a column of the data set, where no reward is above `above`."""
+    return replace(retried(from_column(column), succeeds(above)), name=f"hinted({column})")
 
 
 @part
@@ -142,12 +171,14 @@ def rewritten(
     limit: int = 400,
     simpler: str = SIMPLER,
     reworded: str = REWORDED,
+    harder: str = "",
 ) -> Rollout:
     """Sample, beside a prompt that is not easy, a prompt that the policy writes in its place.
 
     With a share of successes of at most `hard` the policy is asked for a simpler version of the problem, with one of at
-    most `medium` for other words (which "hard_only" or "medium_only": for one of them only). simpler, reworded: what it
-    is asked, with {problem} and, from `column`, {solution}. Its answer of at most `limit` tokens must have the new
+    most `medium` for other words (which "hard_only" or "medium_only": for one of them only), and, if `harder` is given,
+    such as HARDER, for a harder version where all samples succeed. simpler, reworded, harder: what it is asked, with
+    {problem} and, from `column`, {solution}. Its answer of at most `limit` tokens must have the new
     problem between two lines of three backticks, without the solution unless the old problem has it. The new prompt is
     sampled as often as the old one and scored by the same row. Of the two groups those are returned in which some, but
     not all samples succeed; the old one if there is none.
@@ -166,10 +197,11 @@ def rewritten(
         share = sum(map(succeeds, old)) / G
         is_hard = share <= hard
         plain["hard"] = float(is_hard)
-        if share > medium or which == ("medium_only" if is_hard else "hard_only"):
+        solved = bool(harder) and share == 1
+        if not solved and (share > medium or which == ("medium_only" if is_hard else "hard_only")):
             return [episode.with_info(**plain) for episode in old]
         said, solution = problem_of(task.row), str(task.row.get(column, ""))
-        asked = (simpler if is_hard else reworded).format(problem=said, solution=solution)
+        asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
         answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
         text = fenced(tools.decode(answer.last))
         if not text or (solution and solution in text and solution not in said):
@@ -180,7 +212,8 @@ def rewritten(
             kept += [episode.with_info(**{**plain, "rewritten": 1.0}) for episode in new]
         return kept or [episode.with_info(**plain) for episode in old]
 
-    return Rollout(program, f"rewritten({which})", frozenset({"rewritten", "hard"}), (column,), ragged=True)
+    provides = frozenset({"rewritten", "hard"})
+    return Rollout(program, f"rewritten({which})", provides, (column,), ragged=True, most=lambda G: 2 * G)
 
 
 def fenced(text: str) -> str:

@@ -171,7 +171,7 @@ def with_predictions(
         rewards = [agreement(one, problem, right, lengths, texts, base, inclusive) for one in found]
         return [*solved, *(graded(e, reward, solved[0]) for e, reward in zip(predicted, rewards, strict=True))]
 
-    return Rollout(program, "with_predictions", ragged=True)
+    return Rollout(program, "with_predictions", ragged=True, most=lambda G: G + (predictions or G))
 
 
 def final_answer(text: str) -> str | None:
@@ -285,7 +285,7 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
         more = await gather(*(ask(part, item) for part, item in chosen))
         return [*first, *(episode for some in more for episode in some)]
 
-    return Rollout(program, "recycled", ragged=True)
+    return Rollout(program, "recycled", ragged=True, most=lambda G: 3 * G if share else G)
 
 
 def boxed(text: str) -> str | None:

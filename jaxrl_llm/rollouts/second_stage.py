@@ -55,7 +55,7 @@ def topped_up(most: int = 32, rule: Literal["equal", "hard"] = "equal", scaled: 
         later = range(task.samples, task.samples + extra)
         return [*first, *await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in later)))]
 
-    return Rollout(program, f"topped_up({most}, {rule})", ragged=True)
+    return Rollout(program, f"topped_up({most}, {rule})", ragged=True, most=lambda G: max(G, most))
 
 
 def success_rate(episodes: Sequence[Episode]) -> float | None:

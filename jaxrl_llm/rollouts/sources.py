@@ -269,6 +269,9 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     guided = [episode.info["guided"] for one in groups for episode in one.episodes if "guided" in episode.info]
     if guided:
         out["rollout/guided"] = float(np.mean(guided))
+    harder = [episode.info["harder"] for one in groups for episode in one.episodes if "harder" in episode.info]
+    if harder:
+        out["rollout/harder"] = float(np.mean(harder))
     prefixes = [episode.info["prefix"] for one in groups for episode in one.episodes if "prefix" in episode.info]
     if prefixes:
         out["rollout/prefix"] = float(np.mean(prefixes))

@@ -34,4 +34,10 @@ def with_tempered(start: float, share: float = 0.25, control: str = "temperature
         episodes = await gather(*first, *again)
         return [episode.with_info(tempered=float(i >= count)) for i, episode in enumerate(episodes)]
 
-    return Rollout(program, f"with_tempered({share:g})", frozenset({"tempered"}), ragged=share > 0)
+    return Rollout(
+        program,
+        f"with_tempered({share:g})",
+        frozenset({"tempered"}),
+        ragged=share > 0,
+        most=lambda G: 2 * G if share else G,
+    )

@@ -120,7 +120,7 @@ def tree(*places: int, branches: int = 2) -> Rollout:
         return [leaf for one in found for leaf in one]
 
     name = f"tree({', '.join(map(str, places))}, branches={branches})"
-    return Rollout(program, name, frozenset({"node"}), ragged=True)
+    return Rollout(program, name, frozenset({"node"}), ragged=True, most=lambda G: max(1, G // leaves) * leaves)
 
 
 @part
@@ -222,7 +222,8 @@ def entropy_forks(trees: int = 12, forks: int = 2, branches: int = 2) -> Rollout
         return [leaf.with_info(answer_key=key) for leaf, key in zip(by_prefix(found), keys, strict=True)]
 
     name = f"entropy_forks({trees}, {forks}, {branches})"
-    return Rollout(program, name, frozenset({"node", "answer_key"}), ragged=True)
+    total = trees * (1 + forks * branches)
+    return Rollout(program, name, frozenset({"node", "answer_key"}), ragged=True, most=lambda G: total)
 
 
 def most_uncertain(episode: Episode, number: int) -> list[int]:

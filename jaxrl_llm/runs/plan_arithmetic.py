@@ -23,7 +23,7 @@ from jaxrl_llm.models.decoder import MAX_LOGITS
 from jaxrl_llm.models.placement import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.needs import value_of
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.plan_shapes import StateShapes, bytes_on_a_device
+from jaxrl_llm.runs.plan_shapes import StateShapes, as_trained, bytes_on_a_device
 from jaxrl_llm.runs.sampling_arithmetic import Sampling, active_weights, estimate, model_weights, reduced_bytes
 from jaxrl_llm.shapes import bucket
 
@@ -86,6 +86,7 @@ def arithmetic(
 
     held: see `held_bytes`. sampling: on the same devices. ratio: by which to multiply the update's temporaries.
     """
+    config = as_trained(config, algorithm)  # all that follows is of learning
     shards = row_shards(mesh)
     states = config.dtype if config.activations == "dtype" else config.activations
     item, phases = jnp.dtype(states).itemsize, dict(sampling.phases)

@@ -208,12 +208,19 @@ def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts:
     return size, Size(slots_for(range(-(-config.eval_size // hosts)), slots or rows, devices), width, tokens)
 
 
+def as_trained(config: TrainConfig, algorithm: Algorithm) -> TrainConfig:
+    """The configuration with groups of as many rows as the rollout may return, in whole multiples of their samples."""
+    times = -(-rollout_of(config, algorithm).rows(config.group_size) // config.group_size)
+    return dataclasses.replace(config, group_size=times * config.group_size)
+
+
 def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Trajectories:
     """A scored batch on the host in which every prompt and completion is as long as the settings allow.
 
-    It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it. With
-    replay it has the most rows that a step may have.
+    It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it. It
+    has the most rows that a step may have: as many as the rollout may return, and those of a replay.
     """
+    config = as_trained(config, algorithm)
     P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
     usual, random = config.prompts_per_step * G, np.random.default_rng(0)
     N = usual if algorithm.replay is None else -(-algorithm.replay.grown(usual) // usual) * usual

@@ -29,7 +29,7 @@ from jaxrl_llm.rollouts.hints import (
 )
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.prompted import in_context, taught, with_budgets
-from jaxrl_llm.rollouts.repair import fenced, reaches, rescued, retried, rewritten, succeeds
+from jaxrl_llm.rollouts.repair import HARDER, fenced, reaches, rescued, retried, rewritten, succeeds
 from jaxrl_llm.rollouts.sources import program_metrics
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.requests import SamplingConfig
@@ -105,6 +105,54 @@ def test_hints_come_one_after_the_other_until_one_helps(judged: Any) -> None:
     assert [r.prompt[-1] for r in ran.requests] == [1] * 4 + [7] * 4 + [8] * 4, "the third hint is not used"
     judged(lambda e: 0.0)
     assert {e.prompt for e in run(REPAIRS["retried"]())} == {(5, 1, 9)}, "the last group is used as it is"
+
+
+def test_a_group_in_which_all_succeed_is_made_harder(judged: Any) -> None:
+    """Likewise, with texts of its own: until a sample fails. Groups that differ or fail know no such text."""
+    rollout = retried(from_column(**BARE), succeeds(), harder=from_column("harder", **BARE))
+    row = {**ROW, "harder": ["11", "22", "33"]}
+
+    def judge(e: Episode) -> float:
+        return float(e.prompt[-1] != 22 or e.sample == 9)
+
+    judged(judge)
+    ran = Ran(begin([5], 4), Rule(), rollout, row=row)
+    found = ran.found.groups[0].episodes
+    assert [r.prompt[-1] for r in ran.requests] == [1] * 4 + [11] * 4 + [22] * 4
+    assert [e.prompt for e in found] == [(5, 1, 22)] * 4
+    assert [e.reward for e in found] == [0.0, 1.0, 0.0, 0.0]
+    assert [(e.info["harder"], e.info["guided"], e.info["unhinted"]) for e in found] == [(1.0, 0.0, 0.0)] * 4
+    assert program_metrics(ran.found.groups)["rollout/harder"] == 1
+    judged(lambda e: 1.0)
+    assert {e.prompt for e in run(rollout, row=row)} == {(5, 1, 33)}, "the last group is used as it is"
+    assert plain(run(rollout)) == plain(run(group())), "a row without such a text"
+    assert plain(run(retried(from_column(**BARE), succeeds()), row=row)) == plain(run(group())), "no such rule"
+    judged(lambda e: float(e.sample == 2))
+    assert [e.info["harder"] for e in run(rollout, row=row)] == [0.0] * 4
+    judged(told(7))
+    failed = run(rollout, row=row)
+    assert [(e.prompt[-1], e.info["guided"], e.info["harder"]) for e in failed] == [(7, 1.0, 0.0)] * 4
+    assert rollout.columns == ("hint", "harder")
+    with pytest.raises(InputError, match="retried's harder"):
+        retried(from_column(), succeeds(), harder="harder")  # type: ignore[arg-type]
+
+
+def test_the_policy_makes_a_solved_problem_harder(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Asked(Writes):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            asked.append(text)
+            return super().encode(text, add_special_tokens)
+
+    writing(monkeypatch, {8: "```\n3 3\n```"})
+    monkeypatch.setattr(fake_engine, "Words", Asked)
+    judged(lambda e: float(e.prompt == (5, 1) or e.sample == 10))
+    found = run(rewritten(succeeds(), harder="9 {solution}"), samples=8)
+    assert [(e.info["rewritten"], e.info["hard"]) for e in found] == [(1.0, 0.0)] * 8, "the old group teaches nothing"
+    assert "9 6" in asked
+    judged(lambda e: float(e.sample != 3 if e.prompt == (5, 1) else e.sample == 10))
+    assert [e.info["rewritten"] for e in run(rewritten(succeeds(), harder=HARDER), samples=8)] == [0.0] * 8, "7 of 8"
 
 
 def test_some_of_the_new_group_get_no_hint(judged: Any) -> None:

@@ -23,10 +23,10 @@ from jaxrl_llm.rollouts.programs import (
     down_sampled,
     forked,
     group,
-    hinted,
     most_varied,
     with_greedy_baseline,
 )
+from jaxrl_llm.rollouts.repair import hinted
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/rollouts.md"
 # A prompt none of whose samples ends before it forks, or before 12 tokens.
@@ -55,7 +55,7 @@ def test_the_greedy_baseline_is_a_sample_beside_the_group() -> None:
 def test_a_hint_comes_where_all_fail(above: float, row: dict[str, Any], guided: float) -> None:
     (one,) = Ran(begin([5], 3), Rule(), hinted(above=above), row=row).found.groups
     assert [episode.info["guided"] for episode in one.episodes] == [guided] * 3
-    assert {episode.prompt for episode in one.episodes} == {(5, 1, 7, 8) if guided else (5, 1)}
+    assert {episode.prompt for episode in one.episodes} == {(5, 1, len("Hint:"), 7, 8) if guided else (5, 1)}
     assert [episode.sample for episode in one.episodes] == ([3, 4, 5] if guided else [0, 1, 2])
     assert all(episode.reward is not None for episode in one.episodes)
 

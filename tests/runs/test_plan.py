@@ -31,6 +31,7 @@ from jaxrl_llm.runs.plan import Plan, estimated_plan
 from jaxrl_llm.runs.plan_arithmetic import held_bytes
 from jaxrl_llm.runs.plan_search import Found, applied, candidates, options
 from jaxrl_llm.runs.plan_shapes import (
+    as_trained,
     config_of,
     depths,
     full_batch,
@@ -63,6 +64,25 @@ def numbers(model: ModelConfig) -> int:
     D, F, h = model.hidden_size, model.intermediate_size, model.head_dim
     layer = 2 * D * h * (model.num_heads + model.num_kv_heads) + 3 * D * F + 2 * D
     return model.vocab_size * D + model.num_layers * layer + D
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "times"),
+    [("spark_co_evolving", {}, 3), ("masa", {"predictions": 6}, 3), ("dars", {"most_samples": 8}, 2), ("grpo", {}, 1)],
+)
+def test_a_plan_has_room_for_the_rows_that_a_rollout_may_add(name: str, given: dict[str, Any], times: int) -> None:
+    """As much as groups of so many samples would need; predictions are 6 beside 4, in whole groups 12."""
+    config, larger = tiny(algorithm=name, hyperparameters=given), tiny(algorithm=name, group_size=4 * times)
+    assert len(full_batch(config, make_algorithm(config), 64).tokens) == 16 * times
+    assert as_trained(config, make_algorithm(config)).group_size == 4 * times
+    found = estimated_plan(config, here())
+    plain = tiny(algorithm="grpo", hyperparameters={"kl_coefficient": 0.0}, group_size=larger.group_size)
+    expected = estimated_plan(plain, here())
+    assert found.phases["update"] == expected.phases["update"]
+    assert found.costs["update"].flops == expected.costs["update"].flops
+    assert (
+        found.phases["sampling"] == estimated_plan(dataclasses.replace(plain, group_size=4), here()).phases["sampling"]
+    )
 
 
 def test_a_full_batch_is_a_rollouts() -> None:
