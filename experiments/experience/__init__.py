@@ -1,0 +1,1 @@
+"""Does a method of experience help where its paper says? See RESULTS.md, and `python -m experiments.experience`."""
