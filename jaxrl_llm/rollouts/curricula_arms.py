@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.curricula import Machine, RuleOf
-from jaxrl_llm.rollouts.curricula_counts import apportion
+from jaxrl_llm.rollouts.curricula_counts import apportion, check_budget
 from jaxrl_llm.rollouts.group_results import Results
 from jaxrl_llm.rollouts.prompt_records import Array, PromptFacts, Prompts, State, changed
 
@@ -59,7 +59,7 @@ def samples_by_bin(
         p_b = (1 - uniform) softmax(strength score_b) + uniform / (number of n)
 
     The numbers maximise sum_b log p_b(n_b) with the step's total, see `best_arms`; where no choice has the exact total,
-    single prompts get a sample more or less.
+    single prompts get a sample more or less. InputError where `least` to `most` samples of each do not allow the total.
     """
     for name, number in {"bins": bins, "least": least, "most": most}.items():
         check_number(f"samples_by_bin: {name}", number, least=1, whole=True)
@@ -73,6 +73,7 @@ def samples_by_bin(
         return np.clip(np.floor(bins * accuracy + 1e-6), 0, bins - 1).astype(np.int64)
 
     def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
+        check_budget("samples_by_bin", len(prompts.ids), total, least, most)
         found, place = np.unique(bin_of(state, prompts), return_inverse=True)
         score = strength * state["score"][found]
         p = np.exp(score - score.max(axis=1, keepdims=True))

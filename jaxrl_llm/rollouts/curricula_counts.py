@@ -47,6 +47,18 @@ def apportion(weights: Array, total: int, least: int = 1, most: int | None = Non
     return out
 
 
+def check_budget(rule: str, prompts: int, total: int, least: int, most: int | None) -> None:
+    """InputError if `total` samples cannot be divided among so many prompts with `least` to `most` each.
+
+    Bounds that cannot be kept would give every prompt as many samples as a plain group has.
+    """
+    each = f"{rule}: {prompts} prompts share {total} samples"
+    if total < least * prompts:
+        raise InputError(f"{each}, but each gets at least {least}: raise group_size, or lower the least")
+    if most is not None and total > most * prompts:
+        raise InputError(f"{each}, but each gets at most {most}: lower group_size, or raise the most")
+
+
 def mixed_probability(p: Array, n: Array) -> Array:
     """1 - p^n - (1 - p)^n: the probability that a group of n samples has both right and wrong ones."""
     return 1 - p**n - (1 - p) ** n
@@ -80,7 +92,7 @@ def samples_by(
     weight: "variance" v (1 - v); "deviation" sqrt(v (1 - v)), which minimises the variance of the mean gradient;
     "failure" 1 - v, more for hard prompts; "bound" sqrt(v (1 - v)) + exploration sqrt(log(1 + T) / tries), an upper
     confidence bound with T the steps so far; "target" the smallest group that is mixed with probability `target`.
-    Each prompt gets from `least` to `most` samples; the total is exact.
+    Each prompt gets from `least` to `most` samples; the total is exact. InputError where these do not allow it.
     """
     require_choice("weight", weight, ("variance", "deviation", "failure", "bound", "target"))
     check_number("samples_by: exploration", exploration, least=0)
@@ -89,6 +101,7 @@ def samples_by(
     check_number("samples_by: most", most, least=1, whole=True, or_none=True)
 
     def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
+        check_budget("samples_by", len(prompts.ids), total, least, most)
         return apportion(weigh(prompts.value, prompts, total), total, least, most)
 
     def weigh(v: Array, prompts: Prompts, total: int) -> Any:

@@ -14,7 +14,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.curricula import Machine, RuleOf
-from jaxrl_llm.rollouts.curricula_counts import apportion, smallest_mixed
+from jaxrl_llm.rollouts.curricula_counts import apportion, check_budget, smallest_mixed
 from jaxrl_llm.rollouts.group_results import Results
 from jaxrl_llm.rollouts.prompt_records import Array, PromptFacts, Prompts, State
 
@@ -85,6 +85,7 @@ def samples_by_neighbours(
             return kernel_average(features(ids), features(state["recent"]), state["labels"], width)
 
         def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
+            check_budget("samples_by_neighbours", len(prompts.ids), total, least, most)
             p = predict(state, prompts.ids)
             wanted = p * (1 - p) if weight == "variance" else smallest_mixed(p, target, most or total)
             return apportion(wanted, total, least, most)

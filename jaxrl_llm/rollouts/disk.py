@@ -21,6 +21,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flax import serialization
@@ -93,7 +94,7 @@ def _outlined(rows: Store, numbers: np.ndarray) -> Store:
     out = {key: x for key, x in rows.items() if not _is_payload(key)}
     out |= {f"token:{name}": np.zeros(n, rows[f"token:{name}"].dtype) for name in _TOKENS}
     out |= {"token:tokens": numbers.astype(np.int32), "token:action_mask": np.ones(n, bool)}
-    empty = {"text_length": np.zeros(n, np.int32), "text": np.zeros(0, np.uint8)}
+    empty: Store = {"text_length": np.zeros(n, np.int32), "text": np.zeros(0, np.uint8)}
     return {"length": np.ones(n, np.int32), **empty, **out}
 
 
@@ -155,7 +156,7 @@ def _filled(place: Path, found: Scored, scored: Scored, fresh: Store, state: Sto
     if np.array_equal(numbers, -1 - np.arange(n)):
         only = dataclasses.replace(scored.batch, group=found.batch.group)
         fields = {key.partition(":")[2]: x for key, x in rows.items()}
-        info = {name.partition(":")[2]: x for name, x in fields.items() if name.startswith("info:")}
+        info: Any = {name.partition(":")[2]: x for name, x in fields.items() if name.startswith("info:")}
         return scored._replace(batch=only.replace(reward=fields.get("reward")).with_info(**info))
     past = np.unique(numbers[numbers >= 0])
     pool = join(fresh, _read(place, state[f"{_OWN}files"], past), like_first=True)

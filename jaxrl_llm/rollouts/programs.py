@@ -46,6 +46,8 @@ class Rollout:
     at_once: bool = False
     """The program asks for all of its samples at the beginning. Otherwise the driver looks more often whether one has
     what it waits for, so that what it asks for next is decoded while long completions of other groups go on."""
+    forks: tuple[int, ...] = ()
+    """Numbers of tokens of a completion after which it forks; a run is refused that reaches none of those above 0."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):
@@ -161,7 +163,7 @@ def forked(*places: int) -> Rollout:
             trunks.append(grow(tools, task, trunk, start, places, min(leaves, task.samples - start)))
         return [leaf for part in await gather(*trunks) for leaf in part]
 
-    return Rollout(program, f"forked({', '.join(map(str, places))})")
+    return Rollout(program, f"forked({', '.join(map(str, places))})", forks=places)
 
 
 @part

@@ -120,7 +120,8 @@ def tree(*places: int, branches: int = 2) -> Rollout:
         return [leaf for one in found for leaf in one]
 
     name = f"tree({', '.join(map(str, places))}, branches={branches})"
-    return Rollout(program, name, frozenset({"node"}), ragged=True, most=lambda G: max(1, G // leaves) * leaves)
+    most = lambda G: max(1, G // leaves) * leaves  # noqa: E731
+    return Rollout(program, name, frozenset({"node"}), ragged=True, most=most, forks=places)
 
 
 @part
@@ -176,7 +177,7 @@ def budgeted_tree(
             await step(paths)
         return done
 
-    return Rollout(program, f"budgeted_tree({segment})", frozenset({"node"}))
+    return Rollout(program, f"budgeted_tree({segment})", frozenset({"node"}), forks=(segment,))
 
 
 def restart(done: Sequence[Episode], segment: int, random: np.random.Generator) -> Path:

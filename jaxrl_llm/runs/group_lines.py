@@ -32,7 +32,7 @@ def group_line(found: Step, judge: str | None = None) -> dict[str, list[Any]]:
     second prompts (info "part" above 0) are not listed. judge: the reward that is 1 for a correct answer; without it
     the only reward, or their combination, is.
     """
-    groups = [(*one, None) for one in _groups(found.sampled or found.scored, judge)]
+    groups: list[tuple[Any, ...]] = [(*one, None) for one in _groups(found.sampled or found.scored, judge)]
     groups += [(*one, why) for scored, why in found.others for one in _groups(scored, judge)]
     names = ("prompt", "samples", "reward", "right", "equal", "left_out")
     columns = {name: [one[place] for one in groups] for place, name in enumerate(names)}

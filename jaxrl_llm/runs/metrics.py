@@ -19,8 +19,9 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Step
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import to_dict
+from jaxrl_llm.runs.fallbacks import fallback_notes, fallback_warnings, grown_counts
 from jaxrl_llm.runs.goodput import goodput
-from jaxrl_llm.runs.rollout import strategy_of
+from jaxrl_llm.runs.rollout import fork_notes, strategy_of
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.trajectory import Trajectories, map_rows
@@ -105,6 +106,7 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
         text.append(
             f"{prompts.conflicting} duplicate prompts have other columns, such as another answer: the first is used"
         )
+    text += fork_notes(config, parts.algorithm)
     if strategy is not None:
         segment = f", at most {strategy.segment_tokens} new tokens of each" if strategy.segment_tokens else ""
         text.append(
@@ -122,7 +124,7 @@ def count_step(
     """Add a step to the run's counts; returns them with the notes to print (the first time, then every tenth).
 
     counts: "tokens" sampled, "silent" steps (no token has a learning signal), "single" steps (every completion has
-    one token), and prompts "dropped" when they were drawn, if any were.
+    one token), prompts "dropped" when they were drawn, and steps with a fallback (see `fallbacks`), if there were any.
     """
     notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
@@ -134,9 +136,11 @@ def count_step(
     new, texts = {"tokens": counts.get("tokens", 0) + int(metrics["completion/tokens"])}, []
     if dropped := counts.get("dropped", 0) + int(metrics.get("prompts/dropped", 0)):
         new["dropped"] = dropped
-    for name, (is_so, text) in notes.items():
-        new[name] = counts.get(name, 0) + is_so
-        if is_so and (new[name] == 1 or new[name] % 10 == 0):
+    new |= grown_counts(counts, metrics)
+    for name, (is_so, text) in {**notes, **fallback_notes(counts, metrics)}.items():
+        if (number := counts.get(name, 0) + is_so) or name in notes:
+            new[name] = number
+        if is_so and text and (new[name] == 1 or new[name] % 10 == 0):
             texts.append(f"step {step + 1}: {text}")
     return new, texts
 
@@ -167,6 +171,7 @@ def closing_summary(
         warnings.append(f"{silent} of {config.steps} steps had no learning signal")
     if single > config.steps // 2:
         warnings.append(f"{single} of {config.steps} steps had only completions of a single token: {SINGLE}")
+    warnings += fallback_warnings(counts, config.steps)
     return {
         "steps": config.steps,
         "mesh": config.mesh,

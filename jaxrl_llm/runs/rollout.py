@@ -23,7 +23,23 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(
             f"group_size is {config.group_size}, but the rollout {rollout.name} needs at least {rollout.least} samples"
         )
+    places, limit = [place for place in rollout.forks if place], config.max_new_tokens
+    if places and min(places) >= limit:
+        raise InputError(
+            f"the rollout {rollout.name} forks after {min(places)} tokens, but completions have at most {limit}, so "
+            "that none forks: raise max_new_tokens, or fork earlier"
+        )
     strategy_of(config, algorithm)
+
+
+def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:
+    """What to say of forks that no completion reaches, where others are reached."""
+    rollout, limit = rollout_of(config, algorithm), config.max_new_tokens
+    if not (beyond := " and ".join(str(place) for place in rollout.forks if place >= limit)):
+        return []
+    return [
+        f"the rollout {rollout.name} never reaches its forks after {beyond} tokens: completions have at most {limit}"
+    ]
 
 
 def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -335,3 +335,18 @@ def test_hard_prompts_get_more_samples() -> None:
     ran = Ran(choose_prompts(samples_by("failure"), least_tried()), ROWS, lambda i, s: float(i % 2), 12)
     late: Any = dict(zip(itertools.chain(*ran.ids[6:]), itertools.chain(*ran.counts[6:]), strict=True))
     assert min(late[i] for i in range(0, 24, 2)) > max(late[i] for i in range(1, 24, 2))
+
+
+@pytest.mark.parametrize(
+    "rule", [samples_by("variance", least=3, most=5), samples_by_neighbours(least=3, most=5), samples_by_bin(4, 3, 5)]
+)
+def test_bounds_that_a_budget_does_not_allow_are_an_error(rule: Any) -> None:
+    """They would be relaxed to the mean, which is plain groups."""
+    curriculum = choose_prompts(rule)(ROWS, 0)
+    ids, state = curriculum.select(curriculum.init(), 4)
+    assert curriculum.counts is not None
+    assert curriculum.counts(state, ids, 12).tolist() == [3] * 4
+    with pytest.raises(InputError, match="4 prompts share 11 samples, but each gets at least 3: raise group_size"):
+        curriculum.counts(state, ids, 11)
+    with pytest.raises(InputError, match="4 prompts share 21 samples, but each gets at most 5: lower group_size"):
+        curriculum.counts(state, ids, 21)

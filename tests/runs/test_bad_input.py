@@ -95,6 +95,16 @@ CASES = {
     ),
     "no room in the context": (["--max-new-tokens", "128"], "the model's context length is 128 tokens"),
     "a system prompt without a chat template": (["--system-prompt", "x"], "a system prompt needs a chat template"),
+    "a hint column that no prompt has": (
+        ["--rollout", "hinted(hint)"], "the rollout hinted(hint) reads the column 'hint', which no prompt has"
+    ),
+    "a method's hint column that no prompt has": (
+        ["--algorithm", "nurl", "--algorithm.source", "column"], "reads the column 'hint', which no prompt has"
+    ),
+    "forks past the end": (["--rollout", "forked(6, 32)"], "forks after 6 tokens, but completions have at most 6"),
+    "a tree that forks past the end": (["--rollout", "tree(0, 64)"], "forks after 64 tokens, but completions have at"),
+    "segments past the end": (["--algorithm", "treepo"], "budgeted_tree(512) forks after 512 tokens, but completions"),
+    "one sample": (["--algorithm", "v0_value", "--group-size", "1"], "group_size is 1, but must be at least 2"),
     "no such configuration file": (["--config", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
 }  # fmt: skip
 
