@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
+from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, first_samples_of
 from jaxrl_llm.sampling.requests import Completes, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -293,13 +292,3 @@ class _Run:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def first_samples_of(tasks: Sequence[Task]) -> list[int]:
-    """The number of each group's first sample: groups of one prompt, in flight at once, have different noise."""
-    seen: Counter[int] = Counter()
-    out = []
-    for task in tasks:
-        out.append(seen[task.prompt_id])
-        seen[task.prompt_id] += task.samples
-    return out

@@ -29,7 +29,7 @@ from jaxrl_llm.rewards.scoring import (
     with_defaults,
 )
 from jaxrl_llm.rollouts.batch import rows_of, to_batch
-from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first, first_samples_of
+from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
@@ -51,7 +51,7 @@ from jaxrl_llm.rollouts.sources import (
     rollout_metrics,
     window_metrics,
 )
-from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.rollouts.tools import Task, first_samples_of
 from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import MakeEngine, Request, SamplingConfig, Stats

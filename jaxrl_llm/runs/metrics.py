@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.advantages.functional import uniform_groups
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.learner.learn import signal
+from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.process import compiles
 from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
 from jaxrl_llm.rewards.scoring import Scored

@@ -14,8 +14,9 @@ import pytest
 from compiling import with_devices
 from jax.experimental import pallas as pl
 
-from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, followed, groups_in, traffic_in
+from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, followed, groups_in
 from jaxrl_llm.distributed.program_text import sizes, turn_of
+from jaxrl_llm.distributed.traffic import traffic_in
 from jaxrl_llm.distributed.work import matrix_flops
 
 TEXT = """

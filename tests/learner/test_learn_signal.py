@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
 from experience import N, case
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.learner.learn import signal
+from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.trajectory import Trajectories
 
 # Their credit depends on more than the rewards of the group: a value or greedy baseline, the whole batch's mean, a

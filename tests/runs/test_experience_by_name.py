@@ -18,6 +18,8 @@ from jaxrl_llm.runs.method import check_method
 from jaxrl_llm.runs.rollout import check_columns
 
 NAMES = by_name.experience_methods()
+# Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.
+OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy")
 
 
 def test_the_table_names_such_methods() -> None:
@@ -41,9 +43,10 @@ def test_two_steps_by_name(name: str, tmp_path: Path) -> None:
     assert len(lines) == len(taken) == 2
     for line in lines:
         assert all(math.isfinite(value) for value in line.values())
-        assert line["mismatch"] < 1e-3
         assert "rollout/failed_groups" not in line
         assert all(metric in line for metric in (*case.metrics, *case.logged))
+    if name not in OTHERS_DRAW:
+        assert lines[0]["mismatch"] < 1e-3  # later ones may have replayed rows
     for metric in case.metrics:
         assert max(line[metric] for line in lines) > 0, metric
     if algorithm.prompts is not None:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from tpu_traffic import loop_traffic
 
 from jaxrl_llm.distributed import fully_sharded, make_mesh
-from jaxrl_llm.distributed.cost import traffic_in
 from jaxrl_llm.distributed.program_text import turn_of
+from jaxrl_llm.distributed.traffic import traffic_in
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope_config import Rope
 from jaxrl_llm.sampling.ahead import compile_sampling
@@ -44,7 +44,7 @@ def measured(
 ) -> dict[str, float]:  # fmt: skip
     """Of the decode loop: bytes of its arguments and temporaries, what XLA counts, what the loop's text moves (TPU).
 
-    "step" is that of `cost.traffic_in`, which knows that kernels update the caches in place.
+    "step" is that of `traffic.traffic_in`, which knows that kernels update the caches in place.
     """
     mesh = make_mesh(1, 1, [device])
     policy = Policy(config, jnp.dtype(jnp.bfloat16))
