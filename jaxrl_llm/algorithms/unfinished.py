@@ -47,12 +47,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
             "a reference that may be replaced",
         ),
     },
-    "xrpo": {
-        "rounds": (
-            "samples assigned to prompts in rounds by their statistics, and examples prepended to unsolved prompts",
-            "a rollout in rounds",
-        ),
-    },
 }  # fmt: skip
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method

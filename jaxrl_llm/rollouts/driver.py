@@ -20,6 +20,7 @@ from jaxrl_llm.process import compiles, count_compiles, interruptible, stop_if
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.log import GroupLog, Pool
+from jaxrl_llm.rollouts.meetings import Meet, hold, meet_here
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
 from jaxrl_llm.sampling.requests import Completes, MakeEngine, Stats
@@ -93,16 +94,19 @@ class Driver:
         admit: Admit = admit_first,
         controls: Mapping[str, float] | None = None,
         encode: Callable[[Any], list[int]] | None = None,
+        meet: Meet = meet_here,
     ) -> None:
         """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
         between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
         on_group: called with the index and value of each group that the step takes, as soon as that is known.
         admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
+        meet: for rollouts whose programs meet; on several hosts, an exchange.
         controls: see `tools.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
         self.on_group, self.admit, self.controls, self.encode = on_group, admit, controls, encode
+        self.meet = meet
 
     def run(
         self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int] | None = None
@@ -188,6 +192,8 @@ class _Run:
             if isinstance(group.error, NotDeterministicError):
                 raise group.error
         wanted, over = self.rule.wanted, all(group.over for group in self.groups)
+        if self.driver.rollout.meets and all(group.over or group.at_meeting for group in self.groups):
+            return hold(self.groups, self.driver.meet)
         if wanted is None and over:
             return True
         # Once for each chunk, which is the same on all hosts. A segment always covers all groups in flight.
@@ -227,7 +233,7 @@ class _Run:
         except TimeoutError:
             for group in self.groups:
                 # External calls have time limits of their own, and waiting for the engine is not limited.
-                if not (group.over or group.outside or group.sampling):
+                if not (group.over or group.outside or group.sampling or group.meeting):
                     group.fail(f"waited for more than {self.driver.time_limit:g} s")
 
     def _decode(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from jaxrl_llm.rewards.scoring import (
 from jaxrl_llm.rollouts.batch import rows_of, to_batch
 from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first, first_samples_of
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
+from jaxrl_llm.rollouts.exchange import admit_on, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
@@ -103,8 +104,14 @@ def experience(setup: Experience) -> Source:
     but at least one. If a step trains on unfinished completions, the batch has all groups in flight, with
     info["window"] bool[N, L], the actions of this step, and info["unfinished"] bool[N], the rows that continue in the
     next; reward functions see each completion once, in the step in which it finishes, and rows without a score have the
-    reward NaN. `next` raises KeyboardInterrupt after Ctrl-C.
+    reward NaN. `next` raises KeyboardInterrupt after Ctrl-C. InputError for partial rollouts of programs that meet, or
+    with columns of a curriculum, which a group would not find again in the next step.
     """
+    if setup.partial is not None and (setup.rollout.meets or setup.curriculum.columns is not None):
+        raise InputError(
+            f"the rollout {setup.rollout.name} needs all groups of a step in that step, but oversample and "
+            "segment_tokens leave some of them to later steps: leave them out"
+        )
 
     def init() -> ExperienceState:
         return ExperienceState(setup.curriculum.init(), setup.replay.init(), (), Drafts())
@@ -217,11 +224,14 @@ def _begin(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step
                 f"a curriculum gave {shown(samples)} samples, but must give each prompt 1 at least, and {total} in all"
             )
     logs = [GroupLog(tuple(setup.prompts.ids[i]), i, number, step) for i, number in zip(ids, samples, strict=True)]
-    return [(log, _task(setup, log)) for log in logs]
+    columns: Sequence[Mapping[str, Any]] = [{}] * len(ids)
+    if setup.curriculum.columns is not None and ids:
+        columns = setup.curriculum.columns(curriculum, np.asarray(ids, np.int32))
+    return [(log, _task(setup, log, more)) for log, more in zip(logs, columns, strict=True)]
 
 
-def _task(setup: Experience, log: GroupLog) -> Task:
-    row = setup.prompts.rows[log.prompt_id]
+def _task(setup: Experience, log: GroupLog, columns: Mapping[str, Any] = MappingProxyType({})) -> Task:
+    row = {**setup.prompts.rows[log.prompt_id], **columns}
     return Task(row, log.prompt, log.prompt_id, log.samples, setup.sampling.max_new_tokens)
 
 
@@ -248,7 +258,7 @@ def _round(
             driver = Driver(
                 setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
                 time_limit=setup.time_limit, on_group=on_group, admit=admit, controls=state.controls,
-                encode=setup.prompts.encode,
+                encode=setup.prompts.encode, meet=meet_on(hosts, places),
             )  # fmt: skip
             return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
 

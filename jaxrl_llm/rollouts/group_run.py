@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
-from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
+from jaxrl_llm.rollouts.tools import Meeting, NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.requests import Completion, Request
 
 
@@ -74,6 +74,14 @@ class Ticket:
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
 
 
+class Waits(NamedTuple):
+    """A program that waits for a meeting."""
+
+    name: str
+    value: Any  # that it brings
+    met: asyncio.Future[Meeting]
+
+
 class GroupRun:
     """The `tools.ProgramHost` of one group: runs its program and records the answers."""
 
@@ -85,6 +93,7 @@ class GroupRun:
         self.asked: dict[tuple[int, int], Ticket] = {}  # by sample number and place
         self.named: set[str] = set()  # names of the calls made so far
         self.outside = 0  # number of external calls that it waits for
+        self.meeting: Waits | None = None  # that it waits for
         self.running: asyncio.Task[Any] | None = None
         self.episodes: list[Episode] | None = None
         self.error: BaseException | None = None
@@ -98,6 +107,11 @@ class GroupRun:
     def sampling(self) -> bool:
         """Whether it waits for tokens."""
         return any(not ticket.answered.done() for ticket in self.asked.values())
+
+    @property
+    def at_meeting(self) -> bool:
+        """Whether it waits for a meeting, and for nothing else."""
+        return self.meeting is not None and not (self.outside or self.sampling)
 
     def begin(self, ended: Callable[[], None]) -> None:
         """Start the program. `ended` is called when it is over."""
@@ -199,10 +213,30 @@ class GroupRun:
         """See `tools.ProgramHost`."""
         return await self._remember(name, call, again, self.run.driver.time_limit)
 
-    async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
+    async def meet(self, name: str, value: Any) -> Meeting:
+        """See `tools.ProgramHost`."""
+        if not self.run.driver.rollout.meets:
+            raise InputError(f"the program meets others at {name!r}: declare it, Rollout(..., meets=True)")
+        if self.meeting is not None:
+            raise InputError(f"the program waits for {self.meeting.name!r} already: meet at one place at a time")
+        self._take_name(name)
+        if name not in self.recorded:
+            met: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
+            self.meeting = Waits(name, _as_json(name, value), met)
+            self.run.moved()
+            try:
+                self.recorded[name] = list(await met)
+            finally:
+                self.meeting = None
+        return Meeting(*self.recorded[name])
+
+    def _take_name(self, name: str) -> None:
         if name in self.named:
             raise InputError(f"the program calls {name!r} twice: give each call its own name")
         self.named.add(name)
+
+    async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
+        self._take_name(name)
         known = name in self.recorded
         if known and not again:
             return self.recorded[name]
@@ -214,12 +248,7 @@ class GroupRun:
         finally:
             self.outside -= 1
             self.run.moved()
-        try:
-            found = json.loads(json.dumps(found))  # as a checkpoint restores it
-        except (TypeError, ValueError):
-            raise InputError(
-                f"{name!r} returns {shown(found)}, which JSON cannot represent: return numbers, strings, lists or dicts"
-            ) from None
+        found = _as_json(name, found)
         if known and found != self.recorded[name]:
             raise self._not_deterministic(f"{name!r} returns another answer than before")
         self.recorded[name] = found
@@ -230,3 +259,13 @@ class GroupRun:
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )
+
+
+def _as_json(name: str, value: Any) -> Any:
+    """A value as a checkpoint restores it; InputError for one that JSON cannot represent."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name!r} returns {shown(value)}, which JSON cannot represent: return numbers, strings, lists or dicts"
+        ) from None

@@ -66,8 +66,14 @@ class _Withdraw:
 
 
 def _join(own: _Own) -> None:
-    """Take part in an exchange of all hosts, without groups of its own."""
+    """Take part in an exchange of all hosts, of complete groups or a meeting, without groups of its own."""
     own.admit([], True, 0)
+
+
+def take_part(hosts: Hosts) -> None:
+    """On the first host of a unit, before an exchange of all hosts: the others of the unit take part in it."""
+    if hosts.together > 1:
+        hosts.gather_in_unit(_join)
 
 
 class _Led:
@@ -126,7 +132,7 @@ def in_lockstep(
         return led
 
     def admit_led(ended: Sequence[tuple[int, int]], over: bool, wanted: int) -> Admitted:
-        hosts.gather_in_unit(_join)
+        take_part(hosts)
         return admit(ended, over, wanted)
 
     found = run(make_led, admit_led)

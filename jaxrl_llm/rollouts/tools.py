@@ -6,7 +6,7 @@ import inspect
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,6 +32,15 @@ class Task:
     """Most tokens of a completion."""
 
 
+class Meeting(NamedTuple):
+    """What the programs of a step brought to a meeting."""
+
+    place: int
+    """Of the program's own value."""
+    values: list[Any]
+    """JSON values, in the order in which the step draws its prompts."""
+
+
 class ProgramHost(Protocol):
     """What the driver provides to the program of a group."""
 
@@ -49,6 +58,9 @@ class ProgramHost(Protocol):
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
         """The result of an external call, recorded under its name."""
+
+    async def meet(self, name: str, value: Any) -> Meeting:
+        """What the programs of the step bring to a meeting, recorded under its name."""
 
 
 class NotDeterministicError(InputError):
@@ -153,6 +165,18 @@ class Tools:
             return await in_thread(function, *arguments)
 
         return await self._host.answer(name, run, again)
+
+    async def meet(self, value: Any, *, name: str) -> Meeting:
+        """Wait until all programs of the step meet or are over, and return what those that meet brought.
+
+        A barrier: for decisions about one prompt that depend on all others of the step. value: a JSON value. name: of
+        the meeting, unique in the group and the same in all programs. The rollout must declare it, `Rollout.meets`.
+        All programs of all hosts meet, so that the result depends neither on slots, hosts nor timing.
+
+        Raises InputError for a rollout that does not declare it, a value that is not JSON, a name that the program used
+        before, and where programs wait for meetings of different names.
+        """
+        return await self._host.meet(name, value)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a completion of a prompt has room for a token in the model's context."""
