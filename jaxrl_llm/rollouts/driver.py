@@ -23,7 +23,7 @@ from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.meetings import Meet, hold, meet_here
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
-from jaxrl_llm.sampling.requests import Completes, MakeEngine, Stats
+from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
@@ -144,7 +144,7 @@ class _Run:
         self.complete: list[int] = []  # places of the groups that the step takes
         self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
-        self.engines: dict[float | None, tuple[Completes, dict[int, Ticket]]] = {}  # keyed by temperature
+        self.engines: dict[Draws, tuple[Completes, dict[int, Ticket]]] = {}
         self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
 
     def moved(self) -> None:
@@ -245,18 +245,16 @@ class _Run:
             key=lambda ticket: (place[id(ticket.group)], ticket.call),
         )
         self.waiting = []
-        others = sorted({ticket.temperature for ticket in tickets if ticket.temperature is not None})
-        for temperature in (None, *others):
-            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.temperature == temperature]
-            if asked and temperature not in self.engines:
+        kinds = {ticket.draws for ticket in tickets}
+        # The run's own engine comes first, whose statistics are those of the first token.
+        for draws in sorted(kinds, key=lambda one: (one.reference, one.temperature is not None, one.temperature or 0)):
+            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.draws == draws]
+            if draws not in self.engines:
                 stats = Stats(began=time.perf_counter())
-                self.stats += [] if temperature == 0 else [stats]
-                self.engines[temperature] = (
-                    self.driver.make_engine([request for _, request in asked], temperature, stats),
-                    {},
-                )
+                self.stats += [] if draws.temperature == 0 else [stats]
+                self.engines[draws] = (self.driver.make_engine([request for _, request in asked], draws, stats), {})
             for ticket, request in asked:
-                engine, open_ones = self.engines[temperature]
+                engine, open_ones = self.engines[draws]
                 open_ones[engine.submit(request)] = ticket
         busy = [(engine, open_ones) for engine, open_ones in self.engines.values() if engine.busy]
         for engine, open_ones in busy:

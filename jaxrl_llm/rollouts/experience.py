@@ -16,10 +16,12 @@ import numpy as np
 
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
+from jaxrl_llm.distributed.mesh import on_device
 from jaxrl_llm.entropy_levels import Levels, levels_in
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.references import Mixture
 from jaxrl_llm.rewards.runner import Reward
 from jaxrl_llm.rewards.scoring import (
     Scored,
@@ -55,10 +57,10 @@ from jaxrl_llm.rollouts.sources import (
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK, Engine
-from jaxrl_llm.sampling.requests import MakeEngine, Request, SamplingConfig, Stats
+from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request, SamplingConfig, Stats
 from jaxrl_llm.sampling.sampler import completion_ids, cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting, size_for
-from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights import Weights, take_weights
 from jaxrl_llm.trajectory import Trajectories
 
 WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
@@ -89,6 +91,8 @@ class Experience:
     """Seconds that a program may wait for anything but the engine."""
     mesh: jax.sharding.Mesh | None = None
     """The devices to sample on, of all hosts: each unit of them samples on its own."""
+    reference: Params | None = None
+    """Of the reference policy, for a rollout that draws from it."""
     hosts: Hosts = ALONE
     clock: Clock = lambda name: nullcontext()
     """Returns a context manager that times "sample" or "score"."""
@@ -111,6 +115,11 @@ def experience(setup: Experience) -> Source:
         raise InputError(
             f"the rollout {setup.rollout.name} needs all groups of a step in that step, but oversample and "
             "segment_tokens leave some of them to later steps: leave them out"
+        )
+    if setup.rollout.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
+        raise InputError(
+            f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of one "
+            "model that does not change"
         )
 
     def init() -> ExperienceState:
@@ -288,6 +297,9 @@ def _engines(
     """
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
     weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
+    others: Weights | None = None
+    if setup.rollout.reference:
+        others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)
     devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
     shape = None
     if setup.partial is not None:
@@ -295,16 +307,17 @@ def _engines(
         all_rows = -(-setup.prompts_per_step * setup.group_size // units)
         shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
 
-    def make(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Engine:
+    def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
+        temperature, learns = draws.temperature, not draws.reference
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
-        if setup.rollout.heated and temperature is None:
+        if setup.rollout.heated and temperature is None and learns:
             settings = settings._replace(levels=jax.tree.map(jnp.float32, levels_in(state.controls) or Levels()))
-        size = size_for(requests, slots, devices, shape if temperature is None else None)
+        size = size_for(requests, slots, devices, shape if temperature is None and learns else None)
         size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
         setup.watch(stats)
         return Engine(
-            policy, weights, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
+            policy, weights if others is None or learns else others, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
             speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
 from jaxrl_llm.rollouts.tools import Meeting, NotDeterministicError, Task, Tools
-from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.requests import Completion, Draws, Request
 
 
 class Group(NamedTuple):
@@ -45,7 +45,7 @@ class Ticket:
     context: Episode
     until: int  # most tokens after the prompt
     stop: int | None  # tokens after the prompt at which to return to the program; None: at the end
-    temperature: float | None  # None: the run's; 0 is greedy
+    draws: Draws
     answered: asyncio.Future[Answer]
 
     def request(self, segment_tokens: int) -> Request:
@@ -158,7 +158,7 @@ class GroupRun:
             return Group(self.task, self.episodes, [False] * len(self.episodes))
         newest: dict[int, Ticket] = {}
         for ticket in sorted(self.asked.values(), key=lambda ticket: ticket.call.place):
-            if ticket.temperature != 0:
+            if ticket.draws.temperature != 0 and not ticket.draws.reference:
                 newest[ticket.context.sample] = ticket
         blank = Episode(self.task.prompt, self.task.prompt_id)
         episodes, unfinished = [], []
@@ -174,10 +174,10 @@ class GroupRun:
             self.task, [*episodes, *[blank] * missing], [*unfinished, *[False] * missing], self.error is not None
         )
 
-    async def draw(
-        self, call: Call, context: Episode, until: int, stop: int | None, temperature: float | None
-    ) -> Answer:
+    async def draw(self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws) -> Answer:
         """See `tools.ProgramHost`."""
+        if draws.reference and not self.run.driver.rollout.reference:
+            raise InputError("the program draws from the reference policy: declare it, Rollout(..., reference=True)")
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
@@ -186,7 +186,7 @@ class GroupRun:
         known = self.drawn.get(call)
         if known is None and any((old.number, old.place) == place for old in self.before.drawn):
             raise self._not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
-        ticket = Ticket(self, call, context, until, stop, temperature, asyncio.get_running_loop().create_future())
+        ticket = Ticket(self, call, context, until, stop, draws, asyncio.get_running_loop().create_future())
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
             ticket.answered.set_result(known)

@@ -13,9 +13,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.group_run import GroupRun
 from jaxrl_llm.rollouts.tools import Meeting
 
-Post = tuple[
-    int, tuple[str, Any]
-]  # place of a group in flight; its meeting, and what it brings
+Post = tuple[int, tuple[str, Any]]  # place of a group in flight; its meeting, and what it brings
 
 
 class Met(NamedTuple):

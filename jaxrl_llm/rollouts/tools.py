@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
+from jaxrl_llm.sampling.requests import Draws
 from jaxrl_llm.threads import in_thread
 
 
@@ -48,10 +49,8 @@ class ProgramHost(Protocol):
     step: int
     first_step: int  # training step in which the program first started
 
-    async def draw(
-        self, call: Call, context: Episode, until: int, pause_at: int | None, temperature: float | None
-    ) -> Answer:
-        """Tokens of a completion. until: most tokens after the episode's prompt. temperature: None is the run's."""
+    async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws) -> Answer:
+        """Tokens of a completion. until: most tokens after the episode's prompt."""
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with their rewards."""
@@ -101,6 +100,7 @@ class Tools:
         pause_at: int | None = None,
         greedy: bool = False,
         temperature: float | None = None,
+        reference: bool = False,
     ) -> Episode:
         """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
 
@@ -110,6 +110,8 @@ class Tools:
         `truncated`. pause_at: new tokens after which to return an unfinished episode, to fork or continue it. greedy:
         take the most probable tokens. temperature: instead of the run's, above 0, and without its top-k, top-p and
         min-p; log-probabilities are then those at this temperature, while the update computes them at the run's.
+        reference: draw from the reference policy of the run, the initial one or the method's other, which the rollout
+        must declare, `Rollout.reference`; such tokens are not to be trained on.
 
         Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
         for the same sample.
@@ -130,7 +132,7 @@ class Tools:
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
         call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
-        answer = await self._host.draw(call, episode, until, stop, 0.0 if greedy else temperature)
+        answer = await self._host.draw(call, episode, until, stop, Draws(0.0 if greedy else temperature, reference))
         longer = episode + Segment(answer.tokens, True)
         cut_short = stop is None and not answer.ended
         return replace(longer, ended=answer.ended, truncated=cut_short)

@@ -27,9 +27,10 @@ from jaxrl_llm.models.load import DEMO_MODEL
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.needs import need_of, value_of
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import check_method
+from jaxrl_llm.runs.reference import wants_reference
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
@@ -181,7 +182,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
 
     params, (frozen, learning) = jax.eval_shape(parameters)
     reference = None
-    if of_reference(algorithm.needs):
+    if wants_reference(config, algorithm):
         reference = frozen or {name: x for name, x in params.items() if name != "critic"}
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)

@@ -40,7 +40,7 @@ def source_of(
             _replay_of(config, parts), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
             dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
-            mesh=parts.sampler, hosts=parts.hosts, clock=clock, watch=watch,
+            mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts, clock=clock, watch=watch,
         )
     )  # fmt: skip
 

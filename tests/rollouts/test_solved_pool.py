@@ -44,7 +44,10 @@ def test_it_shows_the_most_similar_problems_but_not_the_prompt_itself() -> None:
     assert shown(curriculum, state, 0, 1, 2, 3, 4) == [[seven], [seven, apples], [apples, seven], [apples], []]
     assert texts_in(empty) == [], "a state is not changed"
     state = curriculum.observe(state, step_of((0, "it is 2", 1.0), (1, "4", 1.0)))
-    assert texts_in(state)[1:] == ["how many apples are in the basket > it is 2", "how many pears are in the basket > 4"]
+    assert texts_in(state)[1:] == [
+        "how many apples are in the basket > it is 2",
+        "how many pears are in the basket > 4",
+    ]
     assert curriculum.metrics(state) == {"curriculum/pool": 3.0}
 
 

@@ -26,7 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "branchgrpo": {"forks": 2, "spacing": 3},
     "latr": {"windows": "2", "absolute": 0.001, "relative": 0.5},
     "ettrl": {"trees": 2, "forks": 1, "branches": 1},
-    "pav": {"continuations": 2, "without": "fixed_prover"},
+    "pav": {"continuations": 2},
 }
 
 
