@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.distributed.mesh import on_device
-from jaxrl_llm.entropy_levels import Levels, levels_in
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
-from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.policy import Params
 from jaxrl_llm.references import Mixture
-from jaxrl_llm.rewards.runner import Reward
 from jaxrl_llm.rewards.scoring import (
     Scored,
     StreamedScores,
@@ -35,20 +26,18 @@ from jaxrl_llm.rollouts.batch import rows_of, to_batch
 from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first, first_samples_of
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, meet_on, of_all_hosts
+from jaxrl_llm.rollouts.experience_engines import engines_of
+from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
 from jaxrl_llm.rollouts.log import GroupLog
-from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.rollouts.sources import (
-    Curriculum,
-    Replay,
     Source,
     Step,
     draw,
     mean_metrics,
-    no_replay,
     program_metrics,
     replayed,
     rollout_metrics,
@@ -56,48 +45,13 @@ from jaxrl_llm.rollouts.sources import (
 )
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.drafts import Drafts
-from jaxrl_llm.sampling.engine import CHUNK, Engine
-from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request, SamplingConfig, Stats
-from jaxrl_llm.sampling.sampler import completion_ids, cut_at, settings_of
-from jaxrl_llm.sampling.schedule import lasting, size_for
-from jaxrl_llm.sampling.weights import Weights, take_weights
+from jaxrl_llm.sampling.engine import CHUNK
+from jaxrl_llm.sampling.requests import MakeEngine, Stats
+from jaxrl_llm.sampling.sampler import completion_ids
 from jaxrl_llm.trajectory import Trajectories
 
 WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
 LOOK = 16  # tokens between two checks for stop strings, complete groups, and samples that a program waits for
-Clock = Callable[[str], AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True)
-class Experience:
-    """The configuration of the standard source."""
-
-    policy: Policy
-    prompts: PromptSet
-    rewards: Sequence[Reward]
-    curriculum: Curriculum
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
-    rollout: Rollout = dataclasses.field(default_factory=group)
-    replay: Replay = dataclasses.field(default_factory=no_replay)
-    prompts_per_step: int = 16
-    group_size: int = 8
-    dynamic_sampling: DynamicSampling | None = None
-    """Sample more prompts until enough groups are informative."""
-    partial: Partial | None = None
-    """Let a step's rollout stop before its longest completions end."""
-    stream_rewards: bool = False
-    """Score each group as soon as it is complete."""
-    time_limit: float = 60.0
-    """Seconds that a program may wait for anything but the engine."""
-    mesh: jax.sharding.Mesh | None = None
-    """The devices to sample on, of all hosts: each unit of them samples on its own."""
-    reference: Params | None = None
-    """Of the reference policy, for a rollout that draws from it."""
-    hosts: Hosts = ALONE
-    clock: Clock = lambda name: nullcontext()
-    """Returns a context manager that times "sample" or "score"."""
-    watch: Callable[[Stats], object] = lambda stats: None
-    """Called with the counts of each engine, which it goes on to fill in."""
 
 
 def experience(setup: Experience) -> Source:
@@ -118,8 +72,8 @@ def experience(setup: Experience) -> Source:
         )
     if setup.rollout.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
         raise InputError(
-            f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of one "
-            "model that does not change"
+            f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "
+            "one model that does not change"
         )
 
     def init() -> ExperienceState:
@@ -271,7 +225,7 @@ def _round(
             )  # fmt: skip
             return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
 
-        make = _engines(setup, len(places), params, key, step, state)
+        make = engines_of(setup, len(places), params, key, step, state)
         with setup.clock("sample"):
             found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
             batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
@@ -286,43 +240,6 @@ def _round(
         return found, scored
     with setup.clock("wait"):
         return of_all_hosts(hosts, places, found, scored, batch_of)
-
-
-def _engines(
-    setup: Experience, groups: int, params: Params, key: jax.Array, step: int, state: ExperienceState
-) -> MakeEngine:
-    """The function with which the driver builds its engines, which share the weights.
-
-    groups: in flight on this unit of hosts.
-    """
-    policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
-    weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
-    others: Weights | None = None
-    if setup.rollout.reference:
-        others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)
-    devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
-    shape = None
-    if setup.partial is not None:
-        # The number of requests differs between steps, but the loop is compiled for one shape.
-        all_rows = -(-setup.prompts_per_step * setup.group_size // units)
-        shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
-
-    def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
-        temperature, learns = draws.temperature, not draws.reference
-        usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
-        if setup.rollout.heated and temperature is None and learns:
-            settings = settings._replace(levels=jax.tree.map(jnp.float32, levels_in(state.controls) or Levels()))
-        size = size_for(requests, slots, devices, shape if temperature is None and learns else None)
-        size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
-        setup.watch(stats)
-        return Engine(
-            policy, weights if others is None or learns else others, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
-            cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
-            speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
-        )  # fmt: skip
-
-    return make
 
 
 def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:

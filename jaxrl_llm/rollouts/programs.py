@@ -47,8 +47,7 @@ class Rollout:
     """The program asks for all of its samples at the beginning. Otherwise the driver looks more often whether one has
     what it waits for, so that what it asks for next is decoded while long completions of other groups go on."""
     reference: bool = False
-    """Its programs also draw from the reference policy, see `Tools.sample`; an engine of its own holds that one's weights
-    while a step samples."""
+    """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
     meets: bool = False
     """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.rollouts.disk import is_available, on_disk
-from jaxrl_llm.rollouts.experience import Clock, Experience, experience
+from jaxrl_llm.rollouts.experience import experience
+from jaxrl_llm.rollouts.experience_setup import Clock, Experience
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, shuffled_epochs
 from jaxrl_llm.rollouts.swarm import Swarm
 from jaxrl_llm.runs.config import TrainConfig

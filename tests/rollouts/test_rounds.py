@@ -1,4 +1,4 @@
-"""Samples that are divided among the prompts of a step in rounds, against a loop; examples for prompts without success."""
+"""Samples that are divided among the prompts of a step in rounds, against a loop; examples where none succeeds."""
 
 from __future__ import annotations
 
