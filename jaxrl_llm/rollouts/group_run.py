@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
-from jaxrl_llm.rollouts.tools import Meeting, NotDeterministicError, Task, Tools
+from jaxrl_llm.rollouts.tools import Decide, Meeting, NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.requests import Completion, Draws, Request
 
 
@@ -79,6 +79,7 @@ class Waits(NamedTuple):
 
     name: str
     value: Any  # that it brings
+    decide: Decide | None
     met: asyncio.Future[Meeting]
 
 
@@ -213,7 +214,7 @@ class GroupRun:
         """See `tools.ProgramHost`."""
         return await self._remember(name, call, again, self.run.driver.time_limit)
 
-    async def meet(self, name: str, value: Any) -> Meeting:
+    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
         """See `tools.ProgramHost`."""
         if not self.run.driver.rollout.meets:
             raise InputError(f"the program meets others at {name!r}: declare it, Rollout(..., meets=True)")
@@ -222,7 +223,7 @@ class GroupRun:
         self._take_name(name)
         if name not in self.recorded:
             met: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
-            self.meeting = Waits(name, _as_json(name, value), met)
+            self.meeting = Waits(name, as_json(name, value), decide, met)
             self.run.moved()
             try:
                 self.recorded[name] = list(await met)
@@ -248,7 +249,7 @@ class GroupRun:
         finally:
             self.outside -= 1
             self.run.moved()
-        found = _as_json(name, found)
+        found = as_json(name, found)
         if known and found != self.recorded[name]:
             raise self._not_deterministic(f"{name!r} returns another answer than before")
         self.recorded[name] = found
@@ -261,7 +262,7 @@ class GroupRun:
         )
 
 
-def _as_json(name: str, value: Any) -> Any:
+def as_json(name: str, value: Any) -> Any:
     """A value as a checkpoint restores it; InputError for one that JSON cannot represent."""
     try:
         return json.loads(json.dumps(value))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.group_run import GroupRun
+from jaxrl_llm.rollouts.group_run import GroupRun, as_json
 from jaxrl_llm.rollouts.tools import Meeting
 
 Post = tuple[int, tuple[str, Any]]  # place of a group in flight; its meeting, and what it brings
@@ -35,14 +35,24 @@ def meet_here(posts: Sequence[Post], over: bool) -> Met:
 def hold(groups: Sequence[GroupRun], meet: Meet) -> bool:
     """Hold the meeting for which all programs wait that are not over. True where all are over, on all hosts.
 
-    Where they wait for meetings of different names, each of them gets an InputError instead.
+    Where they wait for meetings of different names, each of them gets an InputError instead, and where what they decide
+    raises, that exception.
     """
     waits = [(place, group.meeting) for place, group in enumerate(groups) if group.meeting is not None]
     met = meet([(place, (one.name, one.value)) for place, one in waits], all(group.over for group in groups))
     names = sorted({name for _, (name, _) in met.posts})
+    values, decision = [value for _, (_, value) in met.posts], None
+    error: Exception | None = None
+    if len(names) > 1:
+        error = InputError(f"programs wait for meetings of different names: {', '.join(names)}")
+    elif waits and (decide := waits[0][1].decide) is not None:
+        try:
+            decision = as_json(names[0], decide(values))
+        except Exception as raised:
+            error = raised
     for (_, one), own in zip(waits, met.own, strict=True):
-        if len(names) > 1:
-            one.met.set_exception(InputError(f"programs wait for meetings of different names: {', '.join(names)}"))
+        if error is None:
+            one.met.set_result(Meeting(own, values, decision))
         else:
-            one.met.set_result(Meeting(own, [value for _, (_, value) in met.posts]))
+            one.met.set_exception(error)
     return met.over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from asyncio import gather
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,6 +98,15 @@ def _rewards(found: Sequence[Episode]) -> list[float]:
     return [reward for reward in rewards if not np.isnan(reward)]
 
 
+def _counts(divide: Divide, rounds: int, values: Sequence[Any]) -> list[int]:
+    """The samples of each prompt in the next of so many rounds, from what the programs bring to its meeting."""
+    budget = sum(samples - drawn for _, samples, drawn, _ in values) // rounds
+    counts = [int(count) for count in divide([np.asarray(one, np.float64) for *_, one in values], budget)]
+    if len(counts) != len(values) or min(counts) < 0 or sum(counts) != budget:
+        raise InputError(f"in_rounds: divide gave {shown(counts)}, but must give {len(values)} prompts {budget} samples")
+    return counts
+
+
 @part
 def in_rounds(
     divide: Divide,
@@ -134,20 +144,16 @@ def in_rounds(
             found.extend(one.with_info(guided=guided) for one in (await tools.score(drawn) if drawn else ()))
 
         await sample(begun, task.prompt)
+
         for number in range(rounds):
             own: Any = [task.prompt_id, task.samples, len(found), _rewards(found)]
-            met = await tools.meet(own, name=f"round {number}")
+            counts = partial(_counts, divide, rounds - number)
+            met = await tools.meet(own, name=f"round {number}", decide=counts)
             if not number:
                 total = sum(samples for _, samples, _, _ in met.values)
                 before = sum(prompt == task.prompt_id for prompt, _, _, _ in met.values[: met.place])
                 numbers = _Numbers(task.samples, total * (1 + before))
-            left = sum(samples - drawn for _, samples, drawn, _ in met.values) // (rounds - number)
-            counts = list(divide([np.asarray(rewards, np.float64) for *_, rewards in met.values], left))
-            if len(counts) != len(met.values) or min(counts) < 0 or sum(counts) != left:
-                raise InputError(
-                    f"in_rounds: divide gave {shown(counts)}, but must give {len(met.values)} prompts {left} samples"
-                )
-            more = int(counts[met.place])
+            more = met.decision[met.place]
             helped = None
             if more and solved is not None and not any(map(solved, found)):
                 helped = _with_examples(tools, task, column, text)

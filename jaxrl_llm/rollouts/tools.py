@@ -40,6 +40,11 @@ class Meeting(NamedTuple):
     """Of the program's own value."""
     values: list[Any]
     """JSON values, in the order in which the step draws its prompts."""
+    decision: Any = None
+    """What follows from the values, see `Tools.meet`."""
+
+
+Decide = Callable[[list[Any]], Any]
 
 
 class ProgramHost(Protocol):
@@ -58,7 +63,7 @@ class ProgramHost(Protocol):
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
         """The result of an external call, recorded under its name."""
 
-    async def meet(self, name: str, value: Any) -> Meeting:
+    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
         """What the programs of the step bring to a meeting, recorded under its name."""
 
 
@@ -168,17 +173,18 @@ class Tools:
 
         return await self._host.answer(name, run, again)
 
-    async def meet(self, value: Any, *, name: str) -> Meeting:
+    async def meet(self, value: Any, *, name: str, decide: Decide | None = None) -> Meeting:
         """Wait until all programs of the step meet or are over, and return what those that meet brought.
 
         A barrier: for decisions about one prompt that depend on all others of the step. value: a JSON value. name: of
         the meeting, unique in the group and the same in all programs. The rollout must declare it, `Rollout.meets`.
-        All programs of all hosts meet, so that the result depends neither on slots, hosts nor timing.
+        All programs of all hosts meet, so that the result depends neither on slots, hosts nor timing. decide: a
+        function of the values that returns a JSON value, the same in all programs; it is called once on each host.
 
         Raises InputError for a rollout that does not declare it, a value that is not JSON, a name that the program used
         before, and where programs wait for meetings of different names.
         """
-        return await self._host.meet(name, value)
+        return await self._host.meet(name, value, decide)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a completion of a prompt has room for a token in the model's context."""

@@ -143,7 +143,7 @@ def checked(
 def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
     """The shapes of a run on a topology; see `checked`."""
     mesh, sampler, algorithm, model = checked(config, topology, model)
-    policy, state, frozen, reference, _ = state_shapes(config, model, algorithm)
+    policy, state, frozen, reference, *_ = state_shapes(config, model, algorithm)
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     with ahead_of_time():
@@ -163,6 +163,7 @@ class StateShapes(NamedTuple):
     frozen: Any  # the parameters that never learn; None where all do
     reference: Any  # of a reference policy; with adapters the frozen parameters
     params: Any  # of the policy, all together
+    engines: int = 1  # that sample at a time, each with weights and caches of its own
 
     @property
     def copied_reference(self) -> Any:
@@ -186,7 +187,8 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
         reference = frozen or {name: x for name, x in params.items() if name != "critic"}
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
-    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning))
+    engines = 2 if rollout_of(config, algorithm).reference else 1
+    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), engines)
 
 
 def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:

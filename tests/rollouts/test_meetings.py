@@ -130,10 +130,27 @@ def test_programs_may_wait_for_others_longer_than_for_a_call() -> None:
     assert [one.failed for one in driver.run(flight, Rule()).groups] == [False, False]
 
 
+def test_what_follows_is_computed_once() -> None:
+    seen: list[list[int]] = []
+
+    def decide(values: list[int]) -> dict[str, int]:
+        seen.append(values)
+        return {"total": sum(values)}
+
+    async def program(tools: Tools, task: Task) -> list[Any]:
+        met = await tools.meet(task.prompt_id, name="all", decide=decide)
+        assert met.decision == {"total": 6}
+        return [await tools.sample(task.prompt, number=0)]
+
+    found = Ran(begin(range(4), 1), Rule(), Rollout(program, meets=True)).found
+    assert not any(one.failed for one in found.groups)
+    assert seen == [[0, 1, 2, 3]]
+
+
 @pytest.mark.parametrize(("case", "message"), [
     ("undeclared", "declare it, Rollout(..., meets=True)"), ("twice", "calls 'all' twice"),
     ("names", "meetings of different names: 0, 1"), ("value", "which JSON cannot represent"),
-    ("at once", "waits for 'all' already"),
+    ("at once", "waits for 'all' already"), ("decision", "division by zero"),
 ])  # fmt: skip
 def test_what_goes_wrong_is_said(case: str, message: str) -> None:
     said: list[str] = []
@@ -143,6 +160,8 @@ def test_what_goes_wrong_is_said(case: str, message: str) -> None:
             await tools.meet(0, name="all")
         if case == "at once":
             await gather(tools.meet(0, name="all"), tools.meet(0, name="other"))
+        if case == "decision":
+            await tools.meet(0, name="all", decide=lambda values: 1 / values[0])
         value = object() if case == "value" else 0
         await tools.meet(value, name=str(task.prompt_id) if case == "names" else "all")
 
