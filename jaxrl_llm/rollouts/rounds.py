@@ -103,7 +103,9 @@ def _counts(divide: Divide, rounds: int, values: Sequence[Any]) -> list[int]:
     budget = sum(samples - drawn for _, samples, drawn, _ in values) // rounds
     counts = [int(count) for count in divide([np.asarray(one, np.float64) for *_, one in values], budget)]
     if len(counts) != len(values) or min(counts) < 0 or sum(counts) != budget:
-        raise InputError(f"in_rounds: divide gave {shown(counts)}, but must give {len(values)} prompts {budget} samples")
+        raise InputError(
+            f"in_rounds: divide gave {shown(counts)}, but must give {len(values)} prompts {budget} samples"
+        )
     return counts
 
 
