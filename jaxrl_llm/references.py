@@ -1,4 +1,4 @@
-"""Which policy the reference is: the initial one, an average, a mixture with other models, or one that moves.
+"""Which policy the reference is: the initial one, another, an average, a mixture of models, or one that moves.
 
 A `ReferenceRule` is a value of an `Algorithm`. Its functions are pure and take parameters, whole pytrees or the
 adapters alone. Without a rule the reference is the initial policy.
@@ -79,6 +79,12 @@ def soup(*models: str, share: float = 0.5, option: str | None = None) -> Referen
         return jax.jit(lambda *trees: weighted_mean(trees, [share, *[rest] * len(others)]))(initial, *others)
 
     return ReferenceRule(init, models=_names(models), option=option)
+
+
+@part
+def another(model: str, option: str | None = None) -> ReferenceRule:
+    """Another model, which stays as it is. option: see `ReferenceRule`."""
+    return ReferenceRule(lambda initial, others: others[0], models=_names([model]), option=option)
 
 
 @part

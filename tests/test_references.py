@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.references import ReferenceRule, exponential_average, mixture, periodic_reset, soup, weighted_mean
+from jaxrl_llm.references import (
+    ReferenceRule,
+    another,
+    exponential_average,
+    mixture,
+    periodic_reset,
+    soup,
+    weighted_mean,
+)
 
 numbers = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=6)
 few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -50,6 +58,8 @@ def test_limits() -> None:
     one, two = {"w": jnp.ones(2, jnp.bfloat16)}, {"w": jnp.zeros(2, jnp.bfloat16)}
     assert jax.tree.all(jax.tree.map(np.array_equal, soup("x", share=1.0).init(one, [two]), one))
     assert weighted_mean([one, two], (0.5, 0.5))["w"].dtype == jnp.bfloat16
+    assert another("x").init(one, [two]) is two
+    assert another(" x ").models == ("x",)
     assert mixture("x", "y").init(one, [one, two]).shares == (0.5, 0.5)
 
 

@@ -22,7 +22,8 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.runner import Reward
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.experience import Experience, experience
+from jaxrl_llm.rollouts.experience import experience
+from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.hints import from_column
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.repair import retried, succeeds

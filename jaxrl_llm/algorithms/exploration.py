@@ -18,6 +18,9 @@ from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.rollouts.repair import succeeds
+from jaxrl_llm.rollouts.rounds import by_confidence, in_rounds
+from jaxrl_llm.rollouts.solved_pool import solved_examples
 from jaxrl_llm.rollouts.trees import entropy_forks
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
@@ -55,7 +58,7 @@ def ttrl(
 
 
 @part
-def by_confidence(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+def confident(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N, L]`: the advantages, changed by a rule of `ettrl`."""
 
     def credit(batch: Trajectories) -> jax.Array:
@@ -97,7 +100,7 @@ def ettrl(
     check_number("limit", limit, above=0)
 
     return Algorithm(
-        transform=chain(vote(None, ties), group_relative(ddof=0), revised(by_confidence(rule, limit, clamp))),
+        transform=chain(vote(None, ties), group_relative(ddof=0), revised(confident(rule, limit, clamp))),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
         rollout=entropy_forks(trees, forks, branches),
     )
@@ -109,7 +112,7 @@ def with_novelty_bonus(novelty_coefficient: float, kappa: float) -> Callable[[Tr
 
     def lifted(batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")
-        s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.behaviour_logp, batch.action_mask))
+        s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("old_logp"), batch.action_mask))
         bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
         return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
 
@@ -121,24 +124,47 @@ def xrpo(
     kappa: float = 0.5,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    first: int | None = None,
+    rounds: int = 2,
+    exploration: float = 0.1,
+    level: float = 0.05,
+    examples: int = 2,
+    pool: int = 1000,
+    success: float = 0.0,
 ) -> Algorithm:
     """eXplore-eXploit GRPO (XRPO, arXiv 2510.06672, 2025).
 
-    A bonus for responses that are right but unlikely. With s_i the mean log-probability of a response's tokens
+    Each prompt gets `first` samples (None: half of a group, at least 2), and the rest of the step's samples are divided
+    in `rounds`, one after the other to the prompt where one more is worth most. With n samples of a prompt so far, s
+    the unbiased standard deviation of their rewards, and T samples of all prompts before the round
+
+        h(n) = t_(1 - level/2, n - 1) s / sqrt(n);  Pi = h(n) - h(n + 1) + exploration sqrt(log(1 + T) / n)
+
+    A prompt without a success (reward > success) so far gets its samples of a round with `examples` solved problems in
+    front, those most like it of a pool of the `pool` problems solved last in the steps before; they are trained on
+    under the plain prompt. examples 0: none. A bonus favours responses that are right but unlikely: with s_i the mean
+    of log pi_old over a response's tokens under the plain prompt
 
         eta_i = exp(s_i - mean_g s)
         A+_i = A_i + min(max(novelty_coefficient (1 - eta_i), 0), kappa A_i)  where A_i > 0, else A_i
 
-    on GRPO's A, then its loss with clip_low and clip_high. A re-implementation adds the bonus to wrong responses too.
+    on GRPO's A, then its loss with clip_low and clip_high and ratios to pi_old. A re-implementation adds the bonus to
+    wrong responses too. The paper compares problems by embeddings of another model, here by the words of the problems
+    (`curricula_neighbours.text_features`), and its pool may also hold solutions of the same step. Rollout:
+    `rollouts.rounds.in_rounds`, and curriculum: `rollouts.solved_pool.solved_examples`.
 
-    Special rollout: the budget is assigned in rounds to the prompts whose mean reward is least certain, and solved
-    examples are prepended to prompts without a right response; any rollout works.
-
-    Defaults. Paper: novelty_coefficient, kappa. Ours: clip_low, clip_high.
+    Defaults. Paper: novelty_coefficient, kappa, examples. Ours: clip_low, clip_high, first, rounds, exploration, level,
+    pool, success.
     """
     check_number("kappa", kappa, least=0)
 
     return Algorithm(
-        transform=chain(group_relative(epsilon=1e-8), revised(with_novelty_bonus(novelty_coefficient, kappa))),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
+        transform=chain(
+            group_relative(epsilon=1e-8), revised(with_novelty_bonus(novelty_coefficient, kappa), {"old_logp"})
+        ),
+        objective=policy_gradient(token_ratio("old"), clip(clip_low, clip_high), sequence_mean()),
+        curriculum=solved_examples(examples, pool, success) if examples else None,
+        rollout=in_rounds(
+            by_confidence(exploration, level), first, rounds, solved=succeeds(success) if examples else None
+        ),
     )

@@ -29,6 +29,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice, shown
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.references import another
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.rules import DynamicSampling
@@ -263,27 +264,32 @@ def pav(
     strength: float = 3.0,
     continuations: int = 8,
     interval: int = 1,
+    prover: str | None = None,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Algorithm:
     """Process Advantage Verifiers (Rewarding Progress, arXiv 2410.08146, 2024).
 
     To the outcome of a completion each step, a line, adds how much it changes the chance that a prover mu finishes
-    right, here the best of k attempts. With V the mean reward, in [0, 1], of `continuations` fresh completions,
+    right: the best of k attempts of the initial policy, or of the model `prover`, a name or folder with weights of the
+    same shapes. It stays as it is during the run. With V the mean reward, in [0, 1], of `continuations` fresh
+    completions of that policy from a state
 
         Q_mu = 1 - (1 - V)^k;    A_step = r - mean_g r + strength (Q_mu after the step - Q_mu before it)
 
     and Q_mu after the last step is the reward itself. Progress is credited to its own step, and not summed into the
     returns of earlier ones, where it would telescope. The loss is REINFORCE with PPO's clip (clip_low, clip_high) and a
-    token mean. interval: lines in a step. The attempts come from the policy that is trained; the paper's prover is the
-    fixed initial policy, scored by a trained verifier. Rollout: `rollouts.trees.valued`.
+    token mean. interval: lines in a step. Values are estimated from the attempts of each step anew; the paper first
+    fits a verifier to such estimates, and reads its values. Rollout: `rollouts.trees.valued`, with an engine for the
+    prover beside the policy's.
 
-    Defaults. Paper: k, strength. Ours: continuations, interval, clip_low, clip_high.
+    Defaults. Paper: k, strength. Ours: continuations, interval, prover, clip_low, clip_high.
     """
     check_number("k", k, least=1, whole=True)
     check_number("strength", strength, least=0)
     return Algorithm(
         tree_credit(outcome_and_progress(k, strength), STATES),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
-        rollout=valued(continuations, "lines", interval),
+        rollout=valued(continuations, "lines", interval, of="reference"),
+        reference=None if prover is None else another(prover),
     )

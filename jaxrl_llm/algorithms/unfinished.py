@@ -35,22 +35,10 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "dgrpo_vital": {
         "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
     },
-    "pav": {
-        "fixed_prover": (
-            "attempts of the initial policy, fixed during the run; those of the trained policy replace them",
-            "a second policy in the engine",
-        ),
-    },
     "remix": {
         "anchor": (
             "a change of the anchor during the run, and the policy of the step before as the second anchor",
             "a reference that may be replaced",
-        ),
-    },
-    "xrpo": {
-        "rounds": (
-            "samples assigned to prompts in rounds by their statistics, and examples prepended to unsolved prompts",
-            "a rollout in rounds",
         ),
     },
 }  # fmt: skip

@@ -204,3 +204,11 @@ def to_device(tree: Any) -> Any:
     """For use inside jit: what is in the host's memory, on the device; the rest as it is."""
     host, device = jax.memory.Space.Host, jax.memory.Space.Device
     return jax.tree.map(lambda x: jax.device_put(x, device) if jax.typeof(x).memory_space == host else x, tree)
+
+
+def on_device(tree: Any) -> Any:
+    """What is in the host's memory (`to_host`), on the device, with the same sharding; the rest as it is."""
+    return jax.tree.map(
+        lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")) if x.sharding.memory_kind == HOST else x,
+        tree,
+    )

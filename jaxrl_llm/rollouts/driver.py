@@ -19,9 +19,10 @@ from jaxrl_llm.process import compiles, count_compiles, interruptible, stop_if
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.log import GroupLog, Pool
+from jaxrl_llm.rollouts.meetings import Meet, hold, meet_here
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, first_samples_of
-from jaxrl_llm.sampling.requests import Completes, MakeEngine, Stats
+from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
@@ -92,16 +93,19 @@ class Driver:
         admit: Admit = admit_first,
         controls: Mapping[str, float] | None = None,
         encode: Callable[[Any], list[int]] | None = None,
+        meet: Meet = meet_here,
     ) -> None:
         """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
         between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
         on_group: called with the index and value of each group that the step takes, as soon as that is known.
         admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
+        meet: for rollouts whose programs meet; on several hosts, an exchange.
         controls: see `tools.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
         self.on_group, self.admit, self.controls, self.encode = on_group, admit, controls, encode
+        self.meet = meet
 
     def run(
         self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int] | None = None
@@ -139,7 +143,7 @@ class _Run:
         self.complete: list[int] = []  # places of the groups that the step takes
         self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
-        self.engines: dict[float | None, tuple[Completes, dict[int, Ticket]]] = {}  # keyed by temperature
+        self.engines: dict[Draws, tuple[Completes, dict[int, Ticket]]] = {}
         self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
 
     def moved(self) -> None:
@@ -187,6 +191,8 @@ class _Run:
             if isinstance(group.error, NotDeterministicError):
                 raise group.error
         wanted, over = self.rule.wanted, all(group.over for group in self.groups)
+        if self.driver.rollout.meets and all(group.over or group.at_meeting for group in self.groups):
+            return hold(self.groups, self.driver.meet)
         if wanted is None and over:
             return True
         # Once for each chunk, which is the same on all hosts. A segment always covers all groups in flight.
@@ -226,7 +232,7 @@ class _Run:
         except TimeoutError:
             for group in self.groups:
                 # External calls have time limits of their own, and waiting for the engine is not limited.
-                if not (group.over or group.outside or group.sampling):
+                if not (group.over or group.outside or group.sampling or group.meeting):
                     group.fail(f"waited for more than {self.driver.time_limit:g} s")
 
     def _decode(self) -> bool:
@@ -238,18 +244,16 @@ class _Run:
             key=lambda ticket: (place[id(ticket.group)], ticket.call),
         )
         self.waiting = []
-        others = sorted({ticket.temperature for ticket in tickets if ticket.temperature is not None})
-        for temperature in (None, *others):
-            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.temperature == temperature]
-            if asked and temperature not in self.engines:
+        kinds = {ticket.draws for ticket in tickets}
+        # The run's own engine comes first, whose statistics are those of the first token.
+        for draws in sorted(kinds, key=lambda one: (one.reference, one.temperature is not None, one.temperature or 0)):
+            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.draws == draws]
+            if draws not in self.engines:
                 stats = Stats(began=time.perf_counter())
-                self.stats += [] if temperature == 0 else [stats]
-                self.engines[temperature] = (
-                    self.driver.make_engine([request for _, request in asked], temperature, stats),
-                    {},
-                )
+                self.stats += [] if draws.temperature == 0 else [stats]
+                self.engines[draws] = (self.driver.make_engine([request for _, request in asked], draws, stats), {})
             for ticket, request in asked:
-                engine, open_ones = self.engines[temperature]
+                engine, open_ones = self.engines[draws]
                 open_ones[engine.submit(request)] = ticket
         busy = [(engine, open_ones) for engine, open_ones in self.engines.values() if engine.busy]
         for engine, open_ones in busy:

@@ -1,7 +1,7 @@
 """A round of rollouts on several hosts: each unit of them runs its share of the groups, and then all hosts have all.
 
 Units, mostly of one host each, do not wait for each other while they sample, except where a step ends with the first
-groups that are complete: then they compare after each chunk of decode steps.
+groups that are complete, then they compare after each chunk of decode steps, and where programs meet.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from jaxrl_llm.rewards.entry_arrays import alike
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.driver import Admit, Admitted, Collected
 from jaxrl_llm.rollouts.group_run import Group
+from jaxrl_llm.rollouts.lockstep import take_part
+from jaxrl_llm.rollouts.meetings import Meet, Met, Post, meet_here
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.trajectory import Trajectories
 
@@ -49,6 +51,21 @@ def admit_on(hosts: Hosts, places: Sequence[int]) -> Admit:
         return Admitted(own, len(taken), all(over for _, over in found))
 
     return admit
+
+
+def meet_on(hosts: Hosts, places: Sequence[int]) -> Meet:
+    """A meeting of all hosts, on the first host of a unit. places: of this host's groups among all in flight."""
+    if hosts.count == 1:
+        return meet_here
+
+    def meet(posts: Sequence[Post], over: bool) -> Met:
+        take_part(hosts)
+        found = hosts.gather(([(places[place], what) for place, what in posts], over))
+        both = sorted((post for some, _ in found for post in some), key=lambda post: post[0])
+        at = {place: number for number, (place, _) in enumerate(both)}
+        return Met(both, [at[places[place]] for place, _ in posts], all(over for _, over in found))
+
+    return meet
 
 
 def of_all_hosts(

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.entropy_levels import Levels, levels_in
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
-from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.rewards.runner import Reward
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.references import Mixture
 from jaxrl_llm.rewards.scoring import (
     Scored,
     StreamedScores,
@@ -31,21 +25,19 @@ from jaxrl_llm.rewards.scoring import (
 from jaxrl_llm.rollouts.batch import rows_of, to_batch
 from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
+from jaxrl_llm.rollouts.exchange import admit_on, meet_on, of_all_hosts
+from jaxrl_llm.rollouts.experience_engines import engines_of
+from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
 from jaxrl_llm.rollouts.log import GroupLog
-from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
+from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.rollouts.sources import (
-    Curriculum,
-    Replay,
     Source,
     Step,
     draw,
     mean_metrics,
-    no_replay,
     program_metrics,
     replayed,
     rollout_metrics,
@@ -53,46 +45,13 @@ from jaxrl_llm.rollouts.sources import (
 )
 from jaxrl_llm.rollouts.tools import Task, first_samples_of
 from jaxrl_llm.sampling.drafts import Drafts
-from jaxrl_llm.sampling.engine import CHUNK, Engine
-from jaxrl_llm.sampling.requests import MakeEngine, Request, SamplingConfig, Stats
-from jaxrl_llm.sampling.sampler import completion_ids, cut_at, settings_of
-from jaxrl_llm.sampling.schedule import lasting, size_for
-from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.engine import CHUNK
+from jaxrl_llm.sampling.requests import MakeEngine, Stats
+from jaxrl_llm.sampling.sampler import completion_ids
 from jaxrl_llm.trajectory import Trajectories
 
 WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
 LOOK = 16  # tokens between two checks for stop strings, complete groups, and samples that a program waits for
-Clock = Callable[[str], AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True)
-class Experience:
-    """The configuration of the standard source."""
-
-    policy: Policy
-    prompts: PromptSet
-    rewards: Sequence[Reward]
-    curriculum: Curriculum
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
-    rollout: Rollout = dataclasses.field(default_factory=group)
-    replay: Replay = dataclasses.field(default_factory=no_replay)
-    prompts_per_step: int = 16
-    group_size: int = 8
-    dynamic_sampling: DynamicSampling | None = None
-    """Sample more prompts until enough groups are informative."""
-    partial: Partial | None = None
-    """Let a step's rollout stop before its longest completions end."""
-    stream_rewards: bool = False
-    """Score each group as soon as it is complete."""
-    time_limit: float = 60.0
-    """Seconds that a program may wait for anything but the engine."""
-    mesh: jax.sharding.Mesh | None = None
-    """The devices to sample on, of all hosts: each unit of them samples on its own."""
-    hosts: Hosts = ALONE
-    clock: Clock = lambda name: nullcontext()
-    """Returns a context manager that times "sample" or "score"."""
-    watch: Callable[[Stats], object] = lambda stats: None
-    """Called with the counts of each engine, which it goes on to fill in."""
 
 
 def experience(setup: Experience) -> Source:
@@ -103,8 +62,19 @@ def experience(setup: Experience) -> Source:
     but at least one. If a step trains on unfinished completions, the batch has all groups in flight, with
     info["window"] bool[N, L], the actions of this step, and info["unfinished"] bool[N], the rows that continue in the
     next; reward functions see each completion once, in the step in which it finishes, and rows without a score have the
-    reward NaN. `next` raises KeyboardInterrupt after Ctrl-C.
+    reward NaN. `next` raises KeyboardInterrupt after Ctrl-C. InputError for partial rollouts of programs that meet, or
+    with columns of a curriculum, which a group would not find again in the next step.
     """
+    if setup.partial is not None and (setup.rollout.meets or setup.curriculum.columns is not None):
+        raise InputError(
+            f"the rollout {setup.rollout.name} needs all groups of a step in that step, but oversample and "
+            "segment_tokens leave some of them to later steps: leave them out"
+        )
+    if setup.rollout.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
+        raise InputError(
+            f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "
+            "one model that does not change"
+        )
 
     def init() -> ExperienceState:
         return ExperienceState(setup.curriculum.init(), setup.replay.init(), (), Drafts())
@@ -217,11 +187,14 @@ def _begin(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step
                 f"a curriculum gave {shown(samples)} samples, but must give each prompt 1 at least, and {total} in all"
             )
     logs = [GroupLog(tuple(setup.prompts.ids[i]), i, number, step) for i, number in zip(ids, samples, strict=True)]
-    return [(log, _task(setup, log)) for log in logs]
+    columns: Sequence[Mapping[str, Any]] = [{}] * len(ids)
+    if setup.curriculum.columns is not None and ids:
+        columns = setup.curriculum.columns(curriculum, np.asarray(ids, np.int32))
+    return [(log, _task(setup, log, more)) for log, more in zip(logs, columns, strict=True)]
 
 
-def _task(setup: Experience, log: GroupLog) -> Task:
-    row = setup.prompts.rows[log.prompt_id]
+def _task(setup: Experience, log: GroupLog, columns: Mapping[str, Any] = MappingProxyType({})) -> Task:
+    row = {**setup.prompts.rows[log.prompt_id], **columns}
     return Task(row, log.prompt, log.prompt_id, log.samples, setup.sampling.max_new_tokens)
 
 
@@ -248,11 +221,11 @@ def _round(
             driver = Driver(
                 setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
                 time_limit=setup.time_limit, on_group=on_group, admit=admit, controls=state.controls,
-                encode=setup.prompts.encode,
+                encode=setup.prompts.encode, meet=meet_on(hosts, places),
             )  # fmt: skip
             return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
 
-        make = _engines(setup, len(places), params, key, step, state)
+        make = engines_of(setup, len(places), params, key, step, state)
         with setup.clock("sample"):
             found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
             batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
@@ -267,39 +240,6 @@ def _round(
         return found, scored
     with setup.clock("wait"):
         return of_all_hosts(hosts, places, found, scored, batch_of)
-
-
-def _engines(
-    setup: Experience, groups: int, params: Params, key: jax.Array, step: int, state: ExperienceState
-) -> MakeEngine:
-    """The function with which the driver builds its engines, which share the weights.
-
-    groups: in flight on this unit of hosts.
-    """
-    policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
-    weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
-    devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
-    shape = None
-    if setup.partial is not None:
-        # The number of requests differs between steps, but the loop is compiled for one shape.
-        all_rows = -(-setup.prompts_per_step * setup.group_size // units)
-        shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
-
-    def make(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Engine:
-        usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
-        if setup.rollout.heated and temperature is None:
-            settings = settings._replace(levels=jax.tree.map(jnp.float32, levels_in(state.controls) or Levels()))
-        size = size_for(requests, slots, devices, shape if temperature is None else None)
-        size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
-        setup.watch(stats)
-        return Engine(
-            policy, weights, settings, size, cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
-            cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
-            speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
-        )  # fmt: skip
-
-    return make
 
 
 def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
-from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
-from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.rollouts.tools import Decide, Meeting, NotDeterministicError, Task, Tools
+from jaxrl_llm.sampling.requests import Completion, Draws, Request
 
 
 class Group(NamedTuple):
@@ -45,7 +45,7 @@ class Ticket:
     context: Episode
     until: int  # most tokens after the prompt
     stop: int | None  # tokens after the prompt at which to return to the program; None: at the end
-    temperature: float | None  # None: the run's; 0 is greedy
+    draws: Draws
     answered: asyncio.Future[Answer]
 
     def request(self, segment_tokens: int) -> Request:
@@ -74,6 +74,15 @@ class Ticket:
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
 
 
+class Waits(NamedTuple):
+    """A program that waits for a meeting."""
+
+    name: str
+    value: Any  # that it brings
+    decide: Decide | None
+    met: asyncio.Future[Meeting]
+
+
 class GroupRun:
     """The `tools.ProgramHost` of one group: runs its program and records the answers."""
 
@@ -85,6 +94,7 @@ class GroupRun:
         self.asked: dict[tuple[int, int], Ticket] = {}  # by sample number and place
         self.named: set[str] = set()  # names of the calls made so far
         self.outside = 0  # number of external calls that it waits for
+        self.meeting: Waits | None = None  # that it waits for
         self.running: asyncio.Task[Any] | None = None
         self.episodes: list[Episode] | None = None
         self.error: BaseException | None = None
@@ -98,6 +108,11 @@ class GroupRun:
     def sampling(self) -> bool:
         """Whether it waits for tokens."""
         return any(not ticket.answered.done() for ticket in self.asked.values())
+
+    @property
+    def at_meeting(self) -> bool:
+        """Whether it waits for a meeting, and for nothing else."""
+        return self.meeting is not None and not (self.outside or self.sampling)
 
     def begin(self, ended: Callable[[], None]) -> None:
         """Start the program. `ended` is called when it is over."""
@@ -144,7 +159,7 @@ class GroupRun:
             return Group(self.task, self.episodes, [False] * len(self.episodes))
         newest: dict[int, Ticket] = {}
         for ticket in sorted(self.asked.values(), key=lambda ticket: ticket.call.place):
-            if ticket.temperature != 0:
+            if ticket.draws.temperature != 0 and not ticket.draws.reference:
                 newest[ticket.context.sample] = ticket
         blank = Episode(self.task.prompt, self.task.prompt_id)
         episodes, unfinished = [], []
@@ -160,10 +175,10 @@ class GroupRun:
             self.task, [*episodes, *[blank] * missing], [*unfinished, *[False] * missing], self.error is not None
         )
 
-    async def draw(
-        self, call: Call, context: Episode, until: int, stop: int | None, temperature: float | None
-    ) -> Answer:
+    async def draw(self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws) -> Answer:
         """See `tools.ProgramHost`."""
+        if draws.reference and not self.run.driver.rollout.reference:
+            raise InputError("the program draws from the reference policy: declare it, Rollout(..., reference=True)")
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
@@ -172,7 +187,7 @@ class GroupRun:
         known = self.drawn.get(call)
         if known is None and any((old.number, old.place) == place for old in self.before.drawn):
             raise self._not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
-        ticket = Ticket(self, call, context, until, stop, temperature, asyncio.get_running_loop().create_future())
+        ticket = Ticket(self, call, context, until, stop, draws, asyncio.get_running_loop().create_future())
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
             ticket.answered.set_result(known)
@@ -199,10 +214,30 @@ class GroupRun:
         """See `tools.ProgramHost`."""
         return await self._remember(name, call, again, self.run.driver.time_limit)
 
-    async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
+    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
+        """See `tools.ProgramHost`."""
+        if not self.run.driver.rollout.meets:
+            raise InputError(f"the program meets others at {name!r}: declare it, Rollout(..., meets=True)")
+        if self.meeting is not None:
+            raise InputError(f"the program waits for {self.meeting.name!r} already: meet at one place at a time")
+        self._take_name(name)
+        if name not in self.recorded:
+            met: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
+            self.meeting = Waits(name, as_json(name, value), decide, met)
+            self.run.moved()
+            try:
+                self.recorded[name] = list(await met)
+            finally:
+                self.meeting = None
+        return Meeting(*self.recorded[name])
+
+    def _take_name(self, name: str) -> None:
         if name in self.named:
             raise InputError(f"the program calls {name!r} twice: give each call its own name")
         self.named.add(name)
+
+    async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
+        self._take_name(name)
         known = name in self.recorded
         if known and not again:
             return self.recorded[name]
@@ -214,12 +249,7 @@ class GroupRun:
         finally:
             self.outside -= 1
             self.run.moved()
-        try:
-            found = json.loads(json.dumps(found))  # as a checkpoint restores it
-        except (TypeError, ValueError):
-            raise InputError(
-                f"{name!r} returns {shown(found)}, which JSON cannot represent: return numbers, strings, lists or dicts"
-            ) from None
+        found = as_json(name, found)
         if known and found != self.recorded[name]:
             raise self._not_deterministic(f"{name!r} returns another answer than before")
         self.recorded[name] = found
@@ -230,3 +260,13 @@ class GroupRun:
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )
+
+
+def as_json(name: str, value: Any) -> Any:
+    """A value as a checkpoint restores it; InputError for one that JSON cannot represent."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name!r} returns {shown(value)}, which JSON cannot represent: return numbers, strings, lists or dicts"
+        ) from None

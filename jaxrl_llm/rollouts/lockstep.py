@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.rollouts.driver import Admit, Admitted, Collected
-from jaxrl_llm.sampling.requests import Completes, Completion, MakeEngine, Request, Stats
+from jaxrl_llm.sampling.requests import Completes, Completion, Draws, MakeEngine, Request, Stats
 
 
 class _Own(NamedTuple):
@@ -34,14 +34,14 @@ Call = Callable[[_Own], Any]  # picklable
 class _Make:
     number: int
     requests: list[Request]
-    temperature: float | None
+    draws: Draws
     stats: Stats
     kept: list[int]  # engines that are still in use
 
     def __call__(self, own: _Own) -> None:
         for number in own.engines.keys() - set(self.kept):
             del own.engines[number]
-        own.engines[self.number] = own.make(self.requests, self.temperature, self.stats)
+        own.engines[self.number] = own.make(self.requests, self.draws, self.stats)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,14 @@ class _Withdraw:
 
 
 def _join(own: _Own) -> None:
-    """Take part in an exchange of all hosts, without groups of its own."""
+    """Take part in an exchange of all hosts, of complete groups or a meeting, without groups of its own."""
     own.admit([], True, 0)
+
+
+def take_part(hosts: Hosts) -> None:
+    """On the first host of a unit, before an exchange of all hosts: the others of the unit take part in it."""
+    if hosts.together > 1:
+        hosts.gather_in_unit(_join)
 
 
 class _Led:
@@ -119,14 +125,14 @@ def in_lockstep(
 
     numbers, made = itertools.count(), WeakValueDictionary[int, _Led]()
 
-    def make_led(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Completes:
+    def make_led(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
         number = next(numbers)
-        tell(_Make(number, list(requests), temperature, stats, sorted(made)))
+        tell(_Make(number, list(requests), draws, stats, sorted(made)))
         made[number] = led = _Led(number, own, tell)
         return led
 
     def admit_led(ended: Sequence[tuple[int, int]], over: bool, wanted: int) -> Admitted:
-        hosts.gather_in_unit(_join)
+        take_part(hosts)
         return admit(ended, over, wanted)
 
     found = run(make_led, admit_led)

@@ -48,6 +48,10 @@ class Rollout:
     what it waits for, so that what it asks for next is decoded while long completions of other groups go on."""
     forks: tuple[int, ...] = ()
     """Numbers of tokens of a completion after which it forks; a run is refused that reaches none of those above 0."""
+    reference: bool = False
+    """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
+    meets: bool = False
+    """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):

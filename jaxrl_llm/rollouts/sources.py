@@ -71,6 +71,8 @@ class Curriculum(NamedTuple):
     as many of each as a group has.
     metrics: state -> metrics for the log.
     left_out: state -> uint8[P], why each prompt is not drawn now (`left_out.Why`); None: every prompt is drawn.
+    columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
+    beside those of the data set; None: no others.
     """
 
     init: Callable[[], State]
@@ -79,6 +81,7 @@ class Curriculum(NamedTuple):
     counts: Callable[[State, np.ndarray, int], np.ndarray] | None = None
     metrics: Callable[[State], dict[str, float]] = lambda state: {}
     left_out: Callable[[State], np.ndarray] | None = None
+    columns: Callable[[State, np.ndarray], Sequence[Mapping[str, Any]]] | None = None
 
 
 MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum

@@ -7,13 +7,14 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
+from jaxrl_llm.sampling.requests import Draws
 from jaxrl_llm.threads import in_thread
 
 
@@ -43,6 +44,20 @@ def first_samples_of(tasks: Sequence[Task]) -> list[int]:
     return out
 
 
+class Meeting(NamedTuple):
+    """What the programs of a step brought to a meeting."""
+
+    place: int
+    """Of the program's own value."""
+    values: list[Any]
+    """JSON values, in the order in which the step draws its prompts."""
+    decision: Any = None
+    """What follows from the values, see `Tools.meet`."""
+
+
+Decide = Callable[[list[Any]], Any]
+
+
 class ProgramHost(Protocol):
     """What the driver provides to the program of a group."""
 
@@ -50,16 +65,17 @@ class ProgramHost(Protocol):
     step: int
     first_step: int  # training step in which the program first started
 
-    async def draw(
-        self, call: Call, context: Episode, until: int, pause_at: int | None, temperature: float | None
-    ) -> Answer:
-        """Tokens of a completion. until: most tokens after the episode's prompt. temperature: None is the run's."""
+    async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws) -> Answer:
+        """Tokens of a completion. until: most tokens after the episode's prompt."""
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with their rewards."""
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
         """The result of an external call, recorded under its name."""
+
+    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
+        """What the programs of the step bring to a meeting, recorded under its name."""
 
 
 class NotDeterministicError(InputError):
@@ -100,6 +116,7 @@ class Tools:
         pause_at: int | None = None,
         greedy: bool = False,
         temperature: float | None = None,
+        reference: bool = False,
     ) -> Episode:
         """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
 
@@ -109,6 +126,8 @@ class Tools:
         `truncated`. pause_at: new tokens after which to return an unfinished episode, to fork or continue it. greedy:
         take the most probable tokens. temperature: instead of the run's, above 0, and without its top-k, top-p and
         min-p; log-probabilities are then those at this temperature, while the update computes them at the run's.
+        reference: draw from the reference policy of the run, the initial one or the method's other, which the rollout
+        must declare, `Rollout.reference`; such tokens are not to be trained on.
 
         Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
         for the same sample.
@@ -129,7 +148,7 @@ class Tools:
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
         call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
-        answer = await self._host.draw(call, episode, until, stop, 0.0 if greedy else temperature)
+        answer = await self._host.draw(call, episode, until, stop, Draws(0.0 if greedy else temperature, reference))
         longer = episode + Segment(answer.tokens, True)
         cut_short = stop is None and not answer.ended
         return replace(longer, ended=answer.ended, truncated=cut_short)
@@ -164,6 +183,19 @@ class Tools:
             return await in_thread(function, *arguments)
 
         return await self._host.answer(name, run, again)
+
+    async def meet(self, value: Any, *, name: str, decide: Decide | None = None) -> Meeting:
+        """Wait until all programs of the step meet or are over, and return what those that meet brought.
+
+        A barrier: for decisions about one prompt that depend on all others of the step. value: a JSON value. name: of
+        the meeting, unique in the group and the same in all programs. The rollout must declare it, `Rollout.meets`.
+        All programs of all hosts meet, so that the result depends neither on slots, hosts nor timing. decide: a
+        function of the values that returns a JSON value, the same in all programs; it is called once on each host.
+
+        Raises InputError for a rollout that does not declare it, a value that is not JSON, a name that the program used
+        before, and where programs wait for meetings of different names.
+        """
+        return await self._host.meet(name, value, decide)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a completion of a prompt has room for a token in the model's context."""

@@ -29,13 +29,14 @@ Path = tuple[Episode, int]  # a path of a tree, and its number of segments
 
 
 async def grow(
-    tools: Tools, task: Task, episode: Episode, *, number: int | None = None, pause_at: int | None = None
-) -> Episode:
-    """Continue an episode to the task's limit at most; one that is complete stays as it is."""
+    tools: Tools, task: Task, episode: Episode, *, number: int | None = None, pause_at: int | None = None,
+    reference: bool = False,
+) -> Episode:  # fmt: skip
+    """Continue an episode to the task's limit at most; one that is complete stays as it is. See `Tools.sample`."""
     left = task.limit - episode.size
     if episode.ended or episode.truncated or left < 1:
         return replace(episode, truncated=not episode.ended)
-    return await tools.sample(episode, number=number, limit=left, pause_at=pause_at)
+    return await tools.sample(episode, number=number, limit=left, pause_at=pause_at, reference=reference)
 
 
 def of_tokens(episode: Episode, name: str, value: float) -> Episode:
@@ -246,15 +247,19 @@ def answer_keys(texts: Sequence[str]) -> list[float]:
 
 @part
 def valued(
-    continuations: int = 9, cut: Literal["uncertain", "lines"] = "uncertain", every: int = 5, below: float = 0.9
-) -> Rollout:
+    continuations: int = 9, cut: Literal["uncertain", "lines"] = "uncertain", every: int = 5, below: float = 0.9,
+    of: Literal["policy", "reference"] = "policy",
+) -> Rollout:  # fmt: skip
     """Independent samples, cut into segments, with the mean reward of fresh completions from the start of each.
 
     cut: "uncertain", before every `every`-th token with a probability less than `below`, or "lines", after every
     `every`-th line break; the first segment begins at the prompt. Each state gets `continuations` completions, which
     are not trained on; all samples of a group share the prompt's. Provides node, a number for each segment, and
-    state_value, the value at the segment's beginning; NaN if none of its completions was scored.
+    state_value, the value at the segment's beginning; NaN if none of its completions was scored. of: which policy draws
+    the completions from the states, and so whose values they are; the samples are always of the policy that learns.
     """
+    require_choice("policy of the values", of, ("policy", "reference"))
+    by_reference = of == "reference"
     check_number("continuations", continuations, least=1, most=2**10, whole=True)
     require_choice("cut", cut, ("uncertain", "lines"))
     check_number("every", every, least=1, whole=True)
@@ -275,7 +280,8 @@ def valued(
         places = [cuts(tools, episode) for episode in episodes]
         states = [roots[0], *(e.first(t) for e, own in zip(episodes, places, strict=True) for t in own[1:])]
         numbers = count(task.samples)
-        grown = (grow(tools, task, state, number=next(numbers)) for state in states for _ in range(continuations))
+        several = [state for state in states for _ in range(continuations)]
+        grown = (grow(tools, task, state, number=next(numbers), reference=by_reference) for state in several)
         scored = await tools.score(await gather(*grown))
         rewards = np.array([np.nan if one.reward is None else one.reward for one in scored])
         values = [mean_of_known(some) for some in rewards.reshape(len(states), continuations)]
@@ -288,7 +294,8 @@ def valued(
             node += len(own)
         return out
 
-    return Rollout(program, f"valued({continuations}, {cut})", frozenset({"node", "state_value"}))
+    name = f"valued({continuations}, {cut}{', of=reference' if by_reference else ''})"
+    return Rollout(program, name, frozenset({"node", "state_value"}), reference=by_reference)
 
 
 def mean_of_known(values: np.ndarray) -> float:

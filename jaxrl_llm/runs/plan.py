@@ -40,6 +40,7 @@ from jaxrl_llm.runs.plan_shapes import (
     with_layers,
 )
 from jaxrl_llm.runs.plan_times import Seconds, calls, seconds_of
+from jaxrl_llm.runs.rollout import rollout_of
 from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh, sampling_arithmetic
 from jaxrl_llm.sampling.ahead import NAMES, compile_sampling, tail_arrays
 from jaxrl_llm.sampling.schedule import Size
@@ -164,7 +165,8 @@ def compiled_plan(
         "padding": max(max(cost.arguments - cost.given, 0) for cost in of_sampling.values()),
         "temporaries": max(cost.temporaries for name, cost in of_sampling.items() if name != "convert"),
     }
-    phases = {"sampling": {"sampler's weights": sampler, "caches": caches, **working}}
+    engines = 2 if rollout_of(config, shapes.learner.algorithm).reference else 1  # the other draws from the reference
+    phases = {"sampling": {"sampler's weights": engines * sampler, "caches": engines * caches, **working}}
     if "convert" in costs:
         phases = {"convert": {"sampler's weights": sampler, "temporaries": costs["convert"].temporaries}} | phases
     if shapes.evaluation is not None:

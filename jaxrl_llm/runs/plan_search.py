@@ -22,13 +22,13 @@ from jaxrl_llm.distributed.cost import Cost
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
-from jaxrl_llm.needs import of_reference
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.plan import Plan, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.runs.plan_arithmetic import Held, arithmetic, held_bytes, length_of
 from jaxrl_llm.runs.plan_shapes import StateShapes, checked, config_of, state_shapes
 from jaxrl_llm.runs.plan_times import calls, seconds_of
+from jaxrl_llm.runs.reference import wants_reference
 from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
 from jaxrl_llm.runs.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.sampling.schedule import Size
@@ -245,7 +245,7 @@ def _settings(config: TrainConfig, algorithm: Algorithm) -> list[Change]:
     slots += [(n, {"slots": rows >> n}) for n in range(1, 6) if rows >> n >= 1]
     if not config.remat or config.keep_projections:
         remat += [(1, {"remat": True, "keep_projections": False})]
-    if of_reference(algorithm.needs) and config.reference_memory == "device" and not config.lora_rank:
+    if wants_reference(config, algorithm) and config.reference_memory == "device" and not config.lora_rank:
         host += [(2, {"reference_memory": "host"})]
     adapters: Priced = [*kept] + ([(50, {"lora_rank": RANK})] if not config.lora_rank else [])
     found: Priced = []

@@ -27,9 +27,10 @@ from jaxrl_llm.models.load import DEMO_MODEL
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.needs import need_of, value_of
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import check_method
+from jaxrl_llm.runs.reference import wants_reference
 from jaxrl_llm.runs.rollout import rollout_of, strategy_of
 from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
@@ -142,7 +143,7 @@ def checked(
 def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
     """The shapes of a run on a topology; see `checked`."""
     mesh, sampler, algorithm, model = checked(config, topology, model)
-    policy, state, frozen, reference, _ = state_shapes(config, model, algorithm)
+    policy, state, frozen, reference, *_ = state_shapes(config, model, algorithm)
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     with ahead_of_time():
@@ -162,6 +163,7 @@ class StateShapes(NamedTuple):
     frozen: Any  # the parameters that never learn; None where all do
     reference: Any  # of a reference policy; with adapters the frozen parameters
     params: Any  # of the policy, all together
+    engines: int = 1  # that sample at a time, each with weights and caches of its own
 
     @property
     def copied_reference(self) -> Any:
@@ -181,11 +183,12 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
 
     params, (frozen, learning) = jax.eval_shape(parameters)
     reference = None
-    if of_reference(algorithm.needs):
+    if wants_reference(config, algorithm):
         reference = frozen or {name: x for name, x in params.items() if name != "critic"}
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
-    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning))
+    engines = 2 if rollout_of(config, algorithm).reference else 1
+    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), engines)
 
 
 def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:

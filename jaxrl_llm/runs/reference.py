@@ -18,18 +18,31 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import of_reference
 from jaxrl_llm.references import Mixture, ReferenceRule, Update
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.rollout import rollout_of
+
+
+def wants_reference(config: TrainConfig, algorithm: Algorithm) -> bool:
+    """Whether the run has a reference policy: the method needs it, or the rollout draws from it."""
+    return of_reference(algorithm.needs) or rollout_of(config, algorithm).reference
 
 
 def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
     """InputError, before a model is loaded, if the run cannot have the method's reference."""
     rule = algorithm.reference
-    if rule is None or not of_reference(algorithm.needs):
+    if rule is None or not wants_reference(config, algorithm):
         return
 
     def complete() -> None:
         if rule.option is not None and not rule.models:
             raise InputError(
                 f"the reference of {config.algorithm} needs other models: give --algorithm.{rule.option} PATH"
+            )
+
+    def fixed() -> None:
+        if rule.update is not None and (rollout := rollout_of(config, algorithm)).reference:
+            raise InputError(
+                f"the rollout {rollout.name} draws from a reference that stays, but that of {config.algorithm} moves: "
+                "use another rollout"
             )
 
     def movable() -> None:
@@ -44,7 +57,7 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
                 "trained, whose average is not that of their products: train all weights"
             )
 
-    gather(complete, movable)
+    gather(complete, fixed, movable)
 
 
 def first_reference(

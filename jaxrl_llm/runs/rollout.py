@@ -84,6 +84,11 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
             f"the rollout {rollout.name} draws all tokens of an episode at the temperatures of one step, but "
             "oversample and segment_tokens continue it in others: leave them out"
         )
+    if strategy is not None and (rollout := rollout_of(config, algorithm)).meets:
+        raise InputError(
+            f"the programs of the rollout {rollout.name} wait for each other, but oversample and segment_tokens leave "
+            "some of them to later steps: leave them out"
+        )
     if strategy is not None and strategy.train_unfinished and config.stream_rewards:
         raise InputError(
             f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "

@@ -56,6 +56,8 @@ def sampling_arithmetic(
         name: {"sampler's weights": 0 if shares else held, "caches": cached, "temporaries": working}
         for name, cached in caches.items()
     }
+    for what in ("sampler's weights", "caches"):
+        phases["sampling"][what] *= shapes.engines
     return Sampling(phases, sampling_costs_of(config, model, mesh, held, caches["sampling"], size, own))
 
 

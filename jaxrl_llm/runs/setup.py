@@ -28,14 +28,14 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import of_reference, values_of
+from jaxrl_llm.needs import values_of
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.runs.checksums import checksums, structure
 from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.runs.method import check_components, check_method, method_digests, named, needs_values, record_of
-from jaxrl_llm.runs.reference import first_reference
+from jaxrl_llm.runs.reference import first_reference, wants_reference
 from jaxrl_llm.runs.rollout import check_columns
 from jaxrl_llm.transform import RunFacts
 
@@ -139,7 +139,7 @@ def references_of(
 ) -> tuple[Any, Any, dict[str, str]]:
     """(reference that stays, what moves of one, digests of further models); see `reference.first_reference`."""
     rule = algorithm.reference
-    if not of_reference(algorithm.needs):
+    if not wants_reference(config, algorithm):
         return None, None, {}
     others, digests = [], {}
     for name in () if rule is None else rule.models:

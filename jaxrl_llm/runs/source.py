@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.rollouts.disk import is_available, on_disk
-from jaxrl_llm.rollouts.experience import Clock, Experience, experience
+from jaxrl_llm.rollouts.experience import experience
+from jaxrl_llm.rollouts.experience_setup import Clock, Experience
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, shuffled_epochs
 from jaxrl_llm.rollouts.swarm import Swarm
 from jaxrl_llm.runs.config import TrainConfig
@@ -40,7 +41,7 @@ def source_of(
             _replay_of(config, parts), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
             dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
-            mesh=parts.sampler, hosts=parts.hosts, clock=clock, watch=watch,
+            mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts, clock=clock, watch=watch,
         )
     )  # fmt: skip
 

@@ -176,8 +176,14 @@ class Completes(Protocol):
         ...
 
 
-# (first requests, temperature, stats): None is the run's temperature, 0 greedy
-MakeEngine = Callable[[Sequence[Request], float | None, Stats], Completes]
+class Draws(NamedTuple):
+    """From what an engine draws; a rollout has an engine for each."""
+
+    temperature: float | None = None  # None: the run's, with its truncation; 0: greedy
+    reference: bool = False  # from the reference policy, instead of the one that learns
+
+
+MakeEngine = Callable[[Sequence[Request], Draws, Stats], Completes]  # (first requests, from what to draw, stats)
 
 
 def check_requests(requests: Sequence[Request], vocabulary: int) -> None:

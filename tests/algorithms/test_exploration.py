@@ -97,7 +97,7 @@ def test_ettrl_against_a_loop(clamp: bool) -> None:
 
 def test_the_worked_example_of_xrpo() -> None:
     s = np.array([[-0.4], [-0.9], [-0.6], [-0.5]])
-    batch = batch_of(np.ones((4, 1)), [1.0, 1, 0, 0], s)
+    batch = batch_of(np.ones((4, 1)), [1.0, 1, 0, 0], 0 * s, old_logp=s)
     A = [0.866025, 1.125207, -0.866025, -0.866025]
     close(prepared(xrpo(novelty_coefficient=1.0), batch).advantages[:, 0], A, atol=2e-6)
     assert float(prepared(xrpo(), batch).advantages[1, 0]) == pytest.approx(1.299038, abs=2e-6)
@@ -105,11 +105,13 @@ def test_the_worked_example_of_xrpo() -> None:
 
 def test_xrpo_against_a_loop() -> None:
     batch, logp = random_batch(4)
-    mask, old, group = np.asarray(batch.action_mask), doubles(batch.behaviour_logp), np.asarray(batch.group)
+    mask, old, group = np.asarray(batch.action_mask), doubles(batch.old_logp), np.asarray(batch.group)
+    # Of rows that are trained on under another prompt the behaviour says nothing.
+    assert not np.allclose(old, batch.behaviour_logp)
     A = group_scores(batch.reward, group, epsilon=1e-8)
     s = [sum(old[i, t] for t in np.flatnonzero(mask[i])) / mask[i].sum() for i in range(11)]
     for i in range(11):
         eta = np.exp(s[i] - np.mean([s[j] for j in range(11) if group[j] == group[i]]))
         if A[i] > 0:
             A[i] += min(max(2.5 * (1 - eta), 0), 0.5 * A[i])
-    agrees(xrpo(), batch, logp, A[:, None] + 0 * logp, average="sequence")
+    agrees(xrpo(), batch, logp, A[:, None] + 0 * logp, average="sequence", old=old)

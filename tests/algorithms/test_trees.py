@@ -192,6 +192,15 @@ def test_pav_worked_example() -> None:
     np.testing.assert_allclose(outcome, [[0.5] * 3, [-0.5] * 3])
 
 
+def test_pav_s_prover_is_not_the_policy() -> None:
+    assert pav().rollout is not None
+    assert pav().rollout.reference  # type: ignore[union-attr]
+    assert pav().reference is None, "the initial policy"
+    rule = pav(prover="models/prover").reference
+    assert rule is not None
+    assert (rule.models, rule.update) == (("models/prover",), None)
+
+
 @pytest.mark.parametrize("name", ["spo_segment", "treepo", "branchgrpo", "latr", "pav", "ettrl"])
 def test_a_method_brings_its_rollout(name: str) -> None:
     method = algorithms.get(name)

@@ -59,6 +59,14 @@ def test_two_hosts_in_lock_step_are_one(folder: Path) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("name", ["xrpo", "pav"])
+def test_programs_that_meet_and_a_second_policy_on_two_hosts(folder: Path, name: str) -> None:
+    """The hosts sample apart: what one brings to a meeting changes how many samples the other draws."""
+    options = {**QUICK, **CASES["ragged"], "algorithm": name, "oversample": 1.0, "steps": 2}
+    assert_same(*(run(folder, f"{name}{hosts}", hosts, options) for hosts in (2, 1)))
+
+
+@pytest.mark.heavy
 def test_a_host_that_is_killed_ends_the_other_and_the_run_goes_on(folder: Path, on_two: dict[str, Any]) -> None:
     name = "killed"
     processes = start(["--config", str(config_file(folder, name, OPTIONS))], 2, folder)

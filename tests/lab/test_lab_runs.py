@@ -120,8 +120,8 @@ def test_what_a_method_refuses_is_its_outcome() -> None:
 
 
 def test_a_method_says_what_it_goes_without() -> None:
-    (found,) = outcomes("xrpo", clip_low=(2.0,))
-    assert found.note == "without rounds"
+    (found,) = outcomes("brpo", clip_low=(2.0,))
+    assert found.note == "without judge"
     assert found.error
 
 

@@ -14,7 +14,7 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.tools import Task
-from jaxrl_llm.sampling.requests import Completion, MakeEngine, Request, Stats, Tokens
+from jaxrl_llm.sampling.requests import Completion, Draws, MakeEngine, Request, Stats, Tokens
 
 LIMIT = 64
 
@@ -107,9 +107,11 @@ class Ran:
     ) -> None:  # fmt: skip
         """within: see `lockstep.in_lockstep`, without its hosts."""
         self.engines: list[FakeEngine] = []
+        self.draws: list[Draws] = []  # from what each of them draws
 
-        def make(requests: Sequence[Request], greedy: bool, stats: Stats) -> Any:
+        def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Any:
             self.engines.append(FakeEngine(slots, step))
+            self.draws.append(draws)
             return self.engines[-1]
 
         def run(make: MakeEngine, admit: Admit) -> Collected:

@@ -15,7 +15,7 @@ from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.tempered import with_tempered
 from jaxrl_llm.rollouts.tools import Task, Tools
 from jaxrl_llm.sampling.drafts import Drafts
-from jaxrl_llm.sampling.requests import Request, Stats
+from jaxrl_llm.sampling.requests import Draws, Request, Stats
 
 
 def ran(
@@ -24,10 +24,10 @@ def ran(
     """What the driver collected, and the requests of the engine at each temperature."""
     engines: dict[float | None, FakeEngine] = {}
 
-    def make(requests: object, temperature: float | None, stats: Stats) -> FakeEngine:
-        assert temperature not in engines
-        engines[temperature] = FakeEngine(100, step)
-        return engines[temperature]
+    def make(requests: object, draws: Draws, stats: Stats) -> FakeEngine:
+        assert draws.temperature not in engines
+        engines[draws.temperature] = FakeEngine(100, step)
+        return engines[draws.temperature]
 
     flight = begin(range(prompts), 4, step)
     tasks = [Task({"prompt": ""}, log.prompt, log.prompt_id, log.samples, 8) for log in flight]

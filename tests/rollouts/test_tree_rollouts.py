@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import fake_engine
@@ -21,7 +22,7 @@ from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.trees import budgeted_tree, by_prefix, entropy_forks, most_uncertain, repeats, tree, valued
-from jaxrl_llm.sampling.requests import SamplingConfig, Tokens
+from jaxrl_llm.sampling.requests import Draws, SamplingConfig, Tokens
 
 
 def one(ran: Ran) -> Group:
@@ -169,6 +170,24 @@ def test_values_of_states_are_means_of_fresh_completions(monkeypatch: pytest.Mon
     info: Any = batch.info
     assert info["node"].shape == batch.tokens.shape
     np.testing.assert_array_equal(np.isnan(info["node"]), ~np.asarray(batch.action_mask))
+
+
+@pytest.mark.usefixtures("endless")
+def test_values_of_the_reference_are_drawn_by_it_and_nothing_else_is() -> None:
+    own, other = (Ran(begin([3], 2), Rule(), valued(3, "lines", of=of), limit=6) for of in ("policy", "reference"))
+    assert own.draws == [Draws()]
+    assert other.draws == [Draws(), Draws(None, True)], "the policy's own engine is the first"
+    assert [r.sample for r in other.engines[0].requests] == [0, 1], "what is trained on"
+    assert [r.sample for r in other.engines[1].requests] == [2, 3, 4]
+    for one_of, same in zip(one(own).episodes, one(other).episodes, strict=True):
+        assert one_of.tokens == same.tokens
+        assert one_of.info == same.info, "the fake engines draw the same"
+    rollout = replace(valued(3, of="reference"), reference=False)
+    (failed,) = Ran(begin([3], 2), Rule(), rollout).found.groups
+    assert failed.failed, "it must be declared"
+    assert [episode.size for episode in failed.episodes] == [64, 64]
+    with pytest.raises(InputError, match="unknown policy of the values 'teacher'"):
+        valued(of="teacher")  # type: ignore[arg-type]
 
 
 def tied(probability: dict[int, float], same: bool) -> Any:

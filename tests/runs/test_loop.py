@@ -29,7 +29,8 @@ from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.experience import Experience, experience
+from jaxrl_llm.rollouts.experience import experience
+from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, shuffled_epochs
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig

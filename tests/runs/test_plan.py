@@ -121,6 +121,16 @@ def test_an_algorithm_in_a_file_is_planned(tmp_path: Path) -> None:
     assert estimated_plan(anchored, here()).held == estimated_plan(tiny(), here()).held
 
 
+def test_a_second_policy_that_samples_has_weights_and_caches_of_its_own() -> None:
+    """pav needs no log-probabilities of its prover, but an engine; spo_segment needs only those of its reference."""
+    one, two = (
+        estimated_plan(tiny(algorithm=name, dtype="bfloat16"), here()) for name in ("spo_segment", "pav")
+    )  # fmt: skip
+    assert two.held["reference"] == one.held["reference"] > 0
+    for what in ("sampler's weights", "caches"):
+        assert two.phases["sampling"][what] == 2 * one.phases["sampling"][what] > 0
+
+
 CASES = {"qwen3-8b": 8_190_735_360, "llama-3.1-70b": 70_553_706_496, "qwen3-30b-a3b": 30_532_122_624,
          "smollm2-135m": 134_515_008}  # fmt: skip
 

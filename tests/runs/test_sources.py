@@ -18,7 +18,7 @@ from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import imitation
-from jaxrl_llm.rollouts import experience
+from jaxrl_llm.rollouts import experience_engines
 from jaxrl_llm.rollouts.ready_made import demonstrations, trajectories
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs import loop
@@ -37,7 +37,7 @@ def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*arguments: Any, **settings: Any) -> Any:
         raise AssertionError("nothing is to be sampled")
 
-    monkeypatch.setattr(experience, "Engine", none)
+    monkeypatch.setattr(experience_engines, "Engine", none)
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
 
 

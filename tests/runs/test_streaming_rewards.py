@@ -19,7 +19,8 @@ import tiny_runs as runs
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import StreamedScores, score_batch
-from jaxrl_llm.rollouts.experience import Experience, experience
+from jaxrl_llm.rollouts.experience import experience
+from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.sources import shuffled_epochs
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling import completion_ids

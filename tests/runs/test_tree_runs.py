@@ -15,7 +15,8 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.learner.prefix_trie import TokenRows, prefix_tries
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rollouts.experience import Experience, experience
+from jaxrl_llm.rollouts.experience import experience
+from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.sources import shuffled_epochs
 from jaxrl_llm.rollouts.trees import tree
 from jaxrl_llm.sampling.requests import SamplingConfig, Stats
@@ -26,7 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "branchgrpo": {"forks": 2, "spacing": 3},
     "latr": {"windows": "2", "absolute": 0.001, "relative": 0.5},
     "ettrl": {"trees": 2, "forks": 1, "branches": 1},
-    "pav": {"continuations": 2, "without": "fixed_prover"},
+    "pav": {"continuations": 2},
 }
 
 

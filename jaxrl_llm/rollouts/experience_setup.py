@@ -1,0 +1,54 @@
+"""The configuration of the standard source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.distributed.hosts import ALONE, Hosts
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.rewards.runner import Reward
+from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
+from jaxrl_llm.rollouts.sources import Curriculum, Replay, no_replay
+from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+
+Clock = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The configuration of the standard source."""
+
+    policy: Policy
+    prompts: PromptSet
+    rewards: Sequence[Reward]
+    curriculum: Curriculum
+    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    rollout: Rollout = dataclasses.field(default_factory=group)
+    replay: Replay = dataclasses.field(default_factory=no_replay)
+    prompts_per_step: int = 16
+    group_size: int = 8
+    dynamic_sampling: DynamicSampling | None = None
+    """Sample more prompts until enough groups are informative."""
+    partial: Partial | None = None
+    """Let a step's rollout stop before its longest completions end."""
+    stream_rewards: bool = False
+    """Score each group as soon as it is complete."""
+    time_limit: float = 60.0
+    """Seconds that a program may wait for anything but the engine."""
+    mesh: jax.sharding.Mesh | None = None
+    """The devices to sample on, of all hosts: each unit of them samples on its own."""
+    reference: Params | None = None
+    """Of the reference policy, for a rollout that draws from it."""
+    hosts: Hosts = ALONE
+    clock: Clock = lambda name: nullcontext()
+    """Returns a context manager that times "sample" or "score"."""
+    watch: Callable[[Stats], object] = lambda stats: None
+    """Called with the counts of each engine, which it goes on to fill in."""
