@@ -21,6 +21,10 @@ class Models(Protocol):
         """Of the reference policy; InputError where there is none."""
 
     @property
+    def previous(self) -> PolicyOutputs:
+        """Of the weights before the last update; InputError where they are not kept."""
+
+    @property
     def affinity(self) -> Array:
         """f32[N, L]: sum over the vocabulary of sqrt(pi_old pi_reference); InputError as `reference`."""
 

@@ -69,6 +69,11 @@ COMPUTED = (
         lambda models, batch, number: models.reference.logp,
     ),
     Need(
+        "previous_logp", "batch.previous_logp", "[N, L]",
+        "log-probabilities under the weights before the last update; at first, under the initial ones",
+        behaviour(near(0.1)), lambda models, batch, number: models.previous.logp,
+    ),
+    Need(
         "values", "batch.values", "[N, L]",
         "a critic's value of each state, before the update; with several heads [N, L, H]",
         StandIn("0", lambda random, logp: random.normal(size=logp.shape), no_values),
@@ -151,6 +156,11 @@ def values_of(needs: Iterable[str], name: str) -> list[float]:
 def of_reference(needs: Iterable[str]) -> bool:
     """Whether some of them are computed from the reference policy."""
     return any(value_of(need)[0] in ("reference_logp", "reference_affinity") for need in needs)
+
+
+def of_previous(needs: Iterable[str]) -> bool:
+    """Whether one of them is computed from the weights before the last update."""
+    return "previous_logp" in set(needs)
 
 
 def fill_in(batch: Trajectories, needs: Iterable[str]) -> tuple[Trajectories, dict[str, Array], dict[str, str]]:

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.references import ReferenceRule, exponential_average, mixture, periodic_reset, soup, weighted_mean
+from jaxrl_llm.references import (
+    ReferenceRule,
+    exponential_average,
+    mixture,
+    periodic_reset,
+    reset_at,
+    soup,
+    weighted_mean,
+)
 
 numbers = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=6)
 few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -41,6 +49,11 @@ def test_a_reset_takes_the_policy_of_every_so_many_updates(values: list[float], 
     for number, reference in enumerate(found, start=1):
         last = number // every * every
         assert reference == np.float32(values[last - 1] if last else 0.5)
+
+
+def test_a_reset_at_a_step_happens_once() -> None:
+    assert history(reset_at(2), [1.0, 3.0, -2.0, 4.0]) == [0.5, 3.0, 3.0, 3.0]
+    assert history(reset_at(0), [1.0, 3.0]) == [0.5, 0.5] == history(reset_at(9), [1.0, 3.0])
 
 
 def test_limits() -> None:

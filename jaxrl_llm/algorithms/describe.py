@@ -56,7 +56,7 @@ START = {  # methods to begin with -> why
 }
 # Needs that every run computes, and are not told in the list, and those with a plainer name.
 COMPUTED = frozenset({"feedback", "old_logp"})
-PLAIN = {"reference_logp": "reference policy", "values": "critic"}
+PLAIN = {"reference_logp": "reference policy", "previous_logp": "previous policy", "values": "critic"}
 WHERE_TO_START = "Where to start"
 MARK = "*"  # marks methods that lack a part, or need what only some runs provide
 

@@ -41,12 +41,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
             "a second policy in the engine",
         ),
     },
-    "remix": {
-        "anchor": (
-            "a change of the anchor during the run, and the policy of the step before as the second anchor",
-            "a reference that may be replaced",
-        ),
-    },
     "xrpo": {
         "rounds": (
             "samples assigned to prompts in rounds by their statistics, and examples prepended to unsolved prompts",

@@ -28,10 +28,10 @@ from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
-from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.needs import need_of, of_previous, of_reference, value_of
 from jaxrl_llm.references import Mixture
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
 from jaxrl_llm.transform import Metrics, Objective, RunFacts
@@ -49,6 +49,7 @@ class Learner(NamedTuple):
     micro_batches: int = 1
     reference: Params | Mixture | None = None  # of the reference policy, where the method needs one
     frozen: Params | None = None  # the parameters that never learn, where some do not
+    previous: Params | None = None  # that learn, before the last update, where the method needs them
 
 
 class LearnedBatch(NamedTuple):
@@ -59,6 +60,7 @@ class LearnedBatch(NamedTuple):
     batch: Trajectories  # as the transform prepared it, on the devices
     steps: Steps
     metrics: Metrics
+    previous: Params | None = None  # for the next iteration: the parameters before this update, without a critic
 
 
 def start(
@@ -127,6 +129,7 @@ class _Models:
     policy: Policy
     params: Params
     of_reference: Params | Mixture | None
+    of_previous: Params | None
     batch: Trajectories
     steps: Steps | None
     wanted: Wanted
@@ -145,6 +148,11 @@ class _Models:
             logp=sum(share * one.logp for share, one in zip(reference.shares, found, strict=True)),
             entropy=jnp.zeros_like(found[0].entropy),  # that of a mixture is not known
         )
+
+    @cached_property
+    def previous(self) -> PolicyOutputs:
+        assert self.of_previous is not None  # `provide` checks it
+        return outputs_of(self.policy, self.of_previous, self.batch, self.steps)
 
     @cached_property
     def affinity(self) -> jax.Array:
@@ -169,11 +177,13 @@ def provide(
     reference: Params | Mixture | None,
     batch: Trajectories,
     steps: Steps | None = None,
+    previous: Params | None = None,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
-    params: the weights before the update. reference: those of the reference policy; InputError where they are needed
-    and None. Other needs are the loop's, or the rollouts', to provide. With the update's `steps` the batch goes through
+    params: the weights before the update. reference: those of the reference policy, and previous the weights
+    before the last update; InputError where they are needed and None. Other needs are the loop's, or the rollouts', to
+    provide. With the update's `steps` the batch goes through
     a policy as it does in the update, slice by slice.
 
     Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
@@ -188,11 +198,16 @@ def provide(
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
             check_params(policy, one)
+    if previous is not None:
+        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
+        check_params(policy, previous)
     if steps is not None:
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
-    models = _Models(policy, params, reference, batch, steps, wanted_of(needs))
+    if of_previous(needs) and previous is None:
+        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
+    models = _Models(policy, params, reference, previous, batch, steps, wanted_of(needs))
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:
@@ -209,7 +224,8 @@ def learn_batch(
     objective: Objective | None = None,
     only: str | None = None,
 ) -> LearnedBatch:
-    """Plan the gradient steps, put the batch on the mesh, provide, prepare, update. The state is donated.
+    """Plan the gradient steps, put the batch on the mesh, provide, prepare, update. The state is donated, like the
+    learner's previous parameters.
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
@@ -223,11 +239,29 @@ def learn_batch(
     batch = to_mesh(batch, mesh)
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
-    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps)
+    previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
+    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps, previous)
+    if learner.previous is not None:
+        previous = _replaced(learner.previous, state.params)
     memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback))
     objective = algorithm.objective if objective is None else objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
-    return LearnedBatch(state, memory, batch, steps, metrics)
+    return LearnedBatch(state, memory, batch, steps, metrics, previous)
+
+
+def first_previous(needs: frozenset[str], params: Params) -> Params | None:
+    """What `Learner.previous` is before the first update: a copy of the parameters, where a method needs it."""
+    if not of_previous(needs):
+        return None
+    return jax.tree.map(jnp.copy, without_critic(params))
+
+
+def _replaced(previous: Params, params: Params) -> Params:
+    """A copy of the parameters, without a critic, in the place of what `previous` takes, so that there is one copy."""
+    if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(previous)):  # shapes: programs are only compiled
+        return previous
+    jax.tree.map(lambda x: x.delete(), previous)
+    return jax.tree.map(jnp.copy, {name: params[name] for name in previous})
 
 
 def compile_learning(
