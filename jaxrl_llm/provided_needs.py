@@ -29,6 +29,10 @@ PROVIDED = (
         StandIn("no row is guided", whole(2)), provider="--rollout 'hinted(COLUMN)'",
     ),
     Need(
+        "hint_tokens", "info['hint_tokens']", "[N]", "number of the row's first actions that are a hint",
+        StandIn("no row begins with a hint", whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
+    ),
+    Need(
         "budget", "info['budget']", "[N]", "token budget that the row's prompt states",
         StandIn("one budget for all", lambda random, logp: random.choice([2.0, 4.0, 6.0], logp.shape[0])),
         provider=own_rollout("budget"),

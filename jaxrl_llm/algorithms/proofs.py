@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # method -> file::test in tests/algorithms
 PROOFS = {
+    "adhint": "test_hint_tokens.py::test_adhint_is_its_loop",
     "a2fm_apo": "test_prefixed.py::test_apo_worked_example",
     "a2pr": "test_replayed.py::test_a2pr_is_the_loop",
     "adora": "test_shaped_reward.py::test_adora_against_a_loop",

@@ -25,6 +25,7 @@ HARD = {"success": 1.0}  # no sample succeeds
 METHODS: dict[str, dict[str, Any]] = {
     "ghpo": HARD, "scaf_grpo": {"hints_from": 0}, "nurl": {**HARD, "source": "column"}, "sage_self_hint": HARD,
     "clpo": {}, "icpo_in_context": {"reject": False}, "ampo_multi_guidance": HARD, "hbpo": {},
+    "adhint": {"hinted": 2, "noise": 0.0, "hint_low": 0.5},
 }  # fmt: skip
 GUIDED = {"ghpo": 1.0, "nurl": 0.75, "sage_self_hint": 0.0, "icpo_in_context": 0.25, "ampo_multi_guidance": 0.5}
 
