@@ -27,7 +27,14 @@ ORIGINS = {  # words in the last paragraph of a docstring -> origins
 }
 STAGES = {  # stages of the data flow, in order -> families whose methods differ there
     "Curricula: which prompts, and how many samples of each": ("curricula",),
-    "Rollouts: completions made with help": ("guided", "hinted", "hint_tokens", "prefixed", "two_policies"),
+    "Rollouts: completions made with help": (
+        "guided",
+        "hinted",
+        "hint_tokens",
+        "prefixed",
+        "self_distilled",
+        "two_policies",
+    ),
     "Rollouts: trees, and values of states": ("trees",),
     "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration", "reward_composed"),
     "Replay: completions of earlier steps": ("replayed", "swapped"),

@@ -109,6 +109,7 @@ PROOFS = {
     "spear": "test_replayed.py::test_spear_is_the_loop",
     "spo_segment": "test_trees.py::test_spo_against_loops",
     "spo_single_stream": "test_critic_free.py::test_spo_is_the_loop_over_updates",
+    "srpo_sample_routing": "test_self_distilled.py::test_srpo_is_its_loop",
     "srpo_self_referential": "test_reward_composed.py::test_srpo_is_the_loop",
     "subpo": "test_reward_composed.py::test_subpo_is_the_loop",
     "symphony_fading_replay": "test_replayed.py::test_symphony_is_the_loop_over_replayed_groups",

@@ -25,6 +25,7 @@ from jaxrl_llm.distributed.programs import Program, ahead_of_time, compiled, com
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
+from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
@@ -122,6 +123,9 @@ def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: ja
     return function(hidden, mask)
 
 
+_under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
+
+
 @dataclass(frozen=True)
 class _Models:
     """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
@@ -153,6 +157,19 @@ class _Models:
     def previous(self) -> PolicyOutputs:
         assert self.of_previous is not None  # `provide` checks it
         return outputs_of(self.policy, self.of_previous, self.batch, self.steps)
+
+    @cached_property
+    def teacher(self) -> PolicyOutputs:
+        tokens, reference = (self.batch.info or {}).get("teacher_tokens"), self._reference
+        if tokens is None:
+            return self.old
+        if isinstance(reference, Mixture):
+            raise InputError("a teacher is one reference policy, but this one is a mixture of several")
+        ids = (self.old.extras or {})["top_tokens"]
+        taught = _under_teacher(self.batch, tokens, ids)
+        unpacked = None if self.steps is None else self.steps.replace(packing=None)
+        found = outputs_of(self.policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
+        return _from_teacher(self.batch, tokens, found)
 
     @cached_property
     def affinity(self) -> jax.Array:

@@ -26,6 +26,9 @@ NOW, INITIAL, BEFORE = {"now": -1.0}, {"initial": -2.0}, {"before": -3.0}
 BATCH = batch_of(np.ones((N, L)), np.zeros(N), np.zeros((N, L))).replace(old_logp=None)
 
 
+OF_TEACHER = {"top_tokens", "top_logp", "teacher_logp", "teacher_entropy"}  # test_teacher.py has these
+
+
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
     """Forward passes that are made, with what they find; they give -1 for the weights now and -2 for the reference."""
@@ -47,7 +50,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
 
 def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[Any, Wanted]]) -> None:
     asked = {name for name, need in NEEDS.items() if need.compute is not None} - {"reference_affinity"}
-    asked = asked - {"tempered_logp", "internal_logp", "heated_logp"}
+    asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER}
     asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
     found = provide(None, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)  # type: ignore[arg-type]
     names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp"}
@@ -84,7 +87,7 @@ def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any,
 
 
 def test_objectives_find_what_is_differentiated_and_no_more() -> None:
-    assert set(DURING_UPDATE) == {"values", "mean_logp", "internal_logp", "heated_logp"}
+    assert set(DURING_UPDATE) == {"values", "mean_logp", "internal_logp", "heated_logp", "top_logp"}
     needs = {"values:2", "internal_logp:6", "squared_probability", "tempered_logp:0.5", "hidden_square", "guided"}
     assert wanted_of(needs, DURING_UPDATE) == Wanted(("internal_logp", "values"), (), 6)
     assert wanted_of({"old_logp", "guided"}) == NOTHING
