@@ -62,6 +62,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["heated_logp"] = jnp.asarray(np.minimum(near(0.2), 0), jnp.float32)
     extras["mean_logp"] = jnp.asarray(-random.uniform(3, 5, (N, L)), jnp.float32)
     logp, entropy = jnp.asarray(near(0.2), jnp.float32), jnp.asarray(random.gamma(2.0, 0.4, (N, L)), jnp.float32)
+    extras["top_logp"] = jnp.asarray(NEEDS["top_logp"].stand_in.draw(random, behaviour), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
 
 
