@@ -112,5 +112,6 @@ def teachers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
 
 
 def no_teachers(batch: Trajectories, number: float | None) -> Array:
-    """No row has another prompt, f32[N, 1]."""
-    return jnp.full((batch.tokens.shape[0], 1), -1.0)
+    """No row has another prompt, f32[N, L + 2], like `teachers`."""
+    N, L = batch.tokens.shape
+    return jnp.full((N, L + 2), -1.0)
