@@ -24,12 +24,13 @@ from jaxrl_llm.distributed.mesh import on_rows, replicate, to_device, to_mesh
 from jaxrl_llm.distributed.programs import Program, ahead_of_time, compiled, computed, place
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.previous import replaced
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
 from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
-from jaxrl_llm.models.parameters import combine, without_critic
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import need_of, of_previous, of_reference, value_of
@@ -259,26 +260,11 @@ def learn_batch(
     previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
     batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps, previous)
     if learner.previous is not None:
-        previous = _replaced(learner.previous, state.params)
+        previous = replaced(learner.previous, state.params)
     memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback))
     objective = algorithm.objective if objective is None else objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
     return LearnedBatch(state, memory, batch, steps, metrics, previous)
-
-
-def first_previous(needs: frozenset[str], params: Params) -> Params | None:
-    """What `Learner.previous` is before the first update: a copy of the parameters, where a method needs it."""
-    if not of_previous(needs):
-        return None
-    return jax.tree.map(jnp.copy, without_critic(params))
-
-
-def _replaced(previous: Params, params: Params) -> Params:
-    """A copy of the parameters, without a critic, in the place of what `previous` takes, so that there is one copy."""
-    if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(previous)):  # shapes: programs are only compiled
-        return previous
-    jax.tree.map(lambda x: x.delete(), previous)
-    return jax.tree.map(jnp.copy, {name: params[name] for name in previous})
 
 
 def compile_learning(

@@ -18,8 +18,9 @@ from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_m
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.learn import Learner, first_previous, shard
+from jaxrl_llm.learner.learn import Learner, shard
 from jaxrl_llm.learner.optimizer import make_optimizer
+from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig, from_hf
 from jaxrl_llm.models.kinds import read_json

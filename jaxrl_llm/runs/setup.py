@@ -18,8 +18,9 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
-from jaxrl_llm.learner.learn import first_previous, shard, start
+from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.config import ModelConfig
@@ -60,7 +61,7 @@ class RunParts(NamedTuple):
     notes: tuple[str, ...] = ()  # what to say when the run starts
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
     moving: Any = None  # what moves of a reference at first, see `reference.first_reference`
-    previous: Params | None = None  # at first, see `learner.learn.first_previous`
+    previous: Params | None = None  # at first, see `learner.previous.first_previous`
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
