@@ -19,8 +19,8 @@ SMALLEST = 1e-7  # probability of the rest
 def with_rest(logp: jax.Array) -> jax.Array:
     """Log-probabilities of K tokens and of all others together, f32[..., K + 1].
 
-    >>> print(jnp.exp(with_rest(jnp.log(jnp.asarray([0.5, 0.3])))).round(4))
-    [0.5 0.3 0.2]
+    >>> [round(float(p), 4) for p in jnp.exp(with_rest(jnp.log(jnp.asarray([0.5, 0.3]))))]
+    [0.5, 0.3, 0.2]
     """
     rest = jnp.maximum(1 - jnp.sum(jnp.exp(logp), axis=-1, keepdims=True), SMALLEST)
     return jnp.concatenate([logp, jnp.log(rest)], axis=-1)
@@ -47,8 +47,8 @@ def confidence_weights(entropy: jax.Array, mask: jax.Array, strength: float | ja
     """exp(-strength H), divided by its mean over the mask bool[...]; f32[...], 0 outside of it (2604.02288).
 
     >>> H = jnp.asarray([0.167701, 1.386294, 0.940448])
-    >>> print(confidence_weights(H, H > 0).round(4))
-    [1.7071 0.5047 0.7882]
+    >>> [round(float(w), 4) for w in confidence_weights(H, H > 0)]
+    [1.7071, 0.5047, 0.7882]
     """
     lowest = jnp.min(jnp.where(mask, entropy, jnp.inf))  # so that not all weights underflow
     weights = jnp.where(mask, jnp.exp(-strength * (entropy - jnp.where(jnp.isfinite(lowest), lowest, 0.0))), 0.0)

@@ -185,7 +185,8 @@ def learning_costs_of(
 
     found = {}
     needs = {value_of(need)[0] for need in algorithm.needs}
-    policies = bool(needs & {"old_logp", "values"}), "reference_logp" in needs, "previous_logp" in needs
+    old, reference = {"old_logp", "values", "top_tokens"}, {"reference_logp", "teacher_logp"}
+    policies = bool(needs & old), bool(needs & reference), "previous_logp" in needs
     for number in range(sum(policies)):
         found[f"outputs_of {number + 1}" if number else "outputs_of"] = learning("outputs_of", 1, 1, 0, 0)
     found["update"] = learning("update", passes, config.epochs, gradient, state)
