@@ -9,8 +9,10 @@ from jaxrl_llm.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.stand_ins import (
     StandIn,
     no_state_values,
+    no_teachers,
     own_nodes,
     pairs,
+    teachers,
     uniform,
     whole,
 )
@@ -27,6 +29,15 @@ PROVIDED = (
     Need(
         "guided", "info['guided']", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
         StandIn("no row is guided", whole(2)), provider="--rollout 'hinted(COLUMN)'",
+    ),
+    Need(
+        "hint_tokens", "info['hint_tokens']", "[N]", "number of the row's first actions that are a hint",
+        StandIn("no row begins with a hint", whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
+    ),
+    Need(
+        "teacher_tokens", "info['teacher_tokens']", "[N, T]",
+        "another prompt for the row's tokens and these, -1 after them; -1 everywhere without one",
+        StandIn("no row has a teacher", teachers, no_teachers), provider="a rollout of rollouts.teachers",
     ),
     Need(
         "budget", "info['budget']", "[N]", "token budget that the row's prompt states",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # method -> file::test in tests/algorithms
 PROOFS = {
+    "adhint": "test_hint_tokens.py::test_adhint_is_its_loop",
     "a2fm_apo": "test_prefixed.py::test_apo_worked_example",
     "a2pr": "test_replayed.py::test_a2pr_is_the_loop",
     "adora": "test_shaped_reward.py::test_adora_against_a_loop",
@@ -108,6 +109,7 @@ PROOFS = {
     "spear": "test_replayed.py::test_spear_is_the_loop",
     "spo_segment": "test_trees.py::test_spo_against_loops",
     "spo_single_stream": "test_critic_free.py::test_spo_is_the_loop_over_updates",
+    "srpo_sample_routing": "test_self_distilled.py::test_srpo_is_its_loop",
     "srpo_self_referential": "test_reward_composed.py::test_srpo_is_the_loop",
     "subpo": "test_reward_composed.py::test_subpo_is_the_loop",
     "symphony_fading_replay": "test_replayed.py::test_symphony_is_the_loop_over_replayed_groups",

@@ -35,12 +35,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "dgrpo_vital": {
         "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
     },
-    "remix": {
-        "anchor": (
-            "a change of the anchor during the run, and the policy of the step before as the second anchor",
-            "a reference that may be replaced",
-        ),
-    },
 }  # fmt: skip
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method

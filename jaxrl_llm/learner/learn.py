@@ -24,14 +24,16 @@ from jaxrl_llm.distributed.mesh import on_rows, replicate, to_device, to_mesh
 from jaxrl_llm.distributed.programs import Program, ahead_of_time, compiled, computed, place
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.previous import replaced
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
+from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.needs import need_of, of_previous, of_reference, value_of
 from jaxrl_llm.references import Mixture
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
 from jaxrl_llm.transform import Metrics, Objective, RunFacts
@@ -49,6 +51,7 @@ class Learner(NamedTuple):
     micro_batches: int = 1
     reference: Params | Mixture | None = None  # of the reference policy, where the method needs one
     frozen: Params | None = None  # the parameters that never learn, where some do not
+    previous: Params | None = None  # that learn, before the last update, where the method needs them
 
 
 class LearnedBatch(NamedTuple):
@@ -59,6 +62,7 @@ class LearnedBatch(NamedTuple):
     batch: Trajectories  # as the transform prepared it, on the devices
     steps: Steps
     metrics: Metrics
+    previous: Params | None = None  # for the next iteration: the parameters before this update, without a critic
 
 
 def start(
@@ -120,6 +124,9 @@ def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: ja
     return function(hidden, mask)
 
 
+_under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
+
+
 @dataclass(frozen=True)
 class _Models:
     """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
@@ -127,6 +134,7 @@ class _Models:
     policy: Policy
     params: Params
     of_reference: Params | Mixture | None
+    of_previous: Params | None
     batch: Trajectories
     steps: Steps | None
     wanted: Wanted
@@ -145,6 +153,24 @@ class _Models:
             logp=sum(share * one.logp for share, one in zip(reference.shares, found, strict=True)),
             entropy=jnp.zeros_like(found[0].entropy),  # that of a mixture is not known
         )
+
+    @cached_property
+    def previous(self) -> PolicyOutputs:
+        assert self.of_previous is not None  # `provide` checks it
+        return outputs_of(self.policy, self.of_previous, self.batch, self.steps)
+
+    @cached_property
+    def teacher(self) -> PolicyOutputs:
+        tokens, reference = (self.batch.info or {}).get("teacher_tokens"), self._reference
+        if tokens is None:
+            return self.old
+        if isinstance(reference, Mixture):
+            raise InputError("a teacher is one reference policy, but this one is a mixture of several")
+        ids = (self.old.extras or {})["top_tokens"]
+        taught = _under_teacher(self.batch, tokens, ids)
+        unpacked = None if self.steps is None else self.steps.replace(packing=None)
+        found = outputs_of(self.policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
+        return _from_teacher(self.batch, tokens, found)
 
     @cached_property
     def affinity(self) -> jax.Array:
@@ -169,11 +195,13 @@ def provide(
     reference: Params | Mixture | None,
     batch: Trajectories,
     steps: Steps | None = None,
+    previous: Params | None = None,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
-    params: the weights before the update. reference: those of the reference policy; InputError where they are needed
-    and None. Other needs are the loop's, or the rollouts', to provide. With the update's `steps` the batch goes through
+    params: the weights before the update. reference: those of the reference policy, and previous the weights
+    before the last update; InputError where they are needed and None. Other needs are the loop's, or the rollouts', to
+    provide. With the update's `steps` the batch goes through
     a policy as it does in the update, slice by slice.
 
     Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
@@ -188,11 +216,16 @@ def provide(
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
             check_params(policy, one)
+    if previous is not None:
+        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
+        check_params(policy, previous)
     if steps is not None:
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
-    models = _Models(policy, params, reference, batch, steps, wanted_of(needs))
+    if of_previous(needs) and previous is None:
+        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
+    models = _Models(policy, params, reference, previous, batch, steps, wanted_of(needs))
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:
@@ -209,7 +242,8 @@ def learn_batch(
     objective: Objective | None = None,
     only: str | None = None,
 ) -> LearnedBatch:
-    """Plan the gradient steps, put the batch on the mesh, provide, prepare, update. The state is donated.
+    """Plan the gradient steps, put the batch on the mesh, provide, prepare, update. The state is donated, like the
+    learner's previous parameters.
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
@@ -223,11 +257,14 @@ def learn_batch(
     batch = to_mesh(batch, mesh)
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
-    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps)
+    previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
+    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps, previous)
+    if learner.previous is not None:
+        previous = replaced(learner.previous, state.params)
     memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback))
     objective = algorithm.objective if objective is None else objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
-    return LearnedBatch(state, memory, batch, steps, metrics)
+    return LearnedBatch(state, memory, batch, steps, metrics, previous)
 
 
 def compile_learning(

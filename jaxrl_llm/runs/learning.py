@@ -42,6 +42,7 @@ def learn(
     learner = Learner(
         parts.policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
         config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), parts.frozen,
+        state.previous,
     )  # fmt: skip
     needs.check_provided(batch, learner.algorithm.needs)
     usual = config.prompts_per_step * config.group_size
@@ -50,7 +51,7 @@ def learn(
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
-    train, memory, batch, steps, found = learn_batch(
+    train, memory, batch, steps, found, previous = learn_batch(
         learner, state.train, state.memory, batch, (config.seed, step), objective, only
     )
     batch, steps = to_numpy((batch, steps), parts.mesh)
@@ -62,7 +63,8 @@ def learn(
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
     reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
-    return state._replace(train=train, memory=memory, reference=reference), Learned(batch, metrics, filled(steps))
+    state = state._replace(train=train, memory=memory, reference=reference, previous=previous)
+    return state, Learned(batch, metrics, filled(steps))
 
 
 def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:

@@ -121,8 +121,8 @@ def train(
             else:
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
-            state = RunState(train_state, memory, batches.init(), parts.moving)
-            parts = parts._replace(moving=None)  # the state has it, and an update donates it
+            state = RunState(train_state, memory, batches.init(), parts.moving, parts.previous)
+            parts = parts._replace(moving=None, previous=None)  # the state has them, and an update donates them
         if parts.hosts.any(terminated()):  # also the hosts that were not told
             raise Preempted
         stop_if(parts.hosts.any(interrupted()))

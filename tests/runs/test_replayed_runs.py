@@ -15,7 +15,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 
-GIVEN: dict[str, dict[str, Any]] = {"remix": {"without": "anchor"}, "spear": {"replay_rows": 2, "surplus": 1.0}}
+GIVEN: dict[str, dict[str, Any]] = {"spear": {"replay_rows": 2, "surplus": 1.0}}
 REPLAYED = [name for name in algorithms.names() if algorithms.get(name).replay is not None]
 
 
