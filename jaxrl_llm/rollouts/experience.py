@@ -33,6 +33,7 @@ from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
 from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.rules import Partial
+from jaxrl_llm.rollouts.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.sources import (
     Source,
     Step,
@@ -43,7 +44,7 @@ from jaxrl_llm.rollouts.sources import (
     rollout_metrics,
     window_metrics,
 )
-from jaxrl_llm.rollouts.tools import Task, first_samples_of
+from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK
 from jaxrl_llm.sampling.requests import MakeEngine, Stats
@@ -205,7 +206,7 @@ def _round(
     """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
     policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
     chunk = CHUNK if setup.rollout.at_once and not sampling.stop and setup.partial is None else LOOK
-    numbers, places = first_samples_of([task for _, task in flight]), hosts.share(range(len(flight)))
+    numbers, places = sample_numbers([task for _, task in flight]), hosts.share(range(len(flight)))
     scored: Scored | None = None
     with ExitStack() as stack:
         streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer))
