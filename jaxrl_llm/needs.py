@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.drift import drift_of
 from jaxrl_llm.effective_rank import rank_measures
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.need_types import Compute, Models, Need
@@ -121,6 +122,13 @@ COMPUTED = (
         "internal_logp", "info['internal_logp']", "[N, L]",
         "log-probabilities of the policy that unembeds the hidden state after layer K, of the old weights",
         behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
+    ),
+    Need(
+        "drift", "info['drift']", "[N]",
+        "how far the policy moved since it last answered the prompt: mean |log-ratio| over that response's tokens, "
+        "a row with info['measured']; NaN without one",
+        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
+        lambda models, batch, number: drift_of(models.old.logp, batch),
     ),
 )  # fmt: skip
 NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED)}

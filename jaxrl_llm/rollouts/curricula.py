@@ -34,6 +34,7 @@ from jaxrl_llm.rollouts.prompt_records import (
     start_record,
 )
 from jaxrl_llm.rollouts.sources import Curriculum, MakeCurriculum, Step
+from jaxrl_llm.trajectory import Trajectories
 
 POOL = 65_536  # candidates of a draw
 
@@ -47,6 +48,7 @@ class Machine(NamedTuple):
     size: (state, count) -> the number of prompts to draw, where a step would have `count`.
     counts: (state, prompts, total, generator) -> samples int[n] of each, at least 1, which add up to `total`.
     observe: (state, results, the prompts of the results with the records of before) -> state.
+    learned: (state, the batch after the update) -> state, see `sources.Source`.
     """
 
     start: Mapping[str, Any] = MappingProxyType({})
@@ -57,6 +59,7 @@ class Machine(NamedTuple):
     observe: Callable[[State, Results, Prompts, Callable[[], Prompts]], State] | None = None
     metrics: Callable[[State], Mapping[str, float]] | None = None
     reasons: tuple[Why, ...] = ()
+    learned: Callable[[State, Trajectories], State] | None = None
 
 
 RuleOf = Callable[[PromptFacts], Machine]
@@ -178,6 +181,13 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
                 new |= {f"rule{number}_{name}": value for name, value in one.items()}
         return {**after, **new}
 
+    def learned(state: State, batch: Trajectories) -> State:
+        for number, machine in enumerate(machines):
+            if machine.learned is not None:
+                one = machine.learned(own(state, number), batch)
+                state = {**state, **{f"rule{number}_{name}": value for name, value in one.items()}}
+        return state
+
     def counts(state: State, ids: Array, total: int) -> Array:
         random = np.random.default_rng([facts.seed, 2, state["draws"]])
         found = look_up(state, memory, np.asarray(ids, np.int64))
@@ -199,7 +209,8 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
         return out
 
     return Curriculum(
-        lambda: start, select, observe, counts if counters else None, metrics, left_out if reasons else None
+        lambda: start, select, observe, counts if counters else None, metrics, left_out if reasons else None,
+        learned=learned,
     )
 
 

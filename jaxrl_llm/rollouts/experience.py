@@ -108,8 +108,12 @@ def experience(setup: Experience) -> Source:
     def keep(state: ExperienceState, step: int) -> None:
         setup.replay.keep(state.replay, step)
 
+    def learned(state: ExperienceState, batch: Trajectories) -> ExperienceState:
+        replay = setup.replay.learned(state.replay, batch)
+        return state._replace(replay=replay, curriculum=setup.curriculum.learned(state.curriculum, batch))
+
     provides = setup.rollout.provides | setup.replay.provides
-    return Source(init, next_step, saved, load, provides, told, left_out, keep)
+    return Source(init, next_step, saved, load, provides, told, left_out, keep, learned)
 
 
 def _complete_step(
