@@ -254,10 +254,9 @@ def compile_learning(
 
 def _trained(batch: Trajectories) -> np.ndarray | None:
     """The rows that the update takes, where info["measured"] marks others that only `provide` reads; None: all."""
-    measured = (batch.info or {}).get("measured")
-    if measured is None or not np.any(np.asarray(measured) > 0):
-        return None
-    return np.flatnonzero(~(np.asarray(measured) > 0))
+    marks = (batch.info or {}).get("measured")
+    measured: Any = np.zeros(0, bool) if marks is None else np.asarray(marks) > 0
+    return np.flatnonzero(~measured) if measured.any() else None
 
 
 def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) -> Trajectories:

@@ -32,6 +32,7 @@ from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
 from jaxrl_llm.rollouts.log import GroupLog
+from jaxrl_llm.rollouts.reference_groups import without_groups
 from jaxrl_llm.rollouts.rules import Partial
 from jaxrl_llm.rollouts.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.sources import (
@@ -89,7 +90,10 @@ def experience(setup: Experience) -> Source:
             ids = np.asarray(found.scored.batch.prompt_id).tolist()
             added = zip(ids, completion_ids(found.scored.batch), strict=True)
             state = state._replace(drafts=state.drafts.with_added(added))
-        curriculum = setup.curriculum.observe(state.curriculum, found)  # of what was sampled, without replay
+        before = state.curriculum
+        curriculum = setup.curriculum.observe(before, found)  # of what was sampled, without replay
+        if (only_measured := setup.curriculum.only_measured) is not None:
+            found = without_groups(found, lambda ids: only_measured(before, ids))
         found = found._replace(metrics=found.metrics | setup.curriculum.metrics(curriculum))
         found, replay = replayed(setup.replay, state.replay, found, key, step, setup.prompts)
         return found, state._replace(replay=replay, curriculum=curriculum)

@@ -39,7 +39,8 @@ def last_responses(prompts: int = 16_384) -> Replay:
         place[np.argsort(group, kind="stable")] = np.arange(len(group))
         light = {name: x for name, x in fresh.items() if name not in _NOT_READ}
         new = marked(light, item=stores.next_item(state) + np.arange(len(group)), step=step, place=place)
-        new = keep(new, np.asarray(scored.batch.action_mask).any(axis=1))
+        answered: Any = np.asarray(scored.batch.action_mask).any(axis=1)
+        new = keep(new, answered)
         old = marked(state, place=-1) if count(state) else {}
         store = stores.newest(stores.newest_of_prompts(join(old, new), 1), prompts) if prompts else {}
         batch = found.batch

@@ -77,6 +77,8 @@ class Curriculum(NamedTuple):
     columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
     beside those of the data set; None: no others.
     learned: as that of a `Source`.
+    only_measured: (state before `observe`, ids int[n] of the prompts of a step's groups) -> bool[n], whether the step
+    sampled the group for `observe` alone and does not train on it; None: it trains on all.
     """
 
     init: Callable[[], State]
@@ -87,6 +89,7 @@ class Curriculum(NamedTuple):
     left_out: Callable[[State], np.ndarray] | None = None
     columns: Callable[[State, np.ndarray], Sequence[Mapping[str, Any]]] | None = None
     learned: Callable[[State, Trajectories], State] = lambda state, batch: state
+    only_measured: Callable[[State, np.ndarray], np.ndarray] | None = None
 
 
 MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum

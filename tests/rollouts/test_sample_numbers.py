@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout, group, hinted
+from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.repair import hinted
 from jaxrl_llm.rollouts.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.tools import Task, Tools
 from jaxrl_llm.rollouts.trees import tree

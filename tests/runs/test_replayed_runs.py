@@ -109,3 +109,25 @@ def test_what_a_response_is_measured_against_is_the_policy_that_gave_it(tmp_path
     lines = runs.reproducible(Path(config.output) / "metrics.jsonl")
     assert all(line["curriculum/drift"] == 0 for line in lines[:2])  # of the update before
     assert lines[2]["curriculum/drift"] > 0
+
+
+@pytest.mark.heavy
+def test_reference_groups_are_measured_and_not_trained_on(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "dots_rr", hyperparameters={"references": 3, "fresh_share": 1.0}, steps=3)
+    runs.write_prompts(Path(config.prompts), 12)
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    for number, one in enumerate(taken):
+        batch, references = one.scored.batch, one.after.curriculum["rule0_references"].tolist()
+        trained = np.unique(batch.prompt_id)
+        assert len(trained) == 4
+        assert np.bincount(batch.group).tolist() == [4] * 4
+        assert len(references) == 3
+        if number != 1:
+            assert not set(references) & set(trained.tolist())
+    lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
+    groups = runs.lines_of(Path(config.output) / "groups.jsonl")
+    assert [one.get("left_out", []).count("reference") for one in groups] == [3, 0, 3]
+    assert all(line["completion/tokens"] <= 16 * 6 for line in lines)
+    assert lines[0]["curriculum/tried"] == pytest.approx(7 / 12)
