@@ -128,7 +128,7 @@ COMPUTED = (
         "how far the policy moved since it last answered the prompt: mean |log-ratio| over that response's tokens, "
         "a row with info['measured']; NaN without one",
         StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
-        lambda models, batch, number: drift_of(models.old.logp, batch),
+        lambda models, batch, number: models.of_logp(drift_of),
     ),
 )  # fmt: skip
 NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED)}

@@ -120,6 +120,13 @@ def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: ja
     return function(hidden, mask)
 
 
+@compiled(static_argnames=("function",))
+def _of_logp(
+    function: Callable[[jax.Array, Trajectories], jax.Array], logp: jax.Array, batch: Trajectories
+) -> jax.Array:
+    return function(logp, batch)
+
+
 @dataclass(frozen=True)
 class _Models:
     """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
@@ -155,6 +162,9 @@ class _Models:
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
+
+    def of_logp(self, function: Callable[[jax.Array, Trajectories], jax.Array]) -> jax.Array:
+        return _of_logp(function, self.old.logp, self.batch)
 
     @property
     def _reference(self) -> Params | Mixture:

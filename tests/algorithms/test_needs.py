@@ -101,6 +101,9 @@ class Seen:
     def of_states(self, function: Callable[[Any, Any], Any]) -> Any:
         return function(self.outputs("old", -1.0).extras["hidden"], jnp.ones((N, L), bool))  # type: ignore[index]
 
+    def of_logp(self, function: Callable[[Any, Any], Any]) -> Any:
+        return function(self.outputs("old", -1.0).logp, bare())
+
     @property
     def affinity(self) -> Any:
         return self.outputs("affinity", 0.5).logp

@@ -14,10 +14,12 @@ from test_steps import uneven
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.learn import Learner, fill_up, learn_batch, outputs_of, start
+from jaxrl_llm.learner.learn import Learner, compile_learning, fill_up, learn_batch, outputs_of, start
 from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.learning import at_full_size
+from jaxrl_llm.runs.plan_shapes import full_batch
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 
@@ -68,6 +70,18 @@ def test_the_update_is_that_of_the_other_rows_and_the_drift_is_the_loop(vectors:
     assert not np.asarray(other.batch.weights)[4:].any()
     assert signal(one.batch) == signal(other.batch) == 1
     assert np.asarray(other.memory.seen).tolist() == [True] * 4 + [False] * 4
+
+
+@pytest.mark.heavy
+def test_a_plan_has_the_programs_of_a_run(vectors: Any) -> None:
+    """Ahead of time, on shapes: the forward pass has all rows, the update only those that it trains on."""
+    model, method = vectors("llama_tied"), algorithms.get("spo_single_stream", prompts=8)
+    config = TrainConfig(prompts_per_step=4, group_size=1, max_prompt_tokens=8, max_new_tokens=8)
+    batch = full_batch(config, method, model.policy.config.vocab_size)
+    assert np.asarray(batch.need("measured")).tolist() == [0.0] * 4 + [1.0] * 4
+    learner = Learner(model.policy, method, optax.sgd(0.1), data_mesh(), minibatches=2)
+    programs = compile_learning(learner, model.params, batch)
+    assert [one.name for one in programs] == ["outputs_of", "_of_logp", "prepare", "update"]
 
 
 def test_both_kinds_of_rows_are_filled_up() -> None:
