@@ -41,6 +41,9 @@ class Models(Protocol):
         For needs that measure "hidden".
         """
 
+    def of_logp(self, function: Callable[[Array, Trajectories], Array]) -> Array:
+        """`function` of the log-probabilities [N, L] of the weights before the update, and the batch."""
+
 
 Compute = Callable[[Models, Trajectories, float | None], Array]
 

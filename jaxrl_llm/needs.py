@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.drift import drift_of
 from jaxrl_llm.effective_rank import rank_measures
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.need_types import Compute, Models, Need
@@ -149,6 +150,13 @@ COMPUTED = (
         "entropy of the reference policy after info['teacher_tokens'], nats",
         StandIn("1", uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
         lambda models, batch, number: models.teacher.entropy,
+    ),
+    Need(
+        "drift", "info['drift']", "[N]",
+        "how far the policy moved since it last answered the prompt: mean |log-ratio| over that response's tokens, "
+        "a row with info['measured']; NaN without one",
+        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
+        lambda models, batch, number: models.of_logp(drift_of),
     ),
 )  # fmt: skip
 OF_REFERENCE = ("reference_logp", "reference_affinity", "teacher_logp", "teacher_entropy")

@@ -89,9 +89,12 @@ PROVIDED = (
         StandIn("no row is tempered", whole(2)), provider="a rollout of rollouts.tempered",
     ),
     Need(
-        "drift", "info['drift']", "[N]", "how far the policy moved since it last answered the prompt",
-        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
-        provider=own_rollout("drift"),
+        "start_value", "info['start_value']", "[N]", "mean reward of the prompt's completions before the run",
+        StandIn("none is known", uniform(0, 1, rows=True)), provider="a rollout in rollouts.programs.with_start_value",
+    ),
+    Need(
+        "measured", "info['measured']", "[N]", "1 where the row is there to be measured only, and is not trained on",
+        StandIn("all rows are trained on", whole(2)), provider="rollouts.revisits.last_responses: Algorithm.replay",
     ),
     Need(
         "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",

@@ -37,6 +37,7 @@ PROOFS = {
     "dgpo_distribution_guided": "test_token_credit.py::test_dgpo_against_a_loop",
     "dgrpo_vital": "test_shaped_reward.py::test_dgrpo_against_a_loop",
     "dispo": "test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ",
+    "dots_rr": "test_replayed.py::test_dots_rr_is_the_loop",
     "dppo": "test_weighted.py::test_dppo_is_the_loop",
     "dr_grpo": "test_group_relative.py::test_dr_grpo_is_the_loop",
     "drive_pre_grpo": "test_curricula.py::test_drive_keeps_the_prompts_that_fail",

@@ -47,7 +47,6 @@ NEEDED: dict[str, dict[str, str]] = {
         "turn_factor": "updates turn by turn, the last first",
         "turns": "episodes of several turns",
     },
-    "spo_single_stream": {"drift": "how far the policy moved; without it trackers forget at their fastest"},
     "srpo_self_referential": {"distance": "distances of failures to successes; without them failures get 0"},
     "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
     "ttrl": {"answer_key": "votes of answers; without it whole completions vote"},

@@ -127,6 +127,13 @@ def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: ja
 _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
 
 
+@compiled(static_argnames=("function",))
+def _of_logp(
+    function: Callable[[jax.Array, Trajectories], jax.Array], logp: jax.Array, batch: Trajectories
+) -> jax.Array:
+    return function(logp, batch)
+
+
 @dataclass(frozen=True)
 class _Models:
     """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
@@ -181,6 +188,9 @@ class _Models:
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
+
+    def of_logp(self, function: Callable[[jax.Array, Trajectories], jax.Array]) -> jax.Array:
+        return _of_logp(function, self.old.logp, self.batch)
 
     @property
     def _reference(self) -> Params | Mixture:
@@ -250,15 +260,20 @@ def learn_batch(
     default all do.
     """
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
+    trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
     steps = plan_steps(
         batch, epochs=learner.epochs, minibatches=learner.minibatches, micro_batches=learner.micro_batches, seed=seed,
-        mesh=mesh,
+        mesh=mesh, rows=trained,
     )  # fmt: skip
+    every = steps
+    if trained is not None:  # slices as long as those of the update, over all rows
+        times = len(batch.tokens) / len(trained)
+        every = plan_steps(batch, micro_batches=slices * (int(times) if times.is_integer() else 1), mesh=mesh)
     batch = to_mesh(batch, mesh)
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
     previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
-    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps, previous)
+    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), every, previous)
     if learner.previous is not None:
         previous = replaced(learner.previous, state.params)
     memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback))
@@ -284,11 +299,19 @@ def compile_learning(
     return programs
 
 
-def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
+def _trained(batch: Trajectories) -> np.ndarray | None:
+    """The rows that the update takes, where info["measured"] marks others that only `provide` reads; None: all."""
+    marks = (batch.info or {}).get("measured")
+    measured: Any = np.zeros(0, bool) if marks is None else np.asarray(marks) > 0
+    return np.flatnonzero(~measured) if measured.any() else None
+
+
+def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) -> Trajectories:
     """The batch with groups without any action, up to `rows` rows, so that all steps share a compiled update.
 
     They are copies of the first group's prompt, count in no mean, and leave loss and gradient as they are. Only where
-    there are more minibatches than groups with actions can a gradient step see nothing but such.
+    there are more minibatches than groups with actions can a gradient step see nothing but such. measured: how many of
+    them, at the end, count as rows that no update takes, in a batch with info["measured"].
     """
     have = batch.tokens.shape[0]
     if have == rows:
@@ -297,6 +320,10 @@ def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
     empty = np.arange(rows) >= have
     numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
     batch = map_rows(lambda x: np.asarray(x)[index], batch)
+    if measured:
+        marks = np.where(empty, 0, np.asarray(batch.need("measured"))).astype(np.float32)
+        marks[rows - measured :] = 1
+        batch = batch.with_info(measured=jnp.asarray(marks))
     before = np.cumsum(np.asarray(batch.action_mask), axis=1) == 0
     return batch.replace(
         token_mask=batch.token_mask & (before | ~empty[:, None]),

@@ -227,6 +227,7 @@ def _run(
                 state, learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
             if controls := scalars(learned.batch.controls):
                 state = state._replace(source=source.told(state.source, controls))
+            state = state._replace(source=source.learned(state.source, learned.batch))
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(hosts.any(interrupted()) and not terminated())  # after SIGTERM the step is finished from here on
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}

@@ -256,6 +256,8 @@ def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Tr
         if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:
             value: Any = np.asarray(need.stand_in.value(batch, carried))
             batch = need.put(batch, value, carried)
+    if "measured" in algorithm.needs:
+        batch = batch.with_info(measured=(np.arange(N) >= usual).astype(np.float32))  # type: ignore[arg-type]
     strategy = strategy_of(config, algorithm)
     if strategy is not None and strategy.train_unfinished:
         unfinished: Any = np.zeros(N, bool)

@@ -114,6 +114,9 @@ class Seen:
     def of_states(self, function: Callable[[Any, Any], Any]) -> Any:
         return function(self.outputs("old", -1.0).extras["hidden"], jnp.ones((N, L), bool))  # type: ignore[index]
 
+    def of_logp(self, function: Callable[[Any, Any], Any]) -> Any:
+        return function(self.outputs("old", -1.0).logp, bare())
+
     @property
     def affinity(self) -> Any:
         return self.outputs("affinity", 0.5).logp
@@ -137,6 +140,8 @@ def test_each_is_computed_from_the_policy_that_it_is_of() -> None:
         if name == "effective_rank":
             assert found.shape == (N, 3)  # of states that are all the same
             np.testing.assert_allclose(found[:, 0], 1.0, atol=1e-5)
+        elif name == "drift":
+            assert np.isnan(found).all()  # there is no earlier response
         else:
             np.testing.assert_allclose(found, 4.0 if name == "hidden_square" else value)
 
