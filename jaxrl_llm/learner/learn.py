@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
@@ -138,9 +139,10 @@ class _Models:
     @cached_property
     def reference(self) -> PolicyOutputs:
         reference = self._reference
+        policy, batch = of_a_reference(self.policy, self.batch)
         if not isinstance(reference, Mixture):
-            return outputs_of(self.policy, reference, self.batch, self.steps)
-        found = [outputs_of(self.policy, params, self.batch, self.steps) for params in reference.policies]
+            return outputs_of(policy, reference, batch, self.steps)
+        found = [outputs_of(policy, params, batch, self.steps) for params in reference.policies]
         return PolicyOutputs(
             logp=sum(share * one.logp for share, one in zip(reference.shares, found, strict=True)),
             entropy=jnp.zeros_like(found[0].entropy),  # that of a mixture is not known
@@ -187,7 +189,7 @@ def provide(
     if reference is not None:
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
-            check_params(policy, one)
+            check_params(replace(policy, hook=None), one)
     if steps is not None:
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:

@@ -71,7 +71,10 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False) -> Non
             f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
             "gives"
         )
-    _decoder(params, policy.config, "", extra=("critic",))
+    _decoder(params, policy.config, "", extra=("critic", "other"))
+    hook = getattr(policy, "hook", None)
+    if hook is not None and hook.other is not None:
+        _decoder(_section(params, "other", ""), policy.config, "other/")
     if policy.critic is None or not (needs_critic or "critic" in params):
         return
     critic = policy.critic
