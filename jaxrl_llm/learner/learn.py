@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -189,7 +189,7 @@ def provide(
     if reference is not None:
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
-            check_params(replace(policy, hook=None), one)
+            check_params(policy, one, needs_other=False)
     if steps is not None:
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:

@@ -48,6 +48,11 @@ def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> N
         raise InputError(
             f"the hook {hook.name} forbids tokens itself, which top_k, top_p and min_p do not support: leave them out"
         )
+    if hook.other is not None and algorithm.replay is not None:
+        raise InputError(
+            f"the second policy of the hook {hook.name} is that of a step, but {config.algorithm} replays completions "
+            "of other steps or policies: leave out one of the two"
+        )
     if hook.other is not None and hook.other.averages and config.lora_rank:
         raise InputError(
             f"the second policy of the hook {hook.name} is an average of weights, but with lora_rank only adapters are "

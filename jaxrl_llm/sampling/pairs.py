@@ -76,5 +76,7 @@ def both(first: Weights, second: Weights) -> Weights:
 
 def alone(weights: Weights) -> Weights:
     """The weights without those of a second policy."""
-    kept = ({name: x for name, x in tree.items() if name != "other"} for tree in (weights.prompts, weights.loop))
-    return weights._replace(**dict(zip(("prompts", "loop"), kept, strict=True)))
+    prompts, loop = (
+        {name: x for name, x in tree.items() if name != "other"} for tree in (weights.prompts, weights.loop)
+    )
+    return weights._replace(prompts=prompts, loop=loop)

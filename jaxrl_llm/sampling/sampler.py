@@ -148,7 +148,7 @@ def sample(
     ]
     batch = assemble(rows, temperature or 1.0, truncating, policy_step)
     if hook is not None and hook.state:
-        batch = batch.with_info(**{name: np.full(len(rows), x, np.float32) for name, x in hook.state})
+        batch = batch.with_info(**{name: jnp.full(len(rows), x, jnp.float32) for name, x in hook.state})
     return jax.tree.map(jnp.asarray, batch)
 
 
