@@ -31,7 +31,7 @@ from jaxrl_llm.needs import need_of, value_of
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import check_method
 from jaxrl_llm.runs.reference import wants_reference
-from jaxrl_llm.runs.rollout import rollout_of, strategy_of
+from jaxrl_llm.runs.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
 from jaxrl_llm.sampling.requests import Tokens
@@ -133,6 +133,11 @@ def checked(
     mesh = mesh_of(config.mesh, topology.devices)
     sampler = sampling_mesh_of(config.sampling_mesh, mesh)
     algorithm = check_method(config, mesh)
+    if has_second_policy(config, algorithm):
+        raise InputError(
+            f"jaxrl plan knows runs of one policy, but {config.algorithm} runs a second one beside it: plan ppo, and "
+            "add its weights, its caches and its forward passes once more"
+        )
     model = model or config_of(config.model)
     check_mesh(model, mesh)
     check_mesh(model, sampler, "the sampling mesh")
@@ -164,6 +169,7 @@ class StateShapes(NamedTuple):
     reference: Any  # of a reference policy; with adapters the frozen parameters
     params: Any  # of the policy, all together
     engines: int = 1  # that sample at a time, each with weights and caches of its own
+    other: Any = None  # what moves of a second policy that is run beside it
 
     @property
     def copied_reference(self) -> Any:
@@ -187,8 +193,15 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
         reference = frozen or {name: x for name, x in params.items() if name != "critic"}
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
-    engines = 2 if rollout_of(config, algorithm).reference else 1
-    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), engines)
+    engines, other = 2 if rollout_of(config, algorithm).reference else 1, None
+    if has_second_policy(config, algorithm):
+        other = {name: x for name, x in learning.items() if name != "critic"}
+    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), engines, other)
+
+
+def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:
+    """Whether tokens are drawn through a hook that reads the logits of a second policy."""
+    return (hook := hook_of(config, algorithm)) is not None and hook.other is not None
 
 
 def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:

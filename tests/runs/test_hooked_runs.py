@@ -6,16 +6,24 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
-from tiny_runs import Taken, assert_equal_trees, lines_of, reproducible, small_config, train, watched
+from tiny_runs import MODEL, Taken, assert_equal_trees, lines_of, reproducible, small_config, train, watched
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import mesh_of
+from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import check_method
+from jaxrl_llm.runs.plan_arithmetic import held_bytes
+from jaxrl_llm.runs.plan_shapes import checked as checked_plan
+from jaxrl_llm.runs.plan_shapes import config_of as config_of_model
+from jaxrl_llm.runs.plan_shapes import state_shapes
 from jaxrl_llm.runs.rollout import check_hook, rollout_of
+from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
 
 NLPO = {"mask_min_keep": 2, "mask_top_p": 0.7, "mask_every": 2}
 
@@ -98,3 +106,15 @@ def test_what_a_run_cannot_do_is_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(InputError, match="nlpo replays completions of other steps or policies"):
         check_hook(TrainConfig(algorithm="nlpo"), replayed, rollout_of(TrainConfig(), replayed))
     assert get("nlpo").rollout is not None
+
+
+def test_the_plan_refuses_a_second_policy_and_the_default_mesh_counts_it() -> None:
+    algorithm = get("nlpo")
+    config = TrainConfig(algorithm="nlpo", model=str(MODEL))
+    with pytest.raises(InputError, match="nlpo runs a second one beside it"):
+        checked_plan(config, topology_of("cpu:1"))
+    model, mesh = config_of_model(config.model), abstract_mesh({"data": 1})
+    found = held_bytes(state_shapes(config, model, algorithm), mesh)
+    alone = held_bytes(state_shapes(config, model, dataclasses.replace(algorithm, rollout=None)), mesh)
+    weights = sum(x.nbytes for x in jax.tree.leaves(load_policy(MODEL)[1]))
+    assert found.reference - alone.reference == weights
