@@ -2,16 +2,17 @@
 
 The level is relative to the entropies of the last batch, of which `Levels` has what is needed. It is array state of the
 sampler, and is in each row of a batch (`ENTRIES` of its info), so that the update computes the distribution that was
-sampled from.
+sampled from. `BY_LEVEL` is the sampler's hook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jaxrl_llm.hooks import State, by_temperature
 
 Number = jax.Array | float
 
@@ -30,13 +31,6 @@ ENTRIES = tuple(f"level_{name}" for name in Levels._fields)
 """Names of the numbers in a batch's controls and info."""
 
 
-def levels_in(found: Mapping[str, Any] | None) -> Levels | None:
-    """The levels that controls or a batch's info have; None where they have none."""
-    if found is None or not all(name in found for name in ENTRIES):
-        return None
-    return Levels(*(found[name] for name in ENTRIES))
-
-
 def temperature_factor(entropy: jax.Array, levels: Levels) -> jax.Array:
     """What multiplies the temperature of tokens with these entropies f32[...], at the usual temperature, without
     truncation; under stop-gradient. 1 where a level is NaN, as in groups that failed.
@@ -44,6 +38,14 @@ def temperature_factor(entropy: jax.Array, levels: Levels) -> jax.Array:
     scale = jnp.stack(jnp.broadcast_arrays(*levels[:4]))
     factor = level_temperature(entropy_level(entropy, scale), 1.0, levels.tau)
     return jax.lax.stop_gradient(jnp.where(jnp.isnan(factor), 1.0, factor))
+
+
+def _factor(entropy: jax.Array, state: State) -> jax.Array:
+    return temperature_factor(entropy, Levels(*(state[name] for name in ENTRIES)))
+
+
+BY_LEVEL = by_temperature(_factor, "heated", tuple(zip(ENTRIES, Levels(), strict=True)))
+"""The hook of these temperatures; with `tau` 0, as before the first update, all tokens have the usual one."""
 
 
 def log_entropy_scale(entropy: jax.Array, mask: jax.Array, pivot: Number = 0.8) -> jax.Array:

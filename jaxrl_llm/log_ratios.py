@@ -12,7 +12,8 @@ from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.trajectory import Trajectories
 
 SOURCES = {
-    "behaviour": "behaviour_logp", "old": "old_logp", "reference": "reference_logp", "previous": "previous_logp",
+    "behaviour": "behaviour_logp", "untruncated": "untruncated_logp", "old": "old_logp", "reference": "reference_logp",
+    "previous": "previous_logp",
 }  # fmt: skip
 LARGEST = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square is finite in float32
 
@@ -20,11 +21,13 @@ LARGEST = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square is
 def needed(name: str) -> frozenset[str]:
     """The batch field that the loop must compute for one of SOURCES: none for "behaviour", which every batch has.
 
+    Nor for "untruncated", the same before filters and hooks that forbid tokens: "behaviour" where a batch has no other.
+
     Raises InputError for another name.
     """
     if name not in SOURCES:
         raise unknown("log-probability source", name, SOURCES)
-    return frozenset() if name == "behaviour" else frozenset({SOURCES[name]})
+    return frozenset() if name in ("behaviour", "untruncated") else frozenset({SOURCES[name]})
 
 
 def source(batch: Trajectories, name: str) -> jax.Array:
@@ -32,6 +35,8 @@ def source(batch: Trajectories, name: str) -> jax.Array:
     if name not in SOURCES:
         raise unknown("log-probability source", name, SOURCES)
     value = getattr(batch, SOURCES[name])
+    if value is None and name == "untruncated":
+        value = batch.behaviour_logp
     if value is None:
         raise InputError(f"the objective needs {SOURCES[name]}, which the batch does not have")
     return value

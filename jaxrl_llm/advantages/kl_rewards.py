@@ -78,3 +78,29 @@ def adaptive_kl(
         return beta * (1 + error * rows / horizon), batch.with_controls(**{name: beta})
 
     return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)
+
+
+@part
+def stepwise_kl(
+    start: Number = 0.1,
+    target: Number = 0.1,
+    rate: Number = 0.1,
+    name: str = "kl_coefficient",
+    of: Source = "behaviour",
+    to: Source = "reference",
+) -> Transform:
+    """As `adaptive_kl`, with the same step for batches of all sizes, and KL the mean over the batch's tokens (k1):
+
+    beta <- beta (1 + rate clip(KL / target - 1, -0.2, 0.2)).
+    """
+    needs = _divergence_needs("k1", of, to)
+    check_number("first KL coefficient", start, least=0)
+    check_number("KL target", target, above=0)
+    check_number("KL rate", rate, least=0)
+
+    def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+        tokens = jnp.maximum(jnp.sum(batch.action_mask), 1)
+        error = jnp.clip(jnp.sum(_divergence(batch, "k1", of, to)) / tokens / target - 1, -0.2, 0.2)
+        return beta * (1 + rate * error), batch.with_controls(**{name: beta})
+
+    return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)

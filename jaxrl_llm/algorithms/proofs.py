@@ -70,6 +70,7 @@ PROOFS = {
     "maxrl": "test_sets.py::test_maxrl_is_the_loop",
     "mdpo_mirror_descent": "test_trust_region.py::test_mdpo_by_loop_and_its_step_sizes",
     "minirl": "test_mismatch.py::test_minirl_is_the_loop",
+    "nlpo": "test_masked.py::test_nlpo_is_its_loop",
     "nurl": "test_hinted.py::test_hinted_groups_against_a_loop",
     "open_rs": "test_reward_composed.py::test_open_rs_is_the_loop",
     "opmd": "test_regression_methods.py::test_rec_worked_example",

@@ -29,6 +29,7 @@ from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
 from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
@@ -153,9 +154,10 @@ class _Models:
     @cached_property
     def reference(self) -> PolicyOutputs:
         reference = self._reference
+        policy, batch = of_a_reference(self.policy, self.batch)
         if not isinstance(reference, Mixture):
-            return outputs_of(self.policy, reference, self.batch, self.steps)
-        found = [outputs_of(self.policy, params, self.batch, self.steps) for params in reference.policies]
+            return outputs_of(policy, reference, batch, self.steps)
+        found = [outputs_of(policy, params, batch, self.steps) for params in reference.policies]
         return PolicyOutputs(
             logp=sum(share * one.logp for share, one in zip(reference.shares, found, strict=True)),
             entropy=jnp.zeros_like(found[0].entropy),  # that of a mixture is not known
@@ -164,7 +166,8 @@ class _Models:
     @cached_property
     def previous(self) -> PolicyOutputs:
         assert self.of_previous is not None  # `provide` checks it
-        return outputs_of(self.policy, self.of_previous, self.batch, self.steps)
+        policy, batch = of_a_reference(self.policy, self.batch)
+        return outputs_of(policy, self.of_previous, batch, self.steps)
 
     @cached_property
     def teacher(self) -> PolicyOutputs:
@@ -174,9 +177,9 @@ class _Models:
         if isinstance(reference, Mixture):
             raise InputError("a teacher is one reference policy, but this one is a mixture of several")
         ids = (self.old.extras or {})["top_tokens"]
-        taught = _under_teacher(self.batch, tokens, ids)
+        policy, taught = of_a_reference(self.policy, _under_teacher(self.batch, tokens, ids))
         unpacked = None if self.steps is None else self.steps.replace(packing=None)
-        found = outputs_of(self.policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
+        found = outputs_of(policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
         return _from_teacher(self.batch, tokens, found)
 
     @cached_property
@@ -225,10 +228,10 @@ def provide(
     if reference is not None:
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
-            check_params(policy, one)
+            check_params(policy, one, needs_other=False)
     if previous is not None:
         check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
-        check_params(policy, previous)
+        check_params(policy, previous, needs_other=False)
     if steps is not None:
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:

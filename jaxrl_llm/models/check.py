@@ -58,11 +58,12 @@ def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
         )
 
 
-def check_params(policy: Any, params: Any, *, needs_critic: bool = False) -> None:
+def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_other: bool = True) -> None:
     """InputError naming the first parameter that is missing, unknown, or not of this policy's shape.
 
     Allowed are layers stacked or as a tuple, adapters (`lora`) of any rank, and the weights of a critic, which must be
-    there only with `needs_critic`. Arrays may be of JAX or numpy, shapes without numbers, or traced: nothing is
+    there only with `needs_critic`, and those of the second policy of the policy's hook, which must be there unless
+    `needs_other` is false. Arrays may be of JAX or numpy, shapes without numbers, or traced: nothing is
     computed.
     """
     check_policy(policy)
@@ -71,7 +72,10 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False) -> Non
             f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
             "gives"
         )
-    _decoder(params, policy.config, "", extra=("critic",))
+    _decoder(params, policy.config, "", extra=("critic", "other"))
+    hook = getattr(policy, "hook", None)
+    if hook is not None and hook.other is not None and (needs_other or "other" in params):
+        _decoder(_section(params, "other", ""), policy.config, "other/")
     if policy.critic is None or not (needs_critic or "critic" in params):
         return
     critic = policy.critic

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_logprob
 
-from jaxrl_llm.entropy_levels import Levels, levels_in, temperature_factor
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.hooks import Hook, state_in
 from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
@@ -72,15 +73,16 @@ def policy_outputs(
 ) -> PolicyOutputs:
     """Log-probability and entropy of each action under `params`, f32[N, L], 0 where there is no action.
 
-    They are of the distribution that was sampled from: at the trajectories' temperature (times a factor of each token's
-    entropy, where info has `entropy_levels.ENTRIES`), and of the truncated support where top-k, top-p or min-p were on.
-    Differentiable with respect to params.
+    They are of the distribution that was sampled from: at the trajectories' temperature, through the policy's hook, and
+    of the truncated support where top-k, top-p or min-p were on. Differentiable with respect to params, but not to
+    those of a second policy that the hook reads, params["other"].
 
     With a packing (`learner.steps` makes them on the host, `packing.shared_prompts` under jit) what several rows share
     goes through the model once, forward and backward, short rows lie side by side, and the vocabulary is only looked at
     for the actions it lists. Without one every row goes through as it is. The results are the same.
 
-    What is `wanted` is in `extras`, at each action: MEASURES and tempered log-probabilities of the untruncated
+    What is `wanted` is in `extras`, at each action, and through a hook only where that changes temperatures by their
+    entropy (`Hook.factor`): MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
     log-probability under the unembedded state after a layer (no last norm); "heated_logp", at another temperature and
     without truncation, differentiable; "hidden" [N, L, D]. "top_tokens" [N, L, K] are the ids of the K = `top` most
@@ -92,7 +94,7 @@ def policy_outputs(
     check_params(policy, params)
     check_batch(batch)
     view = _view(policy, params, batch, packing)
-    logp, entropy = _logp(policy, params, view)
+    logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
     source = Distribution(
@@ -180,11 +182,31 @@ def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing 
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
     view = _View(*at, states, gather(batch.tokens), temperature, floor)
-    if (levels := levels_in(batch.info)) is None:
+    if policy.hook is None or policy.hook.factor is None:
         return view
     entropy = jax.lax.stop_gradient(_logp(policy, params, view._replace(floor=None))[1])
-    factor = temperature_factor(entropy, Levels(*(x.at[packing.row].get(mode="clip") for x in levels)))
-    return view._replace(temperature=temperature * factor)
+    return view._replace(temperature=temperature * policy.hook.factor(entropy, _state(policy.hook, batch, packing)))
+
+
+def _state(hook: Hook, batch: Trajectories, packing: Packing) -> dict[str, jax.Array]:
+    """The numbers f32[M] of a hook at the chosen tokens, from those of their rows."""
+    return {name: x.at[packing.row].get(mode="clip") for name, x in state_in(hook, batch.info).items()}
+
+
+def _drawn_from(
+    policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability and entropy f32[M] of the distribution that tokens were drawn from."""
+    if (hook := policy.hook) is None or hook.factor is not None:
+        return _logp(policy, params, view)
+    packing = whole_rows(batch) if packing is None else packing
+    others = None
+    if hook.other is not None:
+        others = packed_states(policy, jax.lax.stop_gradient(params["other"]), batch.tokens, packing)
+    state = _state(hook, batch, packing)
+    return hooked_logp(
+        policy, hook, params, Places(view.states, view.targets, view.temperature, view.floor, state, others)
+    )
 
 
 @jax.named_scope("head")

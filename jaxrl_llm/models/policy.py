@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.hooks import Hook
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.check import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
@@ -36,6 +37,7 @@ class Policy:
     mesh: Mesh | None = None  # of the training, with the axes of models.placement
     activations: Any = None  # dtype of states, if it is not that of weights
     rounding: str | None = None  # "int8" or "float8": compute with projections rounded to it (models.quantised)
+    hook: Hook | None = None  # what tokens are drawn through; with `other`, the second policy is params["other"]
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
 
     def __repr__(self) -> str:
@@ -46,6 +48,7 @@ class Policy:
         unusual = {"remat": (self.remat, True), "critic": (self.critic, None), "mesh": (self.mesh, None)}
         unusual["activations"] = jnp.dtype(self.activation_dtype).name, dtype
         unusual["rounding"] = self.rounding, None
+        unusual["hook"] = None if self.hook is None else self.hook.name, None
         others = [f", {name}={value}" for name, (value, usual) in unusual.items() if value != usual]
         return f"Policy({config.family}: {size}, {dtype}{''.join(others)})"
 

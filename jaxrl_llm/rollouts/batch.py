@@ -34,8 +34,12 @@ def of_turns(values: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
     return out
 
 
-def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False) -> Trajectories:
+def to_batch(
+    groups: Sequence[Group], sampling: SamplingConfig, step: int, windows: bool = False, remembers: bool = False
+) -> Trajectories:
     """A batch of the groups' episodes, as numpy arrays. windows: add info "window" and "unfinished".
+
+    remembers: tokens were drawn through a hook that remembers a number for each, `support_floor`.
 
     Episodes of one program with different `part` are different groups of the batch. A row has the prompt that its
     episode is trained under; see `Episode.trained_under`.
@@ -54,7 +58,7 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
                 prompt, own, episode.truncated, one.task.prompt_id, numbers[episode.part], episode.actions,
                 episode.turns,
             ))  # fmt: skip
-    batch = assemble(rows, sampling.temperature, sampling.truncating, step)
+    batch = assemble(rows, sampling.temperature, sampling.truncating or remembers, step)
     if info := info_columns(episodes, batch.tokens.shape[1]):
         batch = batch.with_info(**info)
     if any(episode.turn_rewards for episode in episodes):

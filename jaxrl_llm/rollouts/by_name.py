@@ -12,6 +12,7 @@ from jaxrl_llm.rewards.loading import load_function
 from jaxrl_llm.rollouts.candidates import with_candidates
 from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.hint_lengths import hinted_by_failures
+from jaxrl_llm.rollouts.hooked import top_nsigma
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data
 from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group
@@ -27,6 +28,7 @@ NAMED: dict[str, Callable[..., Rollout]] = {
     "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups,
     "hinted_by_failures": hinted_by_failures, "two_policies": two_policies,
     "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
+    "top_nsigma": top_nsigma,
 }  # fmt: skip
 
 

@@ -237,7 +237,10 @@ def _round(
         make = engines_of(setup, len(places), params, key, step, state)
         with setup.clock("sample"):
             found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
-            batch_of = partial(to_batch, sampling=sampling, step=step, windows=rule.train_unfinished)
+            remembers = setup.rollout.hook is not None and setup.rollout.hook.remember is not None
+            batch_of = partial(
+                to_batch, sampling=sampling, step=step, windows=rule.train_unfinished, remembers=remembers
+            )
             batch = batch_of(found.groups) if found.groups else None
         with setup.clock("score"):
             if batch is not None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.distributed.mesh import on_device
-from jaxrl_llm.entropy_levels import Levels, levels_in
+from jaxrl_llm.hooks import first_state
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.experience_state import ExperienceState
 from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.pairs import alone
 from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request, Stats
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.schedule import lasting, size_for
@@ -43,13 +45,16 @@ def engines_of(
         temperature, learns = draws.temperature, not draws.reference
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
-        if setup.rollout.heated and temperature is None and learns:
-            settings = settings._replace(levels=jax.tree.map(jnp.float32, levels_in(state.controls) or Levels()))
+        hook = setup.rollout.hook if temperature is None and learns else None
+        drawing, taken = policy, alone(weights if others is None or learns else others)
+        if hook is not None:
+            settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
+            drawing, taken = dataclasses.replace(policy, hook=hook), weights
         size = size_for(requests, slots, devices, shape if temperature is None and learns else None)
         size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
         setup.watch(stats)
         return Engine(
-            policy, weights if others is None or learns else others, settings, size,
+            drawing, taken, settings, size,
             cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
             speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from jaxrl_llm.entropy_levels import ENTRIES, Levels
+from jaxrl_llm.entropy_levels import BY_LEVEL
 from jaxrl_llm.expressions import part
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
 
 
 @part
@@ -18,12 +15,4 @@ def heated(rollout: Rollout) -> Rollout:
     Before the first update all tokens have the run's temperature. Provides the levels of each episode,
     info["level_tau"] and others (`entropy_levels.ENTRIES`), from which the update computes the same temperatures.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        levels = dict(zip(ENTRIES, Levels(), strict=True))
-        levels = {name: float(tools.controls.get(name, value)) for name, value in levels.items()}
-        return [episode.with_info(**levels) for episode in await rollout.program(tools, task)]
-
-    return replace(
-        rollout, program=program, name=f"{rollout.name}, heated", provides=rollout.provides | {"level_tau"}, heated=True
-    )
+    return hooked(rollout, BY_LEVEL, ("level_tau",))

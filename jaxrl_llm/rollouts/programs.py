@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import layout, part
+from jaxrl_llm.hooks import Hook
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.tools import Task, Tools
 from jaxrl_llm.selection.rows import max_variance_subset
@@ -41,8 +42,6 @@ class Rollout:
     most: Callable[[int], int] | None = None
     """Of a group's samples, the most episodes that a ragged program returns, so that `jaxrl plan` knows the memory."""
 
-    heated: bool = False
-    """Tokens are drawn at temperatures by their entropy, see `entropy_levels`."""
     at_once: bool = False
     """The program asks for all of its samples at the beginning. Otherwise the driver looks more often whether one has
     what it waits for, so that what it asks for next is decoded while long completions of other groups go on."""
@@ -52,6 +51,8 @@ class Rollout:
     """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
     meets: bool = False
     """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
+    hook: Hook | None = None
+    """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):

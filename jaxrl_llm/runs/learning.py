@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import needs_values
 from jaxrl_llm.runs.metrics import Learned
-from jaxrl_llm.runs.reference import moved, reference_now
+from jaxrl_llm.runs.reference import moved, reference_now, with_second_policy
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.runs.state import RunState
 from jaxrl_llm.trajectory import Trajectories
@@ -39,9 +40,10 @@ def learn(
     source should provide, and NotFiniteError if the update was rejected because a loss, gradient or parameter was not
     finite.
     """
+    policy, frozen = dataclasses.replace(parts.policy, hook=parts.hook), with_second_policy(state.other, parts.frozen)
     learner = Learner(
-        parts.policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
-        config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), parts.frozen,
+        policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
+        config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), frozen,
         state.previous,
     )  # fmt: skip
     needs.check_provided(batch, learner.algorithm.needs)
@@ -56,12 +58,13 @@ def learn(
     metrics = {name: float(value) for name, value in found.items()}
     if (finite := metrics.pop("finite")) < 1:
         what = not_finite(
-            parts.policy, objective, combine(parts.frozen, train.params), batch, steps, state=train,
-            optimizer=parts.optimizer, frozen=parts.frozen, only=only,
+            policy, objective, combine(frozen, train.params), batch, steps, state=train,
+            optimizer=parts.optimizer, frozen=frozen, only=only,
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
     reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
-    state = state._replace(train=train, memory=memory, reference=reference, previous=previous)
+    other = moved(parts.hook.other, state.other, train.params, step + 1) if parts.hook is not None else None
+    state = state._replace(train=train, memory=memory, reference=reference, previous=previous, other=other)
     return state, Learned(batch, metrics, filled(steps))
 
 

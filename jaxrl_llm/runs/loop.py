@@ -50,6 +50,7 @@ from jaxrl_llm.runs.metrics import (
     without_nan,
 )
 from jaxrl_llm.runs.profiling import profiled
+from jaxrl_llm.runs.reference import with_second_policy
 from jaxrl_llm.runs.rollback import Judged, undo_spike
 from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
 from jaxrl_llm.runs.run_report import write_report
@@ -121,8 +122,11 @@ def train(
             else:
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
-            state = RunState(train_state, memory, batches.init(), parts.moving, parts.previous)
-            parts = parts._replace(moving=None, previous=None)  # the state has them, and an update donates them
+            state = RunState(
+                train_state, memory, batches.init(), reference=parts.moving, previous=parts.previous, other=parts.other
+            )
+            # The state has them, and an update donates them.
+            parts = parts._replace(moving=None, previous=None, other=None)
         if parts.hosts.any(terminated()):  # also the hosts that were not told
             raise Preempted
         stop_if(parts.hosts.any(interrupted()))
@@ -218,7 +222,7 @@ def _run(
             clock.step = step
             profile(step)
             before, taken = clock.seconds, int(state.train.step)
-            params = combine(parts.frozen, state.train.params)
+            params = combine(with_second_policy(state.other, parts.frozen), state.train.params)
             found, at = source.next(state.source, params, jax.random.fold_in(key, step), step)
             stop_if(hosts.any(interrupted()))
             trim_heap()

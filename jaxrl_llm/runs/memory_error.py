@@ -62,7 +62,7 @@ def arrays_of(parts: RunParts, state: RunState) -> dict[str, Any]:
     """The run's arrays by name."""
     return {
         "params": state.train.params, "optimizer": state.train.optimizer, "memory": state.memory,
-        "frozen": parts.frozen, "reference": (parts.reference, state.reference),
+        "frozen": parts.frozen, "reference": (parts.reference, state.reference, state.other),
         "previous": state.previous,
     }  # fmt: skip
 

@@ -38,7 +38,7 @@ class Held(NamedTuple):
     parameters: int
     frozen: int
     optimiser: int
-    reference: int  # with the weights before the last update, where they are kept
+    reference: int  # with a second policy that is run beside the first, and the weights before the last update
     learning: int  # numbers, not bytes
 
     @property
@@ -73,7 +73,9 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
         on_a_device(state.params),
         on_a_device(shapes.frozen),
         on_a_device(state.optimizer) + on_a_device(state.step),
-        (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0) + on_a_device(shapes.previous),
+        on_a_device(shapes.other)
+        + (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0)
+        + on_a_device(shapes.previous),
         on_a_device(state.params, jnp.dtype(jnp.int8)),
     )
 

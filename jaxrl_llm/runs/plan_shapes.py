@@ -32,7 +32,7 @@ from jaxrl_llm.needs import need_of, value_of
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import check_method
 from jaxrl_llm.runs.reference import wants_reference
-from jaxrl_llm.runs.rollout import rollout_of, strategy_of
+from jaxrl_llm.runs.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
 from jaxrl_llm.sampling.requests import Tokens
@@ -134,6 +134,11 @@ def checked(
     mesh = mesh_of(config.mesh, topology.devices)
     sampler = sampling_mesh_of(config.sampling_mesh, mesh)
     algorithm = check_method(config, mesh)
+    if has_second_policy(config, algorithm):
+        raise InputError(
+            f"jaxrl plan knows runs of one policy, but {config.algorithm} runs a second one beside it: plan ppo, and "
+            "add its weights, its caches and its forward passes once more"
+        )
     model = model or config_of(config.model)
     check_mesh(model, mesh)
     check_mesh(model, sampler, "the sampling mesh")
@@ -144,7 +149,7 @@ def checked(
 def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
     """The shapes of a run on a topology; see `checked`."""
     mesh, sampler, algorithm, model = checked(config, topology, model)
-    policy, state, frozen, reference, _, previous, _ = state_shapes(config, model, algorithm)
+    policy, state, frozen, reference, _, previous, *_ = state_shapes(config, model, algorithm)
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     with ahead_of_time():
@@ -177,6 +182,7 @@ class StateShapes(NamedTuple):
     params: Any  # of the policy, all together
     previous: Any  # that learn, before the last update, where the method needs them
     engines: int = 1  # that sample at a time, each with weights and caches of its own
+    other: Any = None  # what moves of a second policy that is run beside it
 
     @property
     def copied_reference(self) -> Any:
@@ -201,8 +207,16 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
     previous = jax.eval_shape(partial(first_previous, algorithm.needs), learning)
-    engines = 2 if rollout_of(config, algorithm).reference else 1
-    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), previous, engines)
+    engines, other = 2 if rollout_of(config, algorithm).reference else 1, None
+    if has_second_policy(config, algorithm):
+        other = {name: x for name, x in learning.items() if name != "critic"}
+    params = combine(frozen, learning)
+    return StateShapes(made["policy"], state, frozen, reference, params, previous, engines, other)
+
+
+def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:
+    """Whether tokens are drawn through a hook that reads the logits of a second policy."""
+    return (hook := hook_of(config, algorithm)) is not None and hook.other is not None
 
 
 def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather
+from jaxrl_llm.hooks import Hook
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
@@ -103,6 +104,21 @@ def _kept(config: TrainConfig, frozen: Params | None, own: Any) -> Any:
 def reference_now(fixed: Any, moving: Any, frozen: Params | None) -> Any:
     """The reference policy's parameters: those that stay, or those that move with the frozen weights."""
     return fixed if moving is None else combine(frozen, moving)
+
+
+def first_second_policy(hook: Hook | None, params: Params) -> Any:
+    """What moves of the second policy that a hook reads, in buffers that no update donates; None without one.
+
+    Its structure is that of `params` without a critic, as that of a moving reference.
+    """
+    if hook is None or hook.other is None:
+        return None
+    return jax.tree.map(jnp.copy, without_critic(params))
+
+
+def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
+    """The parameters that do not learn in a step: the frozen ones, and params["other"] of the policy's hook."""
+    return frozen if moving is None else {**(frozen or {}), "other": combine(frozen, moving)}
 
 
 def moved(rule: ReferenceRule | None, moving: Any, params: Params, updates: int) -> Any:

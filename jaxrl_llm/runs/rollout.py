@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.hooks import Hook
 from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.rollouts.programs import Rollout, with_greedy_baseline
 from jaxrl_llm.rollouts.rules import Partial
@@ -30,6 +31,41 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
             "that none forks: raise max_new_tokens, or fork earlier"
         )
     strategy_of(config, algorithm)
+    check_hook(config, algorithm, rollout)
+
+
+def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
+    """InputError if the rollout does not draw through the method's hook, or not as the run's settings say."""
+    own = None if algorithm.rollout is None else algorithm.rollout.hook
+    if own is not None and rollout.hook is None:
+        raise InputError(
+            f"{config.algorithm} draws tokens through the hook {own.name}, but the rollout {rollout.name} does not: "
+            "leave out rollout"
+        )
+    if (hook := rollout.hook) is None:
+        return
+    if hook.remember is not None and config.sampling.truncating:
+        raise InputError(
+            f"the hook {hook.name} forbids tokens itself, which top_k, top_p and min_p do not support: leave them out"
+        )
+    if hook.other is not None and algorithm.replay is not None:
+        raise InputError(
+            f"the second policy of the hook {hook.name} is that of a step, but {config.algorithm} replays completions "
+            "of other steps or policies: leave out one of the two"
+        )
+    if hook.other is not None and hook.other.averages and config.lora_rank:
+        raise InputError(
+            f"the second policy of the hook {hook.name} is an average of weights, but with lora_rank only adapters are "
+            "trained, whose average is not that of their products: train all weights"
+        )
+    if hook.other is not None and hook.other.models:
+        raise InputError(f"the second policy of the hook {hook.name} begins as the initial one, not as another model")
+
+
+def hook_of(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> Hook | None:
+    """What the run draws tokens through. own_source: with a source of its own, what the method's rollout says."""
+    rollout = algorithm.rollout if own_source else rollout_of(config, algorithm)
+    return None if rollout is None else rollout.hook
 
 
 def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:
@@ -79,10 +115,11 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
             f"{config.algorithm} resamples groups without a learning signal, which partial rollouts (oversample, "
             "segment_tokens) do not support: leave out one of the two"
         )
-    if strategy is not None and (rollout := rollout_of(config, algorithm)).heated:
+    rollout = rollout_of(config, algorithm)
+    if strategy is not None and rollout.hook is not None and not rollout.hook.lasting:
         raise InputError(
-            f"the rollout {rollout.name} draws all tokens of an episode at the temperatures of one step, but "
-            "oversample and segment_tokens continue it in others: leave them out"
+            f"the rollout {rollout.name} draws all tokens of an episode through the hook of one step, but oversample "
+            "and segment_tokens continue it in others: leave them out"
         )
     if strategy is not None and (rollout := rollout_of(config, algorithm)).meets:
         raise InputError(

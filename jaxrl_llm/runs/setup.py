@@ -18,6 +18,7 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
+from jaxrl_llm.hooks import Hook
 from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.learner.previous import first_previous
@@ -36,8 +37,8 @@ from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.runs.method import check_components, check_method, method_digests, named, needs_values, record_of
-from jaxrl_llm.runs.reference import first_reference, wants_reference
-from jaxrl_llm.runs.rollout import check_columns
+from jaxrl_llm.runs.reference import first_reference, first_second_policy, wants_reference
+from jaxrl_llm.runs.rollout import check_columns, hook_of
 from jaxrl_llm.transform import RunFacts
 
 
@@ -62,6 +63,8 @@ class RunParts(NamedTuple):
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
     moving: Any = None  # what moves of a reference at first, see `reference.first_reference`
     previous: Params | None = None  # at first, see `learner.previous.first_previous`
+    other: Any = None  # and of the second policy that the hook reads
+    hook: Hook | None = None  # what tokens are drawn through
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -182,6 +185,8 @@ def set_up(
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
     reference, moving, of_models = references_of(config, algorithm, policy, frozen, params)
     digests |= of_models
+    hook = hook_of(config, algorithm, own_source)
+    other = first_second_policy(hook, params)
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
@@ -189,7 +194,7 @@ def set_up(
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
-        record=record_of(config, algorithm, given), moving=moving,
-        previous=first_previous(algorithm.needs, params),
+        record=record_of(config, algorithm, given), moving=moving, previous=first_previous(algorithm.needs, params),
+        other=other, hook=hook,
     )  # fmt: skip
     return parts, state, memory

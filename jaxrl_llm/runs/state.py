@@ -24,6 +24,8 @@ from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.runs.spikes import History, as_history
 
+POLICIES = ("reference", "previous", "other")  # of a `RunState`, beside the one that learns
+
 
 class RunState(NamedTuple):
     """Everything that a step updates."""
@@ -33,6 +35,7 @@ class RunState(NamedTuple):
     source: Any  # state of the source
     reference: Any = None  # what moves of the reference policy, if it does
     previous: Any = None  # what learns, before the last update, if the method needs it
+    other: Any = None  # what moves of the second policy that the sampler's hook reads, if it does
 
 
 @dataclass
@@ -115,7 +118,8 @@ def restore(
 
     params, rest = shapes_of(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
-        jax.tree.map(lambda x: x.delete(), (state.train, state.memory, state.reference, state.previous))
+        unneeded = (state.train, state.memory, state.reference, state.previous, state.other)
+        jax.tree.map(lambda x: x.delete(), unneeded)
     restored = checkpoints.latest(params, rest, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
@@ -161,11 +165,11 @@ def restored_state(restored: Restored, source: Any) -> RunState:
     """The state in a checkpoint, with this state of the source."""
     rest = restored.state
     train = TrainState(restored.params, *rest["rest"])
-    return RunState(train, rest["memory"], source, rest.get("reference"), rest.get("previous"))
+    return RunState(train, rest["memory"], source, **{name: rest.get(name) for name in POLICIES})
 
 
 def _rest(state: RunState) -> dict[str, Any]:
     """What a checkpoint holds beside the parameters and the source's state."""
-    policies = {"reference": state.reference, "previous": state.previous}
+    policies = {name: getattr(state, name) for name in POLICIES}
     kept = {name: params for name, params in policies.items() if params is not None}
     return {"rest": state.train[1:], "memory": state.memory, **kept}

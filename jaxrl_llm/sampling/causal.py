@@ -11,12 +11,13 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.models.packed_kernel import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.placement import SAMPLED_ROWS, takes_kernels
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.pairs import run
 
 Array = jax.Array
 
 
 def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array) -> tuple[Array, Any]:
-    """Hidden states [R, L, D], and the keys (after RoPE) and values [R, L, K, h] of every layer.
+    """Hidden states [R, L, D] (of two policies [R, L, 2 D]), and keys (after RoPE) and values [R, L, K, h] of layers.
 
     tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one.
     """
@@ -30,7 +31,7 @@ def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array) ->
     def attend(q: Array, k: Array, v: Array, memory: None, window: Any) -> tuple[Array, tuple[Array, Array]]:
         return attention(q, k, v, None, window)[0], (k, v)
 
-    return policy.run(params, tokens, positions, attend)
+    return run(policy, params, tokens, positions, attend)
 
 
 def dense(policy: Policy, positions: Array, length: Array) -> decoder.Attend:

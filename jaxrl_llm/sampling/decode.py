@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_sample, sample_logits
 
-from jaxrl_llm.entropy_levels import Levels, temperature_factor
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.hooks import Context, first_state
 from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, PrefixSlots, cascade_attention, empty
+from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, PrefixSlots, cascade_attention
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+from jaxrl_llm.sampling.pairs import empty_layers, of_both, run
 
 Array = jax.Array
 
@@ -33,7 +35,7 @@ class DrawSettings(NamedTuple):
     filters: Filters | None
     allowed: Array | None  # bool[V], the tokens that may be drawn; None: all
     stop_tokens: Array  # int32[E]; drawing one ends the row
-    levels: Levels | None = None  # f32[] each: the temperature of a token follows its entropy; None: it does not
+    state: dict[str, Array] | None = None  # f32[] each, the numbers of the policy's hook; None: the first ones
 
 
 class Drawn(NamedTuple):
@@ -42,8 +44,8 @@ class Drawn(NamedTuple):
     token: Array  # int32[N]
     logp: Array  # f32[N], under the distribution that it was drawn from
     entropy: Array  # f32[N], of that distribution, in nats
-    floor: Array  # f32[N], log-probability at or above which the filters kept tokens; -inf without filters
-    untruncated_logp: Array  # f32[N], under the distribution before filters and `allowed`
+    floor: Array  # f32[N], log-probability at or above which the filters kept tokens (-inf without), or `Hook.remember`
+    untruncated_logp: Array  # f32[N], under the distribution before filters, `allowed`, and a hook that truncates
 
 
 def seed_of(key: Array) -> Array:
@@ -53,38 +55,40 @@ def seed_of(key: Array) -> Array:
 
 @jax.named_scope("draw")
 def draw(policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings) -> Drawn:
-    """Draw a token for each row from hidden states [N, D].
+    """Draw a token for each row from hidden states [N, D], or [N, 2 D] of two policies (`pairs`).
 
     counters: uint32[N, 4], seed, prompt id, sample number and position; the noise is keyed on nothing else. Temperature
     0 takes the most probable token, with its log-probability under the untempered distribution. Without filters and
-    `allowed`, accelerators allocate no [N, V] array; with them, or with `levels`, the logits are one.
+    `allowed`, accelerators allocate no [N, V] array; with them, or with a hook of the policy, the logits are one.
     """
-    N = hidden.shape[0]
-    if settings.filters is None and settings.allowed is None and settings.levels is None:
+    N, hook = hidden.shape[0], policy.hook
+    if settings.filters is None and settings.allowed is None and hook is None:
         token, logp, entropy = _fused(policy, params, hidden, counters, settings)
         return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
-    logits = _logits(policy, params, hidden)
-    scaled = logits / jnp.where(settings.temperature > 0, settings.temperature, 1.0)
-    if settings.levels is not None:
-        scaled /= temperature_factor(_entropy(scaled), settings.levels)[:, None]
+    logits, *others = (_logits(policy, weights, states) for weights, states in of_both(policy, params, hidden))
+    temperature = jnp.where(settings.temperature > 0, settings.temperature, 1.0)
+    scaled, floor = logits / temperature, jnp.full(N, -jnp.inf)
+    whole = scaled
+    if hook is not None:
+        numbers = jax.tree.map(jnp.float32, first_state(hook)) if settings.state is None else settings.state
+        context = Context(others[0] / temperature if others else None)
+        if hook.remember is not None and settings.filters is not None:
+            raise InputError(f"the hook {hook.name} forbids tokens itself: leave out top_k, top_p and min_p")
+        if hook.remember is not None:
+            floor = hook.remember(scaled, numbers, context)
+        scaled = hook.apply(scaled, numbers, context._replace(remembered=floor))
+        whole = whole if hook.truncates else scaled
     permitted = jnp.ones((N, 1), bool)
     if settings.allowed is not None:
         permitted = jnp.pad(settings.allowed, (0, logits.shape[1] - settings.allowed.shape[0]))[None]
     scaled_permitted = jnp.where(permitted, scaled, -jnp.inf)
-    floor = jnp.full(N, -jnp.inf)
     if settings.filters is not None:
         kept = keep(scaled_permitted, settings.filters) & permitted
         floor, permitted = support_floor(scaled_permitted, kept), kept
     masked = jnp.where(permitted, scaled, -jnp.inf)
     token, logp, entropy = sample_logits(masked, counters, temperature=jnp.where(settings.temperature > 0, 1.0, 0.0))
-    chosen = jnp.take_along_axis(scaled, token[:, None], axis=1)[:, 0]
-    return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(scaled, axis=1))
-
-
-def _entropy(logits: Array) -> Array:
-    """f32[N]: of softmax(logits), in nats."""
-    logp = jax.nn.log_softmax(logits, axis=1)
-    return -jnp.sum(jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0.0), axis=1)
+    chosen = jnp.take_along_axis(whole, token[:, None], axis=1)[:, 0]
+    return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(whole, axis=1))
 
 
 def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:
@@ -156,6 +160,8 @@ class NarrowedEmbedding:
 
 def narrowed(policy: Policy, params: Params) -> Params:
     """The loop's parameters with a tied embedding read from the padded unembedding, so that neither is copied."""
+    if "other" in params:
+        params = params | {"other": narrowed(policy, params["other"])}
     D, head = policy.config.hidden_size, params.get("head")
     if policy.config.tie_embeddings and head is not None and head.shape[1] > D:
         return params | {"embed": NarrowedEmbedding(head, D)}
@@ -165,7 +171,7 @@ def narrowed(policy: Policy, params: Params) -> Params:
 def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any) -> RingCache:
     """An empty ring KV cache for `tokens` own tokens of each row."""
     drawn = Drawn(*(jnp.zeros((rows, tokens), jnp.int32 if name == "token" else jnp.float32) for name in Drawn._fields))
-    return RingCache(jnp.int32(0), empty(policy.config, rows, tokens, dtype), drawn)
+    return RingCache(jnp.int32(0), empty_layers(policy, rows, tokens, dtype), drawn)
 
 
 def no_rows(rows: int) -> RowState:
@@ -277,7 +283,7 @@ def decode(
             )
 
         memory = tuple(zip(ring_cache.layers, prefix_cache.layers, strict=True))
-        hidden, layers = policy.run(params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated)
+        hidden, layers = run(policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)
         new = _draw(policy, params, hidden[:, 0], rows, settings)

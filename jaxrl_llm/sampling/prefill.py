@@ -16,9 +16,10 @@ import numpy as np
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, empty, pack, take_columns
+from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, pack, take_columns
 from jaxrl_llm.sampling.causal import causal_pass, of_layer
 from jaxrl_llm.sampling.decode import RingCache, narrowed
+from jaxrl_llm.sampling.pairs import empty_layers, run, width
 from jaxrl_llm.sampling.requests import Request, Stats
 from jaxrl_llm.sampling.schedule import Assignment, Reused, Shape, Size
 from jaxrl_llm.sampling.weights import Weights
@@ -132,9 +133,9 @@ def _next_power_of_two(number: int) -> int:
 def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any) -> PrefixCache:
     """An empty prefix cache with slots for `prompts` prompts of at most `length` tokens."""
     return PrefixCache(
-        empty(policy.config, prompts, length, dtype),
+        empty_layers(policy, prompts, length, dtype),
         jnp.zeros(prompts, jnp.int32),
-        jnp.zeros((prompts, policy.config.hidden_size), policy.activation_dtype),
+        jnp.zeros((prompts, width(policy)), policy.activation_dtype),
     )
 
 
@@ -258,7 +259,7 @@ def extend(
         return y, each(merged, copied, new)
 
     memory = tuple(zip(ring_layers, prefix_cache.layers, strict=True))
-    _, rows = policy.run(params, tokens, positions, attend, memory)
+    _, rows = run(policy, params, tokens, positions, attend, memory)
     return tuple(
         each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, new)
         for store, new in zip(ring_layers, rows, strict=True)

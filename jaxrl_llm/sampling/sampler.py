@@ -104,6 +104,7 @@ def sample(
     0 is off. Drafts are what followed the last tokens before: in the completion, in others of the prompt, and in
     `drafts`, completions of earlier calls, to which those of this call are added. No token changes, but where two
     scores tie within rounding; log-probabilities are those of the verifying pass.
+    With a hook (`Policy.hook`) tokens are drawn through it, with its first numbers, which are then in info.
     mesh: shards rows over its axes but "tensor", and heads and vocabulary over "tensor"; the parameters must be on it.
     stats: filled in with counts and times. on_completion: called with each completion as it ends.
 
@@ -121,7 +122,8 @@ def sample(
         prompt_ids=prompt_ids, allowed=allowed,
     )  # fmt: skip
     requests, settings, cut = asked
-    truncating = settings.filters is not None
+    hook = policy.hook
+    truncating = settings.filters is not None or (hook is not None and hook.remember is not None)
     found: dict[int, Completion] = {}
     has_stats, stats = stats is not None, Stats() if stats is None else stats
     weights = take_weights(policy, params, mesh, weight_dtype)
@@ -144,7 +146,10 @@ def sample(
         BatchRow(requests[i].prompt, found[i].tokens, found[i].truncated, requests[i].prompt_id, i // group_size)
         for i in sorted(found)
     ]
-    return jax.tree.map(jnp.asarray, assemble(rows, temperature or 1.0, truncating, policy_step))
+    batch = assemble(rows, temperature or 1.0, truncating, policy_step)
+    if hook is not None and hook.state:
+        batch = batch.with_info(**{name: jnp.full(len(rows), x, jnp.float32) for name, x in hook.state})
+    return jax.tree.map(jnp.asarray, batch)
 
 
 def requests_of(

@@ -21,6 +21,7 @@ from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, pack, take_columns
 from jaxrl_llm.sampling.decode import Drawn, DrawSettings, RingCache, RowState, draw, narrowed
+from jaxrl_llm.sampling.pairs import run
 
 Array = jax.Array
 LONGEST_MATCH = 16  # tokens of a suffix that are compared
@@ -174,8 +175,8 @@ def _advance(
     tokens, positions = jnp.concatenate([rows.newest[:, None], draft.tokens], axis=1), position[:, None] + ahead
     # XLA on CPU recomputes rotations for every head unless they are computed before.
     rotated = jax.lax.optimization_barrier(rotation(config.ropes, config.head_dim, positions))
-    hidden, layers = policy.run(
-        params, tokens, positions, partial(_attend, policy, position), tail.layers, rotations=rotated
+    hidden, layers = run(
+        policy, params, tokens, positions, partial(_attend, policy, position), tail.layers, rotations=rotated
     )
     at = rows.own[:, None] + 1 + ahead  # which own token each of the new ones is
     counters = jnp.stack(jnp.broadcast_arrays(settings.seed, rows.prompt_id[:, None], rows.sample[:, None], at), axis=2)

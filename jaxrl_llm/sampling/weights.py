@@ -22,6 +22,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
+from jaxrl_llm.sampling.pairs import both
 from jaxrl_llm.sampling.speculate import Tail
 
 AnyMesh = Mesh | AbstractMesh
@@ -97,11 +98,15 @@ def take_weights(
     if that is of all these hosts, else by their own; then all hosts must call this.
     weight_dtype: int8 or float8, to which the projections of layers are rounded (`models.quantised`): adapters are
     added to products with the rounded matrices, in full precision. By default the policy's own rounding, if any.
+    A second policy, params["other"], is taken as well.
     Transfers are counted and timed. Raises InputError for a policy in float64, and for another weight_dtype.
     """
     rounding = kind_of(weight_dtype) or policy.rounding
     if policy.dtype == jnp.float64:
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
+    if (other := params.get("other")) is not None:
+        own = {name: x for name, x in params.items() if name != "other"}
+        return both(*(take_weights(policy, each, mesh, weight_dtype) for each in (own, other)))
     params = {name: x for name, x in params.items() if name != "critic"}
     if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set

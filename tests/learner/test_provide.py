@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jaxrl_llm.needs import NEEDS
 from jaxrl_llm.trajectory import PolicyOutputs
 
 N, L = 2, 3
+POLICY: Any = SimpleNamespace(hook=None)
 NOW, INITIAL, BEFORE = {"now": -1.0}, {"initial": -2.0}, {"before": -3.0}
 BATCH = batch_of(np.ones((N, L)), np.zeros(N), np.zeros((N, L))).replace(old_logp=None)
 
@@ -44,7 +46,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
 
     monkeypatch.setattr(module, "outputs_of", outputs_of)
     for check in ("check_rows", "check_params", "check_alive"):
-        monkeypatch.setattr(module, check, lambda *arguments: None)
+        monkeypatch.setattr(module, check, lambda *arguments, **named: None)
     return made
 
 
@@ -52,7 +54,7 @@ def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[
     asked = {name for name, need in NEEDS.items() if need.compute is not None} - {"reference_affinity"}
     asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER}
     asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
-    found = provide(None, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)  # type: ignore[arg-type]
+    found = provide(POLICY, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)
     names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp"}
     assert len(passes) == 3
     assert (INITIAL, NOTHING) in passes
@@ -70,7 +72,7 @@ def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[
 def test_a_policy_that_nothing_is_read_of_is_not_run(passes: list[tuple[Any, Wanted]]) -> None:
     assert provide(None, frozenset({"feedback", "guided", "turns"}), NOW, None, BATCH) is BATCH  # type: ignore[arg-type]
     assert passes == []
-    found = provide(None, frozenset({"reference_logp"}), NOW, INITIAL, BATCH)  # type: ignore[arg-type]
+    found = provide(POLICY, frozenset({"reference_logp"}), NOW, INITIAL, BATCH)
     assert passes == [(INITIAL, NOTHING)]
     assert found.old_logp is None
 

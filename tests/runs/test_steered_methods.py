@@ -83,5 +83,5 @@ def test_heterogeneous_hapo_draws_at_the_levels_of_the_last_batch(tmp_path: Path
 def test_temperatures_by_entropy_refuse_partial_rollouts(tmp_path: Path) -> None:
     given = {"dynamic_sampling": False}
     config = small_config(tmp_path, algorithm="hapo_heterogeneous", hyperparameters=given, segment_tokens=3)
-    with pytest.raises(InputError, match="all tokens of an episode at the temperatures of one step"):
+    with pytest.raises(InputError, match="all tokens of an episode through the hook of one step"):
         train(config)

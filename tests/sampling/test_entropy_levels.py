@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.entropy_levels import ENTRIES, Levels, levels_in, temperature_factor
+from jaxrl_llm.entropy_levels import BY_LEVEL, ENTRIES, Levels, temperature_factor
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.hooks import state_in
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
@@ -50,10 +53,11 @@ def heated_loop(logits: np.ndarray, T0: float, levels: Levels) -> np.ndarray:
 
 def draws(logits: np.ndarray, T0: float, levels: Levels | None, filters: Any = None) -> Any:
     N, V = logits.shape
-    head = Policy(ModelConfig("llama", V, N, 1, 1, 1, 1, 1, 1e-6, False, "silu"))
+    hook = None if levels is None else BY_LEVEL
+    head = Policy(ModelConfig("llama", V, N, 1, 1, 1, 1, 1, 1e-6, False, "silu"), hook=hook)
     settings = DrawSettings(
         jnp.uint32(3), jnp.float32(T0), filters, None, jnp.asarray([-1], jnp.int32),
-        None if levels is None else jax.tree.map(jnp.float32, levels),
+        None if levels is None else dict(zip(ENTRIES, map(jnp.float32, levels), strict=True)),
     )  # fmt: skip
     counters = jnp.stack([jnp.full(N, 3), jnp.zeros(N), jnp.zeros(N), jnp.arange(N)], axis=1).astype(jnp.uint32)
     run = jax.jit(draw, static_argnums=0)
@@ -107,7 +111,7 @@ def test_the_trainer_computes_what_was_drawn_from() -> None:
     chosen = np.take_along_axis(expected, tokens[..., None], axis=-1)[..., 0] * mask
     packed = shared_prompts(batch, group_size=2, prompt_length=4, completion_length=6)
     for packing in (None, packed):
-        found = policy_outputs(POLICY, PARAMS, batch, packing)
+        found = policy_outputs(replace(POLICY, hook=BY_LEVEL), PARAMS, batch, packing)
         np.testing.assert_allclose(found.logp, chosen, rtol=1e-4, atol=2e-5)
     # The temperature is a constant of the gradient.
     plain = batch.replace(info=None, temperature=jnp.full(4, 0.9))
@@ -115,7 +119,9 @@ def test_the_trainer_computes_what_was_drawn_from() -> None:
 
 
 def test_entries() -> None:
-    assert levels_in(None) is None
-    assert levels_in({"level_tau": 1.0}) is None
-    assert levels_in(dict(zip(ENTRIES, LEVELS, strict=True))) == LEVELS
+    with pytest.raises(InputError, match=r"no info\['level_pivot'\]: sample it with"):
+        state_in(BY_LEVEL, None)
+    with pytest.raises(InputError, match="level_pivot"):
+        state_in(BY_LEVEL, {"level_tau": 1.0})
+    assert state_in(BY_LEVEL, dict(zip(ENTRIES, LEVELS, strict=True))) == dict(zip(ENTRIES, LEVELS, strict=True))
     assert float(temperature_factor(jnp.float32(1.0), Levels())) == 1
