@@ -31,6 +31,7 @@ from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, 
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.routing import routing_of
 from jaxrl_llm.needs import need_of, of_reference, value_of
 from jaxrl_llm.references import Mixture
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
@@ -137,10 +138,10 @@ class _Models:
 
     @cached_property
     def reference(self) -> PolicyOutputs:
-        reference = self._reference
+        reference, batch = self._reference, self.batch.replace(experts=None)  # its router is its own
         if not isinstance(reference, Mixture):
-            return outputs_of(self.policy, reference, self.batch, self.steps)
-        found = [outputs_of(self.policy, params, self.batch, self.steps) for params in reference.policies]
+            return outputs_of(self.policy, reference, batch, self.steps)
+        found = [outputs_of(self.policy, params, batch, self.steps) for params in reference.policies]
         return PolicyOutputs(
             logp=sum(share * one.logp for share, one in zip(reference.shares, found, strict=True)),
             entropy=jnp.zeros_like(found[0].entropy),  # that of a mixture is not known
@@ -169,12 +170,15 @@ def provide(
     reference: Params | Mixture | None,
     batch: Trajectories,
     steps: Steps | None = None,
+    record_experts: bool = False,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
     params: the weights before the update. reference: those of the reference policy; InputError where they are needed
     and None. Other needs are the loop's, or the rollouts', to provide. With the update's `steps` the batch goes through
-    a policy as it does in the update, slice by slice.
+    a policy as it does in the update, slice by slice. record_experts: of a mixture, also fill in the experts that the
+    routers of `params` choose in that pass (`batch.experts`), for the update to replay; experts that the batch has are
+    replaced.
 
     Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
     planned for another batch.
@@ -192,12 +196,15 @@ def provide(
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
-    models = _Models(policy, params, reference, batch, steps, wanted_of(needs))
+    wanted = wanted_of(needs)
+    if record_experts:
+        wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
+    models = _Models(policy, params, reference, batch, steps, wanted)
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:
             batch = need.put(batch, need.compute(models, models.batch, number), number)
-    return batch
+    return batch.replace(experts=(models.old.extras or {})["experts"]) if record_experts else batch
 
 
 def learn_batch(
@@ -213,9 +220,11 @@ def learn_batch(
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
-    default all do.
+    default all do. Of a mixture of experts the algorithm's `routing` is replayed; InputError where the batch lacks the
+    experts that it was sampled with.
     """
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
+    routing = routing_of(algorithm.routing, policy, batch)
     steps = plan_steps(
         batch, epochs=learner.epochs, minibatches=learner.minibatches, micro_batches=learner.micro_batches, seed=seed,
         mesh=mesh,
@@ -223,8 +232,12 @@ def learn_batch(
     batch = to_mesh(batch, mesh)
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
-    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps)
-    memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback))
+    batch = provide(
+        policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps, routing == "recompute"
+    )  # fmt: skip
+    experts = batch.experts  # which no transform reads, nor copies
+    memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback, experts=None))
+    batch = batch.replace(experts=experts)
     objective = algorithm.objective if objective is None else objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
     return LearnedBatch(state, memory, batch, steps, metrics)

@@ -15,8 +15,10 @@ from jaxrl_llm.models.policy import Params, Policy
 Array = jax.Array
 
 
-def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array) -> tuple[Array, Any]:
+def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False) -> tuple[Array, Any]:
     """Hidden states [R, L, D], and the keys (after RoPE) and values [R, L, K, h] of every layer.
+
+    record: instead of the latter, (keys and values, experts int[R, L, layers, k]).
 
     tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one.
     """
@@ -30,7 +32,7 @@ def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array) ->
     def attend(q: Array, k: Array, v: Array, memory: None, window: Any) -> tuple[Array, tuple[Array, Array]]:
         return attention(q, k, v, None, window)[0], (k, v)
 
-    return policy.run(params, tokens, positions, attend)
+    return policy.run(params, tokens, positions, attend, record=record)
 
 
 def dense(policy: Policy, positions: Array, length: Array) -> decoder.Attend:
