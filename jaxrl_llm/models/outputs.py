@@ -126,7 +126,8 @@ def affinity(
     A replayed routing is that of the first.
     """
     views = [
-        _view(policy, weights, rows, packing) for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
+        _view(policy, weights, rows, packing)
+        for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
     ]
     sources = [
         Distribution(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
@@ -166,9 +167,7 @@ class _View(NamedTuple):
     experts: jax.Array | None = None  # int[N, L, layers, k] of packed tokens, where they are recorded
 
 
-def _view(
-    policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False
-) -> _View:
+def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> _View:
     packing = whole_rows(batch) if packing is None else packing
     given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
     states, chosen = packed_states(policy, params, batch.tokens, packing, given, record), None

@@ -44,8 +44,8 @@ def routing_of(routing: Routing | None, policy: Policy, batch: Trajectories) -> 
         return None
     if routing == "rollout" and batch.experts is None and np.any(batch.action_mask):
         raise InputError(
-            "this method replays the experts that the rollout's tokens were sampled with, which the batch lacks: sample "
-            'with record_experts=True, or take routing "recompute" or None'
+            "this method replays the experts that the rollout's tokens were sampled with, which the batch lacks: "
+            'sample with record_experts=True, or take routing "recompute" or None'
         )
     return routing
 

@@ -15,7 +15,9 @@ from jaxrl_llm.models.policy import Params, Policy
 Array = jax.Array
 
 
-def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False) -> tuple[Array, Any]:
+def causal_pass(
+    policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False
+) -> tuple[Array, Any]:
     """Hidden states [R, L, D], and the keys (after RoPE) and values [R, L, K, h] of every layer.
 
     record: instead of the latter, (keys and values, experts int[R, L, layers, k]).

@@ -153,7 +153,8 @@ def prefill(
 
     tokens: int32[R, L], right-padded; length: int32[R]; into: int32[R], prompt slots, where P marks a padding row.
     """
-    hidden, kvs, experts = _recorded(policy, params, tokens, length, prefix_cache.experts is not None)
+    kept = prefix_cache.experts
+    hidden, kvs, experts = _recorded(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
     def put(store: LayerCache, number: int, kv: tuple[Array, Array]) -> LayerCache:
@@ -175,7 +176,7 @@ def prefill(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),
         prefix_cache.hidden.at[into].set(last, mode="drop"),
-        None if experts is None else prefix_cache.experts.at[into, : tokens.shape[1]].set(experts, mode="drop"),
+        None if kept is None else kept.at[into, : tokens.shape[1]].set(experts, mode="drop"),
     )
 
 

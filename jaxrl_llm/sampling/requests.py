@@ -44,13 +44,13 @@ class Tokens(NamedTuple):
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
     """These tokens one after another. Where only some have experts, those of the others are not known."""
-    columns = (np.concatenate([part[i] for part in parts]) for i in range(len(Tokens._fields) - 1))
+    columns: list[Any] = [np.concatenate(x) for x in zip(*(part[:-1] for part in parts), strict=True)]
     known = next((part.experts for part in parts if part.experts is not None), None)
     if known is None:
         return Tokens(*columns)
     shape = known.shape[1:]
     filled = [np.full((p.size, *shape), -1, known.dtype) if p.experts is None else p.experts for p in parts]
-    return Tokens(*columns, experts=np.concatenate(filled))
+    return Tokens(*columns)._replace(experts=np.concatenate(filled))
 
 
 _NO_IDS, _NO_NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -150,8 +150,8 @@ class Stats:
 
 def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
     """The last `count` tokens of one row of the result of `decode.finished`."""
-    *numbers, experts = (None if x is None else np.array(x[row, x.shape[1] - count :]) for x in drawn)
-    return Tokens(*numbers, np.full(count, policy_step, np.int32), experts)  # type: ignore[arg-type]
+    of_row: list[Any] = [None if x is None else np.array(x[row, x.shape[1] - count :]) for x in drawn]
+    return Tokens(*of_row[:-1], np.full(count, policy_step, np.int32), of_row[-1])
 
 
 def first_not_finite(tokens: Tokens) -> int | None:

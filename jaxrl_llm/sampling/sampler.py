@@ -293,4 +293,3 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         "experts": of_rows([row.experts for row in rows], L),
     }
     return Trajectories(**fields)
-

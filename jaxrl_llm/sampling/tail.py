@@ -138,6 +138,6 @@ class TailRows:
             end = int(np.asarray(self.state.own)[i]) + 1
             numbers: list[Any] = [x[i, begun.size : end] for x in drawn if x is not None]
             chosen = None if experts is None else experts[i, begun.size : end]
-            new = Tokens(*numbers, np.full(end - begun.size, policy_step, np.int32), chosen)
-            out[row] = begun.followed_by(new)
+            numbers += [np.full(end - begun.size, policy_step, np.int32), chosen]
+            out[row] = begun.followed_by(Tokens(*numbers))
         return out
