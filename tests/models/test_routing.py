@@ -82,9 +82,9 @@ def test_the_routers_own_choice_changes_nothing() -> None:
 
     @jax.jit
     def slopes(experts: jax.Array | None) -> Any:
-        value = lambda layer: jnp.sum(
-            expert_mlp(jnp.asarray(X), layer, CONFIG, jax.nn.silu, experts=experts) * COTANGENT
-        )  # noqa: E731
+        def value(layer: Any) -> jax.Array:
+            return jnp.sum(expert_mlp(jnp.asarray(X), layer, CONFIG, jax.nn.silu, experts=experts) * COTANGENT)
+
         return jax.value_and_grad(value)(layer)
 
     plain = slopes(None)
