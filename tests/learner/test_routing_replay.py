@@ -87,7 +87,7 @@ def test_a_rounded_sampler_is_closer_with_its_routing(how: str, vectors: Any) ->
 def learned(model: Any, batch: Trajectories, routing: str, name: str = "minirl", params: Any = None) -> LearnedBatch:
     """One iteration of two gradient steps."""
     algorithm = dataclasses.replace(algorithms.get(name), routing=None if routing == "none" else routing)  # type: ignore[arg-type]
-    mesh, params = make_mesh({"data": 1}), jax.tree.map(jnp.array, model.params if params is None else params)
+    mesh, params = make_mesh(1), jax.tree.map(jnp.array, model.params if params is None else params)
     learner = Learner(model.policy, algorithm, OPTIMIZER, mesh, minibatches=2)
     state, memory = start(model.policy, algorithm, OPTIMIZER, params, None, mesh)
     return learn_batch(learner, state, memory, batch)
@@ -121,7 +121,7 @@ def test_the_choice_of_the_weights_before_the_update(vectors: Any) -> None:
     """R2: what `pi_old` chose is what the update replays, in all of its steps, instead of what the batch had."""
     model = vectors("mixtral")
     batch = sampled(model)
-    found = learned(model, batch.replace(experts=np.asarray(batch.experts)[..., ::-1]), "recompute", "grpo_without_kl")
+    found = learned(model, batch.replace(experts=np.asarray(batch.experts)[..., ::-1]), "recompute", "dr_grpo")
     own = outputs(model.policy, model.params, batch.replace(experts=None), None, Wanted(("experts",))).extras["experts"]
     real = np.asarray(batch.experts)[..., 0, 0] >= 0
     np.testing.assert_array_equal(np.asarray(found.batch.experts)[real], np.asarray(own)[real])
@@ -146,7 +146,7 @@ def test_where_routers_choose_alike_nothing_changes(vectors: Any) -> None:
     def stepped(batch: Trajectories) -> Any:
         batch = batch.replace(old_logp=batch.behaviour_logp, advantages=np.ones(batch.tokens.shape, np.float32))
         params = jax.tree.map(jnp.array, model.params)
-        state = start(model.policy, algorithms.get("minirl"), OPTIMIZER, params, None, make_mesh({"data": 1}))[0]
+        state = start(model.policy, algorithms.get("minirl"), OPTIMIZER, params, None, make_mesh(1))[0]
         return update(model.policy, objective, OPTIMIZER, state, batch)
 
     (one, of_one), (other, of_other) = stepped(batch), stepped(batch.replace(experts=None))
