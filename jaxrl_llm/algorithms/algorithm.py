@@ -27,7 +27,7 @@ class Algorithm:
     in what was sampled before; a `strategy` requests partial rollouts. The run's settings override them. `reference`
     says which policy the reference is (None: the initial one). `routing` says whose choice of experts the update of a
     mixture of experts replays: the "rollout"'s (R3), that which the weights before the update "recompute" (R2), or
-    none's (None); for other models it means nothing.
+    "none"'s; for other models it means nothing.
 
     Its repr is the code that composes it; a notebook shows its equations too. Raises InputError for a part of another
     type, such as a factory that was not called.
@@ -40,7 +40,7 @@ class Algorithm:
     rollout: Rollout | None = None
     replay: Replay | None = None
     reference: ReferenceRule | None = None
-    routing: Routing | None = None
+    routing: Routing = "none"
 
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
@@ -55,8 +55,7 @@ class Algorithm:
         ):
             if getattr(self, name) is not None:
                 expect(f"an algorithm's {name}", getattr(self, name), kind)
-        if self.routing is not None:
-            require_choice("an algorithm's routing", self.routing, get_args(Routing))
+        require_choice("an algorithm's routing", self.routing, get_args(Routing))
 
     @property
     def resampling(self) -> DynamicSampling | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.choices import Scale, Span
+from jaxrl_llm.choices import Routing, Scale, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.log_ratios import LARGEST
 from jaxrl_llm.objectives.averages import constant, sequence_sum, token_mean
@@ -60,7 +60,7 @@ def minirl(
     clip_low: float = 0.2,
     clip_high: float = 0.27,
     cap: float = 5.0,
-    routing: Literal["rollout", "recompute", "none"] = "rollout",
+    routing: Routing = "rollout",
 ) -> Algorithm:
     """MiniRL (Stabilizing Reinforcement Learning with LLMs, arXiv 2512.01374, 2025).
 
@@ -78,10 +78,10 @@ def minirl(
 
     Defaults. Paper: clip_low, clip_high, cap. Ours: routing.
     """
-    require_choice("routing", routing, ("rollout", "recompute", "none"))
+    require_choice("routing", routing, get_args(Routing))
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
-    return Algorithm(group_relative("none"), objective, routing=None if routing == "none" else routing)
+    return Algorithm(group_relative("none"), objective, routing=routing)
 
 
 def hispo(

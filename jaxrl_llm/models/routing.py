@@ -35,17 +35,17 @@ def check_experts(policy: Policy, batch: Trajectories) -> None:
         )
 
 
-def routing_of(routing: Routing | None, policy: Policy, batch: Trajectories) -> Routing | None:
-    """The routing to replay of a batch on the host: as asked for of a mixture of experts, else None.
+def routing_of(routing: Routing, policy: Policy, batch: Trajectories) -> Routing:
+    """The routing to replay of a batch on the host: as asked for of a mixture of experts, else "none".
 
     InputError for "rollout" where a batch with actions lacks the experts.
     """
     if not policy.config.num_experts:
-        return None
+        return "none"
     if routing == "rollout" and batch.experts is None and np.any(batch.action_mask):
         raise InputError(
             "this method replays the experts that the rollout's tokens were sampled with, which the batch lacks: "
-            'sample with record_experts=True, or take routing "recompute" or None'
+            'sample with record_experts=True, or take routing "recompute" or "none"'
         )
     return routing
 

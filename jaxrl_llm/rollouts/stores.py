@@ -50,8 +50,7 @@ def to_rows(scored: Scored) -> Store:
     }
     for name, value in _fields(batch):
         x = np.asarray(value)
-        by_token = x.ndim == 2 and x.shape == mask.shape and name not in ("turn_rewards", "state_key")
-        by_token |= name == "experts"
+        by_token = (x.shape == mask.shape and name not in ("turn_rewards", "state_key")) or name == "experts"
         out[f"token:{name}" if by_token else f"row:{name}"] = x[mask] if by_token else x
     return out
 

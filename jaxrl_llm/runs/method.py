@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
 from tokenize import TokenError
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ import numpy as np
 from jaxrl_llm.algorithms import CATALOGUE, Algorithm, Given, build_of, with_facts
 from jaxrl_llm.algorithms.given import from_file, name_of
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
-from jaxrl_llm.choices import Routing
 from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.models.config import ModelConfig
@@ -85,15 +84,13 @@ def with_routing(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) 
     """The method with the routing that the run replays. InputError where one is set of a model without experts."""
     asked = config.routing_replay
     if not model.num_experts:
-        if asked in get_args(Routing):
+        if asked in ("rollout", "recompute"):
             raise InputError(
                 f"routing_replay is {asked}, but {config.model} is no mixture of experts, so it has no routing: leave "
                 "it out"
             )
-        return dataclasses.replace(algorithm, routing=None)
-    if asked == "method":
-        return algorithm
-    return dataclasses.replace(algorithm, routing=None if asked == "off" else asked)
+        return dataclasses.replace(algorithm, routing="none")
+    return algorithm if asked == "method" else dataclasses.replace(algorithm, routing=asked)
 
 
 def method_digests(config: TrainConfig, given: Given | None = None) -> dict[str, str]:

@@ -151,7 +151,8 @@ class Stats:
 def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
     """The last `count` tokens of one row of the result of `decode.finished`."""
     of_row: list[Any] = [None if x is None else np.array(x[row, x.shape[1] - count :]) for x in drawn]
-    return Tokens(*of_row[:-1], np.full(count, policy_step, np.int32), of_row[-1])
+    of_row.insert(-1, np.full(count, policy_step, np.int32))
+    return Tokens(*of_row)
 
 
 def first_not_finite(tokens: Tokens) -> int | None:

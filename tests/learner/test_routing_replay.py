@@ -86,7 +86,7 @@ def test_a_rounded_sampler_is_closer_with_its_routing(how: str, vectors: Any) ->
 
 def learned(model: Any, batch: Trajectories, routing: str, name: str = "minirl", params: Any = None) -> LearnedBatch:
     """One iteration of two gradient steps."""
-    algorithm = dataclasses.replace(algorithms.get(name), routing=None if routing == "none" else routing)  # type: ignore[arg-type]
+    algorithm = dataclasses.replace(algorithms.get(name), routing=routing)  # type: ignore[arg-type]
     mesh, params = make_mesh(1), jax.tree.map(jnp.array, model.params if params is None else params)
     learner = Learner(model.policy, algorithm, OPTIMIZER, mesh, minibatches=2)
     state, memory = start(model.policy, algorithm, OPTIMIZER, params, None, mesh)

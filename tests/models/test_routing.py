@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused(model: Any) -> None:
         check_experts(dense, other)
     with pytest.raises(InputError, match="the batch lacks: sample with record_experts=True"):
         routing_of("rollout", policy, batch)
-    assert routing_of("rollout", dense, batch) is None
+    assert routing_of("rollout", dense, batch) == "none"
     assert routing_of("rollout", policy, other) == "rollout"
     assert routing_of("recompute", policy, batch) == "recompute"
-    assert routing_of(None, policy, batch) is None
+    assert routing_of("none", policy, batch) == "none"

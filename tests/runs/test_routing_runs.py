@@ -54,9 +54,9 @@ def test_minirl_trains_a_mixture_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("mixture")
-@pytest.mark.parametrize("how", ["recompute", "rollout", "off"])
+@pytest.mark.parametrize("how", ["recompute", "rollout", "none"])
 def test_any_method_with_the_option(how: str, tmp_path: Path) -> None:
-    name = "minirl" if how == "off" else "dr_grpo"
+    name = "minirl" if how == "none" else "dr_grpo"
     lines, taken = trained(runs.small_config(tmp_path, algorithm=name, routing_replay=how, **SHORT), tmp_path)
     assert (taken[0].scored.batch.experts is not None) == (how == "rollout")
     assert lines[0]["mismatch"] < 1e-4
@@ -91,17 +91,17 @@ def test_who_says_what_is_replayed() -> None:
     """The option overrides the method; of a dense model nothing is replayed, and a plan counts what is recorded."""
     dense, experts = (config_of(str(VECTORS / name)) for name in ("llama_tied", "qwen3_moe"))
 
-    def routing(model: Any, **changes: Any) -> str | None:
+    def routing(model: Any, **changes: Any) -> str:
         config = TrainConfig(**changes)
         return with_routing(config, make_algorithm(config), model).routing
 
-    assert routing(experts) is routing(dense) is routing(dense, algorithm="minirl") is None
+    assert routing(experts) == routing(dense) == routing(dense, algorithm="minirl") == "none"
     assert routing(experts, algorithm="minirl") == "rollout"
     assert routing(experts, algorithm="minirl", hyperparameters={"routing": "recompute"}) == "recompute"
-    assert routing(experts, algorithm="minirl", hyperparameters={"routing": "none"}) is None
-    assert routing(experts, algorithm="minirl", routing_replay="off") is None
+    assert routing(experts, algorithm="minirl", hyperparameters={"routing": "none"}) == "none"
+    assert routing(experts, algorithm="minirl", routing_replay="none") == "none"
     assert routing(experts, routing_replay="recompute") == "recompute"
-    assert routing(dense, algorithm="minirl", routing_replay="off") is None
+    assert routing(dense, algorithm="minirl", routing_replay="none") == "none"
     config = TrainConfig(max_prompt_tokens=8, max_new_tokens=8, prompts_per_step=2, group_size=2)
     assert records(get("minirl"), experts)
     batch = full_batch(config, get("minirl"), 64, experts)
