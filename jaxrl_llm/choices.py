@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Source = Literal["behaviour", "old", "reference"]  # of log-probabilities
+Source = Literal["behaviour", "old", "reference", "previous"]  # of log-probabilities
 Estimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]  # of a KL divergence
 Span = Literal["token", "turn", "segment", "sequence"]  # over which a ratio is taken
 Gate = Literal["turn", "sequence", "token"]

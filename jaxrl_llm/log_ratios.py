@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.trajectory import Trajectories
 
-SOURCES = {"behaviour": "behaviour_logp", "old": "old_logp", "reference": "reference_logp"}
+SOURCES = {
+    "behaviour": "behaviour_logp", "old": "old_logp", "reference": "reference_logp", "previous": "previous_logp",
+}  # fmt: skip
 LARGEST = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square is finite in float32
 
 

@@ -21,6 +21,17 @@ class Models(Protocol):
         """Of the reference policy; InputError where there is none."""
 
     @property
+    def previous(self) -> PolicyOutputs:
+        """Of the weights before the last update; InputError where they are not kept."""
+
+    @property
+    def teacher(self) -> PolicyOutputs:
+        """Of the reference policy after the prompts of info["teacher_tokens"]; `extras` has "top_logp".
+
+        Of the weights before the update where the batch has no such prompts.
+        """
+
+    @property
     def affinity(self) -> Array:
         """f32[N, L]: sum over the vocabulary of sqrt(pi_old pi_reference); InputError as `reference`."""
 
@@ -29,6 +40,9 @@ class Models(Protocol):
 
         For needs that measure "hidden".
         """
+
+    def of_logp(self, function: Callable[[Array, Trajectories], Array]) -> Array:
+        """`function` of the log-probabilities [N, L] of the weights before the update, and the batch."""
 
 
 Compute = Callable[[Models, Trajectories, float | None], Array]

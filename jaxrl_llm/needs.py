@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.drift import drift_of
 from jaxrl_llm.effective_rank import rank_measures
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.need_types import Compute, Models, Need
@@ -23,8 +24,10 @@ from jaxrl_llm.stand_ins import (
     flat_rank,
     near,
     no_values,
+    of_top,
     ones,
     power,
+    tokens_of_top,
     uniform,
 )
 from jaxrl_llm.trajectory import Array, Trajectories
@@ -67,6 +70,11 @@ COMPUTED = (
         "reference_logp", "batch.reference_logp", "[N, L]",
         "log-probabilities under the frozen initial policy", behaviour(near(0.2)),
         lambda models, batch, number: models.reference.logp,
+    ),
+    Need(
+        "previous_logp", "batch.previous_logp", "[N, L]",
+        "log-probabilities under the weights before the last update; at first, under the initial ones",
+        behaviour(near(0.1)), lambda models, batch, number: models.previous.logp,
     ),
     Need(
         "values", "batch.values", "[N, L]",
@@ -122,7 +130,36 @@ COMPUTED = (
         "log-probabilities of the policy that unembeds the hidden state after layer K, of the old weights",
         behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
     ),
+    Need(
+        "top_tokens", "info['top_tokens']", "[N, L, K]",
+        "ids of the K most probable tokens at each action, of the old weights",
+        tokens_of_top, _read("top_tokens"), "top_tokens",
+    ),
+    Need(
+        "top_logp", "info['top_logp']", "[N, L, K]",
+        "log-probabilities of info['top_tokens'], of the old weights",
+        of_top, _read("top_logp"), "top_logp", by_outputs="top_logp",
+    ),
+    Need(
+        "teacher_logp", "info['teacher_logp']", "[N, L, K]",
+        "log-probabilities of info['top_tokens'] under the reference policy after info['teacher_tokens']",
+        of_top, lambda models, batch, number: (models.teacher.extras or {})["top_logp"],
+    ),
+    Need(
+        "teacher_entropy", "info['teacher_entropy']", "[N, L]",
+        "entropy of the reference policy after info['teacher_tokens'], nats",
+        StandIn("1", uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
+        lambda models, batch, number: models.teacher.entropy,
+    ),
+    Need(
+        "drift", "info['drift']", "[N]",
+        "how far the policy moved since it last answered the prompt: mean |log-ratio| over that response's tokens, "
+        "a row with info['measured']; NaN without one",
+        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
+        lambda models, batch, number: models.of_logp(drift_of),
+    ),
 )  # fmt: skip
+OF_REFERENCE = ("reference_logp", "reference_affinity", "teacher_logp", "teacher_entropy")
 NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED)}
 
 
@@ -150,7 +187,12 @@ def values_of(needs: Iterable[str], name: str) -> list[float]:
 
 def of_reference(needs: Iterable[str]) -> bool:
     """Whether some of them are computed from the reference policy."""
-    return any(value_of(need)[0] in ("reference_logp", "reference_affinity") for need in needs)
+    return any(value_of(need)[0] in OF_REFERENCE for need in needs)
+
+
+def of_previous(needs: Iterable[str]) -> bool:
+    """Whether one of them is computed from the weights before the last update."""
+    return "previous_logp" in set(needs)
 
 
 def fill_in(batch: Trajectories, needs: Iterable[str]) -> tuple[Trajectories, dict[str, Array], dict[str, str]]:

@@ -9,8 +9,10 @@ from jaxrl_llm.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.stand_ins import (
     StandIn,
     no_state_values,
+    no_teachers,
     own_nodes,
     pairs,
+    teachers,
     uniform,
     whole,
 )
@@ -27,6 +29,15 @@ PROVIDED = (
     Need(
         "guided", "info['guided']", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
         StandIn("no row is guided", whole(2)), provider="--rollout 'hinted(COLUMN)'",
+    ),
+    Need(
+        "hint_tokens", "info['hint_tokens']", "[N]", "number of the row's first actions that are a hint",
+        StandIn("no row begins with a hint", whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
+    ),
+    Need(
+        "teacher_tokens", "info['teacher_tokens']", "[N, T]",
+        "another prompt for the row's tokens and these, -1 after them; -1 everywhere without one",
+        StandIn("no row has a teacher", teachers, no_teachers), provider="a rollout of rollouts.teachers",
     ),
     Need(
         "budget", "info['budget']", "[N]", "token budget that the row's prompt states",
@@ -78,9 +89,12 @@ PROVIDED = (
         StandIn("no row is tempered", whole(2)), provider="a rollout of rollouts.tempered",
     ),
     Need(
-        "drift", "info['drift']", "[N]", "how far the policy moved since it last answered the prompt",
-        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
-        provider=own_rollout("drift"),
+        "start_value", "info['start_value']", "[N]", "mean reward of the prompt's completions before the run",
+        StandIn("none is known", uniform(0, 1, rows=True)), provider="a rollout in rollouts.programs.with_start_value",
+    ),
+    Need(
+        "measured", "info['measured']", "[N]", "1 where the row is there to be measured only, and is not trained on",
+        StandIn("all rows are trained on", whole(2)), provider="rollouts.revisits.last_responses: Algorithm.replay",
     ),
     Need(
         "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",

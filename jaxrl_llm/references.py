@@ -128,6 +128,20 @@ def periodic_reset(every: int = 1) -> ReferenceRule:
     return ReferenceRule(update=update)
 
 
+@part
+def reset_at(step: int) -> ReferenceRule:
+    """The initial policy up to update number `step`, then the policy that this update gave (2507.06892).
+
+    Raises InputError unless step is a whole number, at least 0.
+    """
+    check_number("reset_at: step", step, least=0, whole=True)
+
+    def update(reference: Params, params: Params, updates: jax.Array) -> Params:
+        return jax.tree.map(lambda old, new: jnp.where(updates == step, new, old), reference, params)
+
+    return ReferenceRule(update=update)
+
+
 def _names(models: Sequence[str]) -> tuple[str, ...]:
     """The names of models; InputError for what is none."""
     for name in models:

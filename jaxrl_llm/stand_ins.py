@@ -80,3 +80,38 @@ def pairs(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     """Nodes of trees [N, L]: rows share three tokens, then every second row those of the row before it."""
     rows, places = np.arange(logp.shape[0])[:, None], np.arange(logp.shape[1])
     return np.where(places < 3, 0, 1 + rows // 2 + 100 * (places > 3) * rows).astype(float)
+
+
+TOP = 5  # tokens of the stand-ins
+
+
+def _shares(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Log-probabilities of TOP tokens [N, L, TOP] whose probabilities add up to less than 1."""
+    return np.log(random.dirichlet(np.ones(TOP + 1), logp.shape)[..., :TOP])
+
+
+def _even(batch: Trajectories, number: float | None) -> Array:
+    return jnp.full((*batch.tokens.shape, int(number or TOP)), -jnp.log(1.0 + (number or TOP)))
+
+
+def _first(batch: Trajectories, number: float | None) -> Array:
+    return jnp.broadcast_to(jnp.arange(number or TOP, dtype=jnp.float32), (*batch.tokens.shape, int(number or TOP)))
+
+
+of_top = StandIn("equal probabilities", _shares, _even)
+tokens_of_top = StandIn(
+    "the first tokens", lambda random, logp: np.broadcast_to(np.arange(TOP), (*logp.shape, TOP)), _first
+)
+
+
+def teachers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Rows [N, L + 2] of two tokens of a prompt and as many as the row has; none in every second row."""
+    N, L = logp.shape
+    rows = random.integers(0, 3, (N, L + 2)).astype(float)
+    return np.where(np.arange(N)[:, None] % 2 == 0, rows, -1.0)
+
+
+def no_teachers(batch: Trajectories, number: float | None) -> Array:
+    """No row has another prompt, f32[N, L + 2], like `teachers`."""
+    N, L = batch.tokens.shape
+    return jnp.full((N, L + 2), -1.0)

@@ -49,6 +49,7 @@ class Trajectories(flax.struct.PyTreeNode):
     weights: Array | None = None  # f32[N, L] selection: 0 drops a token
     old_logp: Array | None = None  # f32[N, L] under the weights at the start of the update
     reference_logp: Array | None = None  # f32[N, L] under the frozen reference policy
+    previous_logp: Array | None = None  # f32[N, L] under the weights before the last update
     entropy: Array | None = None  # f32[N, L] of the behaviour distribution at each action
     values: Array | None = None  # f32[N, L] (or [N, L, H]) of the critic before the update, at each action
     returns: Array | None = None  # f32[N, L] regression targets of the critic
@@ -149,7 +150,9 @@ _KINDS = {"b": BOOL, "i": INTEGERS, "f": FLOATS, "n": NUMBERS}  # by the letter 
 _FORMS = {  # the kind and the axes of each array: N rows, L positions, other axes of any length
     **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
     **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
-    **dict.fromkeys(("behaviour_logp", "support_floor", "untruncated_logp", "old_logp", "reference_logp"), "f NL"),
+    **dict.fromkeys(
+        ("behaviour_logp", "support_floor", "untruncated_logp", "old_logp", "reference_logp", "previous_logp"), "f NL"
+    ),
     **dict.fromkeys(("entropy", "advantages", "returns"), "f NL"),
     **dict.fromkeys(("token_rewards", "weights"), "n NL"),
     **dict.fromkeys(("group", "prompt_id"), "i N"),

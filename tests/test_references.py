@@ -16,6 +16,7 @@ from jaxrl_llm.references import (
     exponential_average,
     mixture,
     periodic_reset,
+    reset_at,
     soup,
     weighted_mean,
 )
@@ -49,6 +50,11 @@ def test_a_reset_takes_the_policy_of_every_so_many_updates(values: list[float], 
     for number, reference in enumerate(found, start=1):
         last = number // every * every
         assert reference == np.float32(values[last - 1] if last else 0.5)
+
+
+def test_a_reset_at_a_step_happens_once() -> None:
+    assert history(reset_at(2), [1.0, 3.0, -2.0, 4.0]) == [0.5, 3.0, 3.0, 3.0]
+    assert history(reset_at(0), [1.0, 3.0]) == [0.5, 0.5] == history(reset_at(9), [1.0, 3.0])
 
 
 def test_limits() -> None:

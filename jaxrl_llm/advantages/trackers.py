@@ -71,30 +71,56 @@ def tracked_baseline(
     least: float = 0.875,
     most: float = 0.96,
     epsilon: float = 1e-8,
+    offline: int = 0,
 ) -> Transform:
     """A = r - v(x), v the tracker's estimate for the prompt before this batch, standardised over the batch's samples.
 
     The state is a Tracker with one entry per prompt of the run (`RunFacts`), or with `prompts` entries if given, or
-    4096 if neither is known. A prompt's entry is prompt_id modulo the number of entries. info["drift"] f32[N], if
-    given, is how far the policy moved since it last answered the prompt (0 at the first visit); without it the share of
-    memory kept is `least`.
+    4096 if neither is known. A prompt's entry is prompt_id modulo the number of entries. info["drift"] f32[N] is how
+    far the policy moved since it last answered the prompt; at the first visit it counts as 0, and where it is NaN or
+    there is none the share of memory kept is `least`. Rows that are only measured (info["measured"]) get the weight 0.
+
+    offline: number of samples of each prompt before the run, whose mean reward is info["start_value"]: an unseen prompt
+    then starts as `offline_value` says, with the memory 1/(1 - least). 0: at the prior.
     """
     check_number("prompts", prompts, least=1, most=2**31 - 1, whole=True, or_none=True)
     check_number("epsilon", epsilon, least=0)
     check_number("half_life", half_life, above=0)
+    check_number("offline", offline, least=0, whole=True)
     for name, number in {"least": least, "most": most}.items():
         check_number(name, number, least=0, most=1)
+    if offline:
+        check_number("least", least, below=1)
 
     def apply(tracker: Tracker, batch: Trajectories) -> tuple[State, Trajectories]:
-        index, r = jnp.mod(batch.prompt_id, tracker.value.shape[0]), batch.scores
+        index, r, info = jnp.mod(batch.prompt_id, tracker.value.shape[0]), batch.scores, batch.info or {}
+        if "measured" in info:
+            trained = ~(info["measured"] > 0)
+            r = jnp.where(trained, r, jnp.nan)
+            weights = trained[:, None] * (1.0 if batch.weights is None else batch.weights)
+            batch = batch.replace(weights=weights * batch.action_mask)
+        if offline and "start_value" in info:
+            tracker = _started(tracker, index, jnp.where(jnp.isnan(r), jnp.nan, info["start_value"]), offline, least)
         A = standardised(r - tracker.value[index], epsilon=epsilon)
-        drift = (batch.info or {}).get("drift")
-        if drift is None:
-            kept = jnp.broadcast_to(jnp.asarray(least, jnp.float32), r.shape)
-        else:
-            kept = retention(jnp.where(tracker.seen[index], drift, 0.0), half_life, least, most)
+        kept = jnp.broadcast_to(jnp.asarray(least, jnp.float32), r.shape)
+        if "drift" in info:
+            D = jnp.where(tracker.seen[index], info["drift"], 0.0)
+            kept = jnp.where(jnp.isnan(D), least, retention(D, half_life, least, most))
         return track(tracker, index, r, kept), batch.replace(advantages=A[:, None] * batch.action_mask)
 
-    return Transform(
-        lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), apply, frozenset({"drift"})
+    needs = {"drift", "old_logp", "measured"} | ({"start_value"} if offline else set())
+    return Transform(lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), apply, frozenset(needs))
+
+
+def offline_value(mean: jax.Array, samples: jax.Array | int) -> jax.Array:
+    """(n mean + 1/2) / (n + 1): the start value of a tracker from the mean reward of n samples, kept off 0 and 1."""
+    return (samples * mean + 0.5) / (samples + 1)
+
+
+def _started(tracker: Tracker, index: jax.Array, mean: jax.Array, samples: int, least: float) -> Tracker:
+    """The tracker with the entries of unseen prompts started from their mean reward f32[N]; NaN starts nothing."""
+    at = jnp.where(jnp.isnan(mean) | tracker.seen[index], tracker.value.shape[0], index)
+    return tracker._replace(
+        value=tracker.value.at[at].set(offline_value(mean, samples), mode="drop"),
+        memory=tracker.memory.at[at].set(1 / (1 - least), mode="drop"),
     )

@@ -13,7 +13,9 @@ from jaxrl_llm.choices import Scale, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, span_ratio, token_mean, token_ratio
 from jaxrl_llm.rollouts.curricula import choose_prompts
-from jaxrl_llm.rollouts.curricula_scores import uncertain
+from jaxrl_llm.rollouts.curricula_trackers import tracked_uncertainty
+from jaxrl_llm.rollouts.programs import group, with_start_value
+from jaxrl_llm.rollouts.revisits import last_responses
 from jaxrl_llm.transform import chain
 
 __all__ = ["loop", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "spo_single_stream"]
@@ -102,6 +104,9 @@ def spo_single_stream(
     clip_high: float = 0.28,
     epsilon: float = 1e-8,
     least_weight: float = 0.05,
+    stored: int = 16384,
+    profile: str = "",
+    profile_samples: int = 8,
 ) -> Algorithm:
     """Single-stream Policy Optimization (SPO, arXiv 2509.13232, 2025).
 
@@ -111,16 +116,26 @@ def spo_single_stream(
         alpha <- k alpha + r,    beta <- k beta + 1 - r,    v = alpha / (alpha + beta)
         k = clip(2^(-D / half_life), least_kept, most_kept)
 
-    in PPO's clipped loss (clip_low, clip_high), mean over tokens. D, how far the policy moved since it last answered x,
-    is info["drift"] f32[N] if the batch has it (0 at the first visit); else k = least_kept, the paper's fallback.
-    Trackers start at v = 0.5 with the weight of one observation, like the code's without offline samples. prompts: size
-    of the tracker (None: one entry for each prompt of the run); prompt ids beyond it share entries. Several responses
-    to a prompt are one update. The run's group_size should be 1. Prompts are drawn without replacement in proportion to
-    sqrt(v (1 - v)) + least_weight, with v of a tracker of the curriculum's own that forgets by least_kept.
+    in PPO's clipped loss (clip_low, clip_high), mean over tokens. D is how far the policy moved since it last answered
+    x: the mean over the tokens of that response of |log pi_now - log pi_then|, both before the update of their step, by
+    the learner; 0 at the first visit. (The code has both after it.) The run keeps the last responses of `stored`
+    prompts, and the forward pass before an update reads those of the batch's prompts; no gradient step does. Where a
+    response is no longer kept, k = least_kept.
 
-    Defaults. Paper: half_life, least_kept, most_kept, clip_low, clip_high, epsilon. Code: least_weight. Run: prompts.
+    Prompts are drawn without replacement in proportion to sqrt(v (1 - v)) + least_weight. Trackers start at v = 0.5
+    with the weight of one observation; or, with the column `profile` of the data set, which has the mean reward of
+    profile_samples samples of each prompt before training, at v = (n mean + 1/2)/(n + 1) with the weight
+    1/(1 - least_kept). prompts: size of the tracker (None: one entry for each prompt of the run); prompt ids beyond it
+    share entries. Several responses to a prompt are one update. The run's group_size should be 1.
+
+    Defaults. Paper: half_life, least_kept, most_kept, clip_low, clip_high, epsilon, profile_samples. Code:
+    least_weight. Ours: stored, profile. Run: prompts.
     """
-    curriculum = choose_prompts(uncertain(least_weight), prior=(0.5, 0.5), kept=least_kept)
-    transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon)
+    column, offline = profile or None, profile_samples if profile else 0
+    rule = tracked_uncertainty(least_weight, half_life, least_kept, most_kept, column, profile_samples)
+    transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon, offline)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    return Algorithm(transform, objective, curriculum=curriculum)
+    return Algorithm(
+        transform, objective, curriculum=choose_prompts(rule), replay=last_responses(stored),
+        rollout=with_start_value(group(), profile) if profile else None,
+    )  # fmt: skip

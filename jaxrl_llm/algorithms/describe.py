@@ -27,7 +27,14 @@ ORIGINS = {  # words in the last paragraph of a docstring -> origins
 }
 STAGES = {  # stages of the data flow, in order -> families whose methods differ there
     "Curricula: which prompts, and how many samples of each": ("curricula",),
-    "Rollouts: completions made with help": ("guided", "hinted", "prefixed", "two_policies"),
+    "Rollouts: completions made with help": (
+        "guided",
+        "hinted",
+        "hint_tokens",
+        "prefixed",
+        "self_distilled",
+        "two_policies",
+    ),
     "Rollouts: trees, and values of states": ("trees",),
     "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration", "reward_composed"),
     "Replay: completions of earlier steps": ("replayed", "swapped"),
@@ -56,7 +63,7 @@ START = {  # methods to begin with -> why
 }
 # Needs that every run computes, and are not told in the list, and those with a plainer name.
 COMPUTED = frozenset({"feedback", "old_logp"})
-PLAIN = {"reference_logp": "reference policy", "values": "critic"}
+PLAIN = {"reference_logp": "reference policy", "previous_logp": "previous policy", "values": "critic"}
 WHERE_TO_START = "Where to start"
 MARK = "*"  # marks methods that lack a part, or need what only some runs provide
 

@@ -95,7 +95,7 @@ def _kl(of: dict[str, Any], defined: Definitions) -> list[Term]:
 
 def estimate(estimator: str, to: str, defined: Definitions, reverse: bool = False, of: str = r"\pi_\theta") -> str:
     """An estimator of the divergence from a policy, with the definition of its log-ratio."""
-    short = {"behaviour": "b", "old": "old", "reference": "ref"}[to]
+    short = {"behaviour": "b", "old": "old", "reference": "ref", "previous": "prev"}[to]
     l = rf"\ell^{{\text{{{short}}}}}_{{i,t}}"
     defined[l] = rf"\log \frac{{{of}(o_{{i,t}})}}{{{POLICIES[to]}(o_{{i,t}})}}"
     base = estimator.removesuffix("+")

@@ -16,7 +16,10 @@ from jaxrl_llm.objectives.averages import Average
 
 Definitions = dict[str, str]  # symbol -> its definition, in the order of appearance
 A, LOGP = r"A_{i,t}", r"\log \pi_\theta(o_{i,t})"
-POLICIES = {"behaviour": r"\pi_{\text{behaviour}}", "old": r"\pi_{\text{old}}", "reference": r"\pi_{\text{ref}}"}
+POLICIES = {
+    "behaviour": r"\pi_{\text{behaviour}}", "old": r"\pi_{\text{old}}", "reference": r"\pi_{\text{ref}}",
+    "previous": r"\pi_{\text{prev}}",
+}  # fmt: skip
 ESTIMATORS = {"k1": "{l}", "k2": r"\tfrac{{1}}{{2}} ({l})^2", "k3": r"e^{{-{l}}} - 1 + {l}", "abs": r"\left|{l}\right|"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # method -> file::test in tests/algorithms
 PROOFS = {
+    "adhint": "test_hint_tokens.py::test_adhint_is_its_loop",
     "a2fm_apo": "test_prefixed.py::test_apo_worked_example",
     "a2pr": "test_replayed.py::test_a2pr_is_the_loop",
     "adora": "test_shaped_reward.py::test_adora_against_a_loop",
@@ -36,6 +37,7 @@ PROOFS = {
     "dgpo_distribution_guided": "test_token_credit.py::test_dgpo_against_a_loop",
     "dgrpo_vital": "test_shaped_reward.py::test_dgrpo_against_a_loop",
     "dispo": "test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ",
+    "dots_rr": "test_replayed.py::test_dots_rr_is_the_loop",
     "dppo": "test_weighted.py::test_dppo_is_the_loop",
     "dr_grpo": "test_group_relative.py::test_dr_grpo_is_the_loop",
     "drive_pre_grpo": "test_curricula.py::test_drive_keeps_the_prompts_that_fail",
@@ -108,6 +110,7 @@ PROOFS = {
     "spear": "test_replayed.py::test_spear_is_the_loop",
     "spo_segment": "test_trees.py::test_spo_against_loops",
     "spo_single_stream": "test_critic_free.py::test_spo_is_the_loop_over_updates",
+    "srpo_sample_routing": "test_self_distilled.py::test_srpo_is_its_loop",
     "srpo_self_referential": "test_reward_composed.py::test_srpo_is_the_loop",
     "subpo": "test_reward_composed.py::test_subpo_is_the_loop",
     "symphony_fading_replay": "test_replayed.py::test_symphony_is_the_loop_over_replayed_groups",

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxrl_llm.advantages.group import group_relative, truncated_rows
 from jaxrl_llm.advantages.replayed import drop_least_varied, keep_stored_advantages, warm_up_replay
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.log_ratios import LARGEST
 from jaxrl_llm.objectives import by_rows, clip, constant, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.corrections import importance_correction
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
 from jaxrl_llm.rewards.transforms import leave_out
+from jaxrl_llm.rollouts.curricula import choose_prompts
+from jaxrl_llm.rollouts.curricula_targets import near_predicted
 from jaxrl_llm.rollouts.replays import faded, own_good_rows, recent_and_reservoir, whole_groups
 from jaxrl_llm.rollouts.swarm import swarm
 from jaxrl_llm.transform import chain
 
-__all__ = ["sapo_swarm", "spear", "symphony_fading_replay", "wmar_reservoir_replay"]
+__all__ = ["dots_rr", "sapo_swarm", "spear", "symphony_fading_replay", "wmar_reservoir_replay"]
 
 
 @presets(
@@ -164,3 +171,53 @@ def sapo_swarm(
     """
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
     return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=swarm(nodes, own, foreign))
+
+
+def dots_rr(
+    target: float = 0.5,
+    temperature: float = 1e-3,
+    references: int = 256,
+    every: int = 2,
+    width: float = 0.2,
+    embedding: str = "",
+    fresh_share: float = 0.5,
+    replay_groups: int = 512,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+) -> Algorithm:
+    """Difficulty-targeted Online Data Selection and Rollout Replay (DOTS + RR, arXiv 2506.05316, 2025).
+
+    In every `every`-th step the groups of `references` more prompts, drawn uniformly, measure success rates d_k and are
+    not trained on. Those of the others are predicted by attention to them, and prompts are drawn without replacement:
+
+        p0 = sum_k softmax_k(e_q . e_k / width) d_k,    p = sigmoid(logit(p0) / s + b)
+        P proportional to exp(-|p - target| / temperature)
+
+    From the second step on, groups of the store join the fresh ones, (1 - fresh_share)/fresh_share of their number,
+    drawn uniformly and whole; it has the newest replay_groups groups with different rewards. prompts_per_step is the
+    number of fresh groups. With mu the policy that sampled the token, r = pi/mu, r0 = pi_old/mu (stop-gradient),
+
+        loss = token mean of max(-A r, -A clip(r, r0 (1 - clip_low), r0 (1 + clip_high)))
+
+    which is r0 times PPO's clipped loss in pi/pi_old. A = (reward - mean_g)/(std_g + epsilon) (ddof) is what it was
+    when the group was fresh, and then r0 = 1.
+
+    The paper embeds prompts with a language model, maps them by two networks, and computes s and b by a third from the
+    mean and deviation of d, all trained before the run on measured rates. Here e are the normalised numbers in the
+    column `embedding` of the data set, or, without one, counts of words and pairs of words; the width, s and b are 7
+    numbers fitted during the run by the same cross-entropy (`rollouts.difficulty`). The paper measures the references
+    before it draws the same step's prompts; here they are sampled beside these, and serve the draws after that step.
+
+    Defaults. Paper: target, temperature, references, every, fresh_share, replay_groups, clip_low, clip_high. Ours:
+    width, embedding, ddof, epsilon.
+    """
+    check_number("fresh_share", fresh_share, above=0, most=1)
+    rule = near_predicted(target, temperature, references, every, width, embedding or None)
+    weighted = importance_correction("token", "truncate", high=math.exp(LARGEST))  # never truncated
+    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
+    return Algorithm(
+        chain(group_relative(ddof=ddof, epsilon=epsilon), weighted), objective, curriculum=choose_prompts(rule),
+        replay=whole_groups((1 - fresh_share) / fresh_share, groups=replay_groups),
+    )  # fmt: skip

@@ -31,6 +31,7 @@ from jaxrl_llm.objectives.anchors import centred_clip, mirror_step, mix_anchors,
 from jaxrl_llm.objectives.curvature import keep_small_steps
 from jaxrl_llm.objectives.penalties import ratio_variance
 from jaxrl_llm.objectives.regression import aim_at_bounds, toward_ratio
+from jaxrl_llm.references import reset_at
 from jaxrl_llm.rollouts.replays import whole_groups
 from jaxrl_llm.trajectory import Trajectories, row_means, totals_of
 from jaxrl_llm.transform import chain, controller
@@ -195,26 +196,28 @@ def remix(
     least: float = 0.5,
     past_share: float = 0.4,
     replay_age: int = 2,
-    switch: float = 50,
+    switch: int = 50,
     ddof: int = 1,
     epsilon: float = 1e-6,
 ) -> Algorithm:
     """Reincarnating Mix-policy Proximal Policy Gradient (ReMix, arXiv 2507.06892, 2025).
 
-    For batches that mix rollouts of the last few policies with fresh ones; c = pi_old / pi_behaviour centres the clip:
+    Batches of the first steps mix rollouts of the last few policies with fresh ones. c = pi_old / pi_behaviour centres
+    the clip, and there are two anchors, the reference and the policy before the last update:
 
         loss = -token mean of min(rho A, clip(rho, c - clip_low, c + clip_high) A) - entropy_coefficient H
-               + kl_coefficient [lambda k3(pi, reference) + (1 - lambda) k3(pi, old)]
+               + kl_coefficient [lambda k3(pi, reference) + (1 - lambda) k3(pi, previous)]
         lambda(t) = max(1 - drop ceil(max(t - hold, 0) / every), least)  in iteration t = 1, 2, ...
 
-    rho is relative to the behaviour policy; c = 1 for fresh rollouts. A is GRPO's, with ddof and epsilon. The paper's
-    second anchor is the policy of the previous iteration; here it is `old`, the policy at the start of this one. The
-    sources available to us print no coefficients, estimator or clip range.
+    rho is relative to the behaviour policy; c = 1 for fresh rollouts. A is GRPO's, with ddof and epsilon. At first
+    `previous` has the initial weights; it is a further copy of what learns. The sources available to us print no
+    coefficients, estimator or clip range.
 
-    Replay: past_share of the groups of a batch come from the last replay_age steps, whole, each at most once; they join
-    the fresh ones. In the first `switch` steps only; then all are fresh (the paper: 50 or 100), and the loop must
-    replace the reference by the policy of that step. The paper has two passes per batch (--epochs 2). Groups with equal
-    rewards are not replayed.
+    The first `switch` iterations: past_share of the groups of a batch come from the last replay_age steps, whole, each
+    at most once; they join the fresh ones. Groups with equal rewards are not replayed. After them (the paper: 50 or
+    100) all groups are fresh, so that the loss is PPO's clipped one, and the reference is no longer the initial policy
+    but that of the switch. lambda goes on by its schedule, which the paper does not restart. The passes over each batch
+    are the run's: two in the paper's first phase (--epochs 2), which here the second phase has as well.
 
     Defaults. Paper: hold, every, drop, least, past_share, replay_age, switch. Ours: clip_low, clip_high,
     kl_coefficient, entropy_coefficient, ddof, epsilon.
@@ -223,9 +226,10 @@ def remix(
     objective -= entropy_coefficient * entropy()
     objective += kl_coefficient * mixed_anchor("k3")
     check_number("past_share", past_share, least=0, below=1)
+    check_number("switch", switch, least=0, whole=True)
     replay = whole_groups(past_share / (1 - past_share), max_age=replay_age, until=switch) if past_share else None
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least))
-    return Algorithm(transform, objective, replay=replay)
+    return Algorithm(transform, objective, replay=replay, reference=reset_at(switch))
 
 
 def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:

@@ -35,12 +35,6 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "dgrpo_vital": {
         "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
     },
-    "remix": {
-        "anchor": (
-            "a change of the anchor during the run, and the policy of the step before as the second anchor",
-            "a reference that may be replaced",
-        ),
-    },
 }  # fmt: skip
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
@@ -53,7 +47,6 @@ NEEDED: dict[str, dict[str, str]] = {
         "turn_factor": "updates turn by turn, the last first",
         "turns": "episodes of several turns",
     },
-    "spo_single_stream": {"drift": "how far the policy moved; without it trackers forget at their fastest"},
     "srpo_self_referential": {"distance": "distances of failures to successes; without them failures get 0"},
     "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
     "ttrl": {"answer_key": "votes of answers; without it whole completions vote"},

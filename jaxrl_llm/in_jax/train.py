@@ -28,11 +28,13 @@ from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.learner.learn import provide
+from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.check import check_key, check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.packing import shared_prompts
+from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.needs import of_reference, value_of, values_of
 from jaxrl_llm.part_checks import expect
@@ -65,6 +67,8 @@ class Carry(NamedTuple):
     train: TrainState
     memory: Any  # of the algorithm's transform
     feedback: Metrics | None
+    reference: Params | None = None  # where it moves
+    previous: Params | None = None  # the parameters before the last update, where the method needs them
 
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
@@ -138,8 +142,9 @@ def make_train(
                 f"this method has a {own[0]} of its own, and the laboratory only groups of the task's prompts: train "
                 f"it with a run, or without={','.join([*without, *own])!r}"
             )
-        if method.reference is not None and of_reference(method.needs):
-            raise InputError("the laboratory's reference is the initial policy: this method has another, as runs do")
+        rule = method.reference if of_reference(method.needs) else None
+        if rule is not None and rule.update is None:
+            raise InputError("the laboratory has one model: this method's reference has others, as runs do")
         method = going_without(method, names_in(without))
         rate = given.get("learning_rate", settings.learning_rate)
         optimizer = optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate))
@@ -154,7 +159,7 @@ def make_train(
         def iterate(carry: Carry, at: tuple[Array, Array]) -> tuple[Carry, Metrics]:
             step, key = at
             for_batch, for_update = jax.random.split(key)
-            state, memory, feedback = carry
+            state, memory, feedback, moving, previous = carry
             size = settings.prompts, settings.group_size
             batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size)
             if asks(method, "greedy_reward"):
@@ -167,14 +172,21 @@ def make_train(
                 for_update, batch, epochs=settings.epochs, minibatches=settings.minibatches,
                 group_size=settings.group_size, packing=packing,
             )  # fmt: skip
-            batch = provide(policy, method.needs, state.params, reference, batch, steps).replace(feedback=feedback)
+            of = reference if moving is None else moving
+            batch = provide(policy, method.needs, state.params, of, batch, steps, previous).replace(feedback=feedback)
             memory, batch = method.transform.apply(memory, batch)
+            previous = first_previous(method.needs, state.params)
             state, metrics = update(policy, method.objective, optimizer, state, batch, steps)
             if feedback is not None:
                 feedback = {**metrics, "updates": feedback["updates"] + 1}
-            return Carry(state, memory, feedback), {**metrics, **seen}
+            if rule is not None and rule.update is not None:
+                moving = rule.update(moving, without_critic(state.params), step + 1)
+            return Carry(state, memory, feedback, moving, previous), {**metrics, **seen}
 
-        carry = Carry(init_state(params, optimizer), method.transform.init(facts), None)
+        carry = Carry(
+            init_state(params, optimizer), method.transform.init(facts), None, None if rule is None else reference,
+            first_previous(method.needs, params),
+        )  # fmt: skip
         steps = (jnp.arange(settings.iterations), jax.random.split(for_steps, settings.iterations))
         if asks(method, "feedback"):
             # Which metrics there are is known by tracing an iteration that answers 0 for any.

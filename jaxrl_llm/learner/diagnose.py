@@ -64,7 +64,7 @@ def not_finite(
     """
     if (name := not_finite_in(params)) is not None:
         return f"the parameter {name}"
-    for name in ("behaviour_logp", "old_logp", "reference_logp", "advantages", "weights"):
+    for name in ("behaviour_logp", "old_logp", "reference_logp", "previous_logp", "advantages", "weights"):
         value = getattr(batch, name)
         if value is not None and not_finite_in(jnp.where(batch.loss_weights != 0, value, 0.0)) is not None:
             return f"the batch's {name}"

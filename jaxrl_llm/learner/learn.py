@@ -24,7 +24,9 @@ from jaxrl_llm.distributed.mesh import on_rows, replicate, to_device, to_mesh
 from jaxrl_llm.distributed.programs import Program, ahead_of_time, compiled, computed, place
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.previous import replaced
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps, plan_steps
+from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
@@ -32,7 +34,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.routing import routing_of
-from jaxrl_llm.needs import need_of, of_reference, value_of
+from jaxrl_llm.needs import need_of, of_previous, of_reference, value_of
 from jaxrl_llm.references import Mixture
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
 from jaxrl_llm.transform import Metrics, Objective, RunFacts
@@ -50,6 +52,7 @@ class Learner(NamedTuple):
     micro_batches: int = 1
     reference: Params | Mixture | None = None  # of the reference policy, where the method needs one
     frozen: Params | None = None  # the parameters that never learn, where some do not
+    previous: Params | None = None  # that learn, before the last update, where the method needs them
 
 
 class LearnedBatch(NamedTuple):
@@ -60,6 +63,7 @@ class LearnedBatch(NamedTuple):
     batch: Trajectories  # as the transform prepared it, on the devices
     steps: Steps
     metrics: Metrics
+    previous: Params | None = None  # for the next iteration: the parameters before this update, without a critic
 
 
 def start(
@@ -121,6 +125,16 @@ def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: ja
     return function(hidden, mask)
 
 
+_under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
+
+
+@compiled(static_argnames=("function",))
+def _of_logp(
+    function: Callable[[jax.Array, Trajectories], jax.Array], logp: jax.Array, batch: Trajectories
+) -> jax.Array:
+    return function(logp, batch)
+
+
 @dataclass(frozen=True)
 class _Models:
     """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
@@ -128,6 +142,7 @@ class _Models:
     policy: Policy
     params: Params
     of_reference: Params | Mixture | None
+    of_previous: Params | None
     batch: Trajectories
     steps: Steps | None
     wanted: Wanted
@@ -148,6 +163,24 @@ class _Models:
         )
 
     @cached_property
+    def previous(self) -> PolicyOutputs:
+        assert self.of_previous is not None  # `provide` checks it
+        return outputs_of(self.policy, self.of_previous, self.batch.replace(experts=None), self.steps)
+
+    @cached_property
+    def teacher(self) -> PolicyOutputs:
+        tokens, reference = (self.batch.info or {}).get("teacher_tokens"), self._reference
+        if tokens is None:
+            return self.old
+        if isinstance(reference, Mixture):
+            raise InputError("a teacher is one reference policy, but this one is a mixture of several")
+        ids = (self.old.extras or {})["top_tokens"]
+        taught = _under_teacher(self.batch, tokens, ids)
+        unpacked = None if self.steps is None else self.steps.replace(packing=None)
+        found = outputs_of(self.policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
+        return _from_teacher(self.batch, tokens, found)
+
+    @cached_property
     def affinity(self) -> jax.Array:
         reference = self._reference
         if isinstance(reference, Mixture):
@@ -156,6 +189,9 @@ class _Models:
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
+
+    def of_logp(self, function: Callable[[jax.Array, Trajectories], jax.Array]) -> jax.Array:
+        return _of_logp(function, self.old.logp, self.batch)
 
     @property
     def _reference(self) -> Params | Mixture:
@@ -170,15 +206,16 @@ def provide(
     reference: Params | Mixture | None,
     batch: Trajectories,
     steps: Steps | None = None,
+    previous: Params | None = None,
     record_experts: bool = False,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
-    params: the weights before the update. reference: those of the reference policy; InputError where they are needed
-    and None. Other needs are the loop's, or the rollouts', to provide. With the update's `steps` the batch goes through
-    a policy as it does in the update, slice by slice. record_experts: of a mixture, also fill in the experts that the
-    routers of `params` choose in that pass (`batch.experts`), for the update to replay; experts that the batch has are
-    replaced.
+    params: the weights before the update. reference: those of the reference policy, and previous the weights
+    before the last update; InputError where they are needed and None. Other needs are the loop's, or the rollouts', to
+    provide. With the update's `steps` the batch goes through a policy as it does in the update, slice by slice.
+    record_experts: of a mixture, also fill in the experts that the routers of `params` choose in that pass
+    (`batch.experts`), for the update to replay; experts that the batch has are replaced.
 
     Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
     planned for another batch.
@@ -192,14 +229,19 @@ def provide(
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
             check_params(policy, one)
+    if previous is not None:
+        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
+        check_params(policy, previous)
     if steps is not None:
         check_steps(steps, batch)
     if of_reference(needs) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
+    if of_previous(needs) and previous is None:
+        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
     wanted = wanted_of(needs)
     if record_experts:
         wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
-    models = _Models(policy, params, reference, batch, steps, wanted)
+    models = _Models(policy, params, reference, previous, batch, steps, wanted)
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:
@@ -216,7 +258,8 @@ def learn_batch(
     objective: Objective | None = None,
     only: str | None = None,
 ) -> LearnedBatch:
-    """Plan the gradient steps, put the batch on the mesh, provide, prepare, update. The state is donated.
+    """Plan the gradient steps, put the batch on the mesh, provide, prepare, update. The state is donated, like the
+    learner's previous parameters.
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
@@ -225,22 +268,31 @@ def learn_batch(
     """
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
     routing = routing_of(algorithm.routing, policy, batch)
+    trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
     steps = plan_steps(
         batch, epochs=learner.epochs, minibatches=learner.minibatches, micro_batches=learner.micro_batches, seed=seed,
-        mesh=mesh,
+        mesh=mesh, rows=trained,
     )  # fmt: skip
+    every = steps
+    if trained is not None:  # slices as long as those of the update, over all rows
+        times = len(batch.tokens) / len(trained)
+        every = plan_steps(batch, micro_batches=slices * (int(times) if times.is_integer() else 1), mesh=mesh)
     batch = to_mesh(batch, mesh)
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
+    previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
     batch = provide(
-        policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), steps, routing == "recompute"
+        policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), every, previous,
+        routing == "recompute",
     )  # fmt: skip
+    if learner.previous is not None:
+        previous = replaced(learner.previous, state.params)
     experts = batch.experts  # which no transform reads, nor copies
     memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback, experts=None))
     batch = batch.replace(experts=experts)
     objective = algorithm.objective if objective is None else objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
-    return LearnedBatch(state, memory, batch, steps, metrics)
+    return LearnedBatch(state, memory, batch, steps, metrics, previous)
 
 
 def compile_learning(
@@ -260,11 +312,19 @@ def compile_learning(
     return programs
 
 
-def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
+def _trained(batch: Trajectories) -> np.ndarray | None:
+    """The rows that the update takes, where info["measured"] marks others that only `provide` reads; None: all."""
+    marks = (batch.info or {}).get("measured")
+    measured: Any = np.zeros(0, bool) if marks is None else np.asarray(marks) > 0
+    return np.flatnonzero(~measured) if measured.any() else None
+
+
+def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) -> Trajectories:
     """The batch with groups without any action, up to `rows` rows, so that all steps share a compiled update.
 
     They are copies of the first group's prompt, count in no mean, and leave loss and gradient as they are. Only where
-    there are more minibatches than groups with actions can a gradient step see nothing but such.
+    there are more minibatches than groups with actions can a gradient step see nothing but such. measured: how many of
+    them, at the end, count as rows that no update takes, in a batch with info["measured"].
     """
     have = batch.tokens.shape[0]
     if have == rows:
@@ -273,6 +333,10 @@ def fill_up(batch: Trajectories, rows: int, group_size: int) -> Trajectories:
     empty = np.arange(rows) >= have
     numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
     batch = map_rows(lambda x: np.asarray(x)[index], batch)
+    if measured:
+        marks = np.where(empty, 0, np.asarray(batch.need("measured"))).astype(np.float32)
+        marks[rows - measured :] = 1
+        batch = batch.with_info(measured=jnp.asarray(marks))
     before = np.cumsum(np.asarray(batch.action_mask), axis=1) == 0
     return batch.replace(
         token_mask=batch.token_mask & (before | ~empty[:, None]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jaxrl_llm.trajectory import Trajectories
@@ -12,11 +14,14 @@ def signal(batch: Trajectories) -> float:
 
     A row has one where an advantage that counts in the loss is not 0; what regularises (a KL penalty, an entropy bonus)
     is none. Methods without advantages compare rewards in their objective: with those of the other samples of a
-    prompt, or, where every prompt has one sample, with those of the batch. Rows without actions are left out; 0 where
-    all are. Reads the batch on the host, and compiles nothing.
+    prompt, or, where every prompt has one sample, with those of the batch. Rows without actions, or that are only
+    measured, are left out; 0 where all are. Reads the batch on the host, and compiles nothing.
     """
     action = np.asarray(batch.action_mask)
-    rows = action.any(axis=1)
+    rows: Any = action.any(axis=1)
+    marks = (batch.info or {}).get("measured")
+    if marks is not None:
+        rows &= ~(np.asarray(marks) > 0)
     if not rows.any():
         return 0.0
     if batch.advantages is None:

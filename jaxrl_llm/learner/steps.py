@@ -39,6 +39,7 @@ class Steps(flax.struct.PyTreeNode):
     rows: jax.Array  # int32[E, B, m, n]: rows of the batch
     packing: Packing | None = None  # of each slice, arrays [E, B, m, ...]; None: every row as it is
     mark: jax.Array | None = None  # uint32[]: checksum of the batch's tokens, to refuse steps of another batch
+    whole: bool = flax.struct.field(pytree_node=False, default=True)  # whether they take all rows of the batch
 
     @property
     def in_order(self) -> Slices:
@@ -59,6 +60,7 @@ def plan_steps(
     micro_batches: int = 1,
     seed: int | Sequence[int] = 0,
     mesh: Mesh | None = None,
+    rows: np.ndarray | None = None,
 ) -> Steps:
     """The gradient steps of a batch, whose rows are read on the host; each slice is packed.
 
@@ -66,7 +68,7 @@ def plan_steps(
     the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
     compiled update. On a mesh packed rows are spread over ROWS of `models.placement`, and their tokens over
-    "sequence".
+    "sequence". rows: int[n], those to take; other rows of the batch are in no step.
 
     Raises InputError where the rows do not split evenly, and for counts below 1.
     """
@@ -78,14 +80,15 @@ def plan_steps(
     if mesh is not None and not isinstance(mesh, Mesh):
         raise InputError(f"mesh is {type(mesh).__name__} {shown(mesh)}, but must be a jax.sharding.Mesh")
     here = TokenRows(*(np.asarray(getattr(batch, name)) for name in TokenRows._fields))
-    N, parts = len(here.group), minibatches * micro_batches
+    given = np.arange(len(here.group)) if rows is None else np.asarray(rows)
+    N, parts = len(given), minibatches * micro_batches
     if N % parts:
         raise InputError(
             f"{N} rows do not split evenly into {minibatches} minibatches of {micro_batches} micro_batches: change one "
             "of them"
         )
-    order = np.argsort(here.group, kind="stable")
-    size = np.unique(here.group, return_counts=True)[1]
+    order = given[np.argsort(here.group[given], kind="stable")]
+    size = np.unique(here.group[given], return_counts=True)[1]
     together = int(size[0]) if (size == size[0]).all() and len(size) % parts == 0 else 1
     units = order.reshape(-1, together)
     lengths = here.token_mask.sum(axis=1)[units].sum(axis=1)
@@ -103,7 +106,7 @@ def plan_steps(
         shuffled = random.permutation(len(units)) if minibatches > 1 else np.arange(len(units))
         for chosen in shuffled.reshape(minibatches, -1):
             slices += deal(chosen)
-    rows: Any = np.stack(slices).astype(np.int32)
+    taken: Any = np.stack(slices).astype(np.int32)
     packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh))
 
     def arranged(x: np.ndarray) -> Any:
@@ -111,7 +114,7 @@ def plan_steps(
         return np.broadcast_to(x, (epochs, *x.shape[1:]))
 
     mark: Any = np.uint32(mark_of(here.tokens, here.token_mask))
-    steps = Steps(arranged(rows), jax.tree.map(arranged, packing), mark)
+    steps = Steps(arranged(taken), jax.tree.map(arranged, packing), mark, rows is None)
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
     whole = NamedSharding(mesh, PartitionSpec())
@@ -122,7 +125,7 @@ def plan_steps(
     spread = jax.tree.map(lambda x: of_rows if x.ndim == 5 else of_actions, steps.packing)
     if spread.parent is not None:
         spread = spread.replace(parent=whole)
-    shardings: Any = (whole, spread, whole)
+    shardings: Any = (whole, spread, whole, steps.whole)
     return place(steps, Steps(*shardings))
 
 
@@ -167,7 +170,8 @@ def check_steps(steps: Any, batch: Trajectories) -> None:
     if not isinstance(steps, Steps):
         raise InputError(f"steps is {shown(steps)}, but must be what plan_steps(batch, ...) gives")
     shape, rows = steps.rows.shape, batch.tokens.shape[0]
-    if len(shape) != 4 or shape[1] * shape[2] * shape[3] != rows:
+    taken = shape[1] * shape[2] * shape[3] if len(shape) == 4 else 0
+    if taken != rows and (steps.whole or not 0 < taken < rows):
         raise InputError(
             f"the steps were planned for {int(np.prod(shape[1:]))} rows, but the batch has {rows}: plan them for this "
             "batch"

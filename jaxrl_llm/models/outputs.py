@@ -17,7 +17,7 @@ from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.routing import check_experts, of_all_rows
-from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
+from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.needs import NEEDS, need_of, value_of, values_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
@@ -25,10 +25,12 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
-    names: tuple[str, ...] = ()  # of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "experts"
+    # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "experts".
+    names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
     heat: float = 0.0  # of "heated_logp", a multiple of the sampling temperature
+    top: int = 0  # of "top_tokens" and "top_logp"
 
 
 # Sums over the vocabulary of what is made of its log-probabilities.
@@ -57,6 +59,7 @@ def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wante
         temperatures=tuple(values_of(needs, "tempered_logp")),
         layer=int(layers[0]) if layers else 0,
         heat=heats[0] if heats else 0.0,
+        top=int(max([*values_of(needs, "top_tokens"), *values_of(needs, "top_logp")], default=0)),
     )
 
 
@@ -80,7 +83,10 @@ def policy_outputs(
     What is `wanted` is in `extras`, at each action: MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
     log-probability under the unembedded state after a layer (no last norm); "heated_logp", at another temperature and
-    without truncation, differentiable; "hidden" [N, L, D]; "experts" int[N, L, layers, k], not only at actions.
+    without truncation, differentiable; "hidden" [N, L, D]. "top_tokens" [N, L, K] are the ids of the K = `top` most
+    probable tokens, and "top_logp" [N, L, K] their log-probabilities without truncation; where only these are wanted
+    they are of the ids in info["top_tokens"], and differentiable.
+    "experts" int[N, L, layers, k] are of all tokens, not only of actions.
 
     Where the batch has `experts`, a mixture sees its tokens with these instead of its router's choice (routing replay).
 
@@ -108,6 +114,13 @@ def policy_outputs(
     if "heated_logp" in wanted.names:
         heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
         found["heated_logp"] = _logp(policy, params, heated)[0]
+    if "top_tokens" in wanted.names:
+        tokens, found["top_logp"] = most_probable(source, wanted.top)
+        found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24
+    elif "top_logp" in wanted.names:
+        tokens = batch.need("top_tokens").at[view.row, view.column].get(mode="clip").astype(jnp.int32)
+        whole = source._replace(hidden=view.states, unembedding=policy.unembedding(params))
+        found["top_logp"] = logp_of_tokens(whole, tokens)
     if "hidden" in wanted.names:
         found["hidden"] = flat
     if "values" in wanted.names:

@@ -209,6 +209,11 @@ def merge_heads(name: str, shape: Shape) -> Shape:
     return (*shape[: at - 1], shape[at - 1] * shape[at], *shape[at + 1 :])
 
 
+def without_critic(params: Params) -> Params:
+    """The policy's own parameters."""
+    return {name: x for name, x in params.items() if name != "critic"}
+
+
 def combine(frozen: Params | None, params: Params) -> Params:
     """The parameters of two parts: a deep union of dictionaries, and of tuples (of layers) entry by entry.
 

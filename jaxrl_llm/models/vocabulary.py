@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,3 +62,69 @@ def vocabulary_sum(f: Callable[..., jax.Array], *distributions: Distribution, bl
         return sums + jnp.sum(jnp.where(parts[0][1], values, 0.0), axis=1), None
 
     return jax.lax.scan(add, jnp.zeros(distributions[0].hidden.shape[:1]), starts)[0]
+
+
+def _columns(source: Distribution, block: int) -> tuple[jax.Array, jax.Array]:
+    """The unembedding in whole blocks [B, block, D], the last one filled up, and the first number of each."""
+    V, D = source.unembedding.shape
+    count = -(-V // block)
+    padded = jnp.pad(source.unembedding, ((0, count * block - V), (0, 0)))
+    return padded.reshape(count, block, D), jnp.arange(count) * block
+
+
+def _of_columns(source: Distribution, rows: jax.Array, start: jax.Array) -> jax.Array:
+    """The logits over the temperature of a block, f32[M, block]; -inf where it was filled up."""
+    z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=accumulation_dtype(rows.dtype))
+    if source.softcap:
+        z = source.softcap * jnp.tanh(z / source.softcap)
+    known = start + jnp.arange(rows.shape[0]) < source.unembedding.shape[0]
+    return jnp.where(known, z / source.temperature[:, None], -jnp.inf)
+
+
+@jax.named_scope("head")
+def logp_of_tokens(source: Distribution, tokens: jax.Array, block: int = BLOCK) -> jax.Array:
+    """log p of K tokens int32[M, K] for each of M states, f32[M, K], a block of the vocabulary at a time.
+
+    Differentiable; the backward pass makes each block's logits again.
+
+    >>> one = Distribution(jnp.zeros((1, 2)), jnp.ones((4, 2)), jnp.ones(1))
+    >>> jnp.exp(logp_of_tokens(one, jnp.asarray([[3, 0]]))).tolist()
+    [[0.25, 0.25]]
+    """
+    block = min(block, source.unembedding.shape[0])
+
+    @jax.checkpoint
+    def add(sums: tuple[jax.Array, jax.Array], each: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        z = _of_columns(source, *each)
+        at = tokens - each[1]
+        inside = (at >= 0) & (at < block)
+        own = jnp.take_along_axis(z, jnp.clip(at, 0, block - 1), axis=1)
+        total = jnp.logaddexp(sums[0], jax.nn.logsumexp(z, axis=1))
+        return (total, sums[1] + jnp.where(inside, own, 0.0)), None
+
+    M = source.hidden.shape[0]
+    first = jnp.full(M, -jnp.inf), jnp.zeros((M, tokens.shape[1]))
+    total, own = jax.lax.scan(add, first, _columns(source, block))[0]
+    return own - total[:, None]
+
+
+@jax.named_scope("head")
+def most_probable(source: Distribution, count: int, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
+    """The `count` most probable tokens int32[M, count] of M states, the best first, and their log p, f32[M, count].
+
+    Of equally probable ones the first. A vocabulary that is smaller gives all its tokens.
+    """
+    V = source.unembedding.shape[0]
+    block, count = min(block, V), min(count, V)
+
+    def add(best: tuple[jax.Array, ...], each: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        z = _of_columns(source, *each)
+        values, at = jax.lax.top_k(z, min(count, block))
+        values, order = jax.lax.top_k(jnp.concatenate([best[0], values], axis=1), count)
+        tokens = jnp.take_along_axis(jnp.concatenate([best[1], at + each[1]], axis=1), order, axis=1)
+        return (values, tokens, jnp.logaddexp(best[2], jax.nn.logsumexp(z, axis=1))), None
+
+    M = source.hidden.shape[0]
+    first = jnp.full((M, count), -jnp.inf), jnp.zeros((M, count), jnp.int32), jnp.full(M, -jnp.inf)
+    values, tokens, total = jax.lax.scan(add, first, _columns(source, block))[0]
+    return tokens, values - total[:, None]

@@ -48,20 +48,21 @@ def stepwise_decay(
 
 @part
 def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least: Number = 0.5) -> Transform:
-    """Write the controls "reference_share", `stepwise_decay` of iteration t = 1, 2, ..., and "old_share", the rest."""
+    """Controls "reference_share", `stepwise_decay` of iteration t = 1, 2, ..., and "previous_share", the rest."""
 
     def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
         share = stepwise_decay(step.astype(jnp.float32) + 1, hold, every, drop, least)
-        return batch.with_controls(reference_share=share, old_share=1 - share)
+        return batch.with_controls(reference_share=share, previous_share=1 - share)
 
     return counted(apply)
 
 
 @part
 def mixed_anchor(estimator: Estimator = "k3", average: Average | None = None) -> Objective:
-    """share KL(pi || reference) + (1 - share) KL(pi || old), with the shares of `mix_anchors`."""
+    """share KL(pi || reference) + (1 - share) KL(pi || previous), with the shares of `mix_anchors`."""
     near_reference = kl("reference", estimator, average, metric="kl/reference")
-    return "reference_share" * near_reference + "old_share" * kl("old", estimator, average, metric="kl/old")
+    near_previous = kl("previous", estimator, average, metric="kl/previous")
+    return "reference_share" * near_reference + "previous_share" * near_previous
 
 
 def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Array:

@@ -32,8 +32,9 @@ def kl(
 ) -> Objective:
     """Estimated KL divergence of the policy from another on the sampled tokens, nats per token.
 
-    to: "reference", "old" or "behaviour". estimator: k1, k2 or k3 of J. Schulman, Approximating KL Divergence (2020),
-    "abs" for |l|, or one of these followed by "+": its value with the gradient of k2. average: default token_mean().
+    to: "reference", "old", "behaviour" or "previous". estimator: k1, k2 or k3 of J. Schulman, Approximating KL
+    Divergence (2020), "abs" for |l|, or one of these followed by "+": its value with the gradient of k2. average:
+    default token_mean().
     sampled: the policy that drew the tokens, if it is not the current one; multiplies the estimate by pi / pi_sampled.
     Differentiated through both factors, k1 and k3 are then unbiased for KL(pi || other), and so are their gradients
     (2512.02556). With k1 and sampled equal to `to` this is rho log rho.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.rollouts.episode import info_columns
+from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.sampling.requests import SamplingConfig
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
@@ -64,8 +64,22 @@ def to_batch(groups: Sequence[Group], sampling: SamplingConfig, step: int, windo
     if any(episode.state_keys for episode in episodes):
         keys = [episode.state_keys for episode in episodes]
         batch = batch.replace(state_key=of_turns(keys, np.uint32))
+    if any(episode.teacher_prompt is not None for episode in episodes):
+        batch = batch.with_info(teacher_tokens=teacher_tokens(episodes))
     if windows:
         unfinished: Any = np.asarray([is_so for one in groups for is_so in one.unfinished])
         window = batch.action_mask & (batch.policy_step == step)
         batch = batch.with_info(window=window, unfinished=unfinished)
     return batch
+
+
+def teacher_tokens(episodes: Sequence[Episode]) -> Any:
+    """f32[N, T]: the tokens of each episode after its `teacher_prompt`, then -1; -1 everywhere without such a prompt.
+
+    T is a bucket of lengths, so that few programs are compiled.
+    """
+    rows = [[*e.teacher_prompt, *e.own.token.tolist()] if e.teacher_prompt else [] for e in episodes]
+    found = np.full((len(rows), bucket(max([1, *map(len, rows)]))), -1.0, np.float32)
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
+    return found

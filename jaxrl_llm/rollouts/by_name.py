@@ -11,6 +11,7 @@ from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.rewards.loading import load_function
 from jaxrl_llm.rollouts.candidates import with_candidates
 from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before
+from jaxrl_llm.rollouts.hint_lengths import hinted_by_failures
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data
 from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group
@@ -23,7 +24,8 @@ NAMED: dict[str, Callable[..., Rollout]] = {
     "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked, "tree": tree,
     "budgeted_tree": budgeted_tree, "entropy_forks": entropy_forks, "near_ties": near_ties, "valued": valued,
     "demonstrated": demonstrated, "demonstrated_before": demonstrated_before,
-    "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups, "two_policies": two_policies,
+    "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups,
+    "hinted_by_failures": hinted_by_failures, "two_policies": two_policies,
     "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
 }  # fmt: skip
 

@@ -34,6 +34,7 @@ from jaxrl_llm.rollouts.prompt_records import (
     start_record,
 )
 from jaxrl_llm.rollouts.sources import Curriculum, MakeCurriculum, Step
+from jaxrl_llm.trajectory import Trajectories
 
 POOL = 65_536  # candidates of a draw
 
@@ -47,6 +48,8 @@ class Machine(NamedTuple):
     size: (state, count) -> the number of prompts to draw, where a step would have `count`.
     counts: (state, prompts, total, generator) -> samples int[n] of each, at least 1, which add up to `total`.
     observe: (state, results, the prompts of the results with the records of before) -> state.
+    learned: (state, the batch after the update) -> state, see `sources.Source`.
+    only_measured: (state, ids of prompts just sampled) -> bool[n], see `sources.Curriculum`.
     """
 
     start: Mapping[str, Any] = MappingProxyType({})
@@ -57,6 +60,8 @@ class Machine(NamedTuple):
     observe: Callable[[State, Results, Prompts, Callable[[], Prompts]], State] | None = None
     metrics: Callable[[State], Mapping[str, float]] | None = None
     reasons: tuple[Why, ...] = ()
+    learned: Callable[[State, Trajectories], State] | None = None
+    only_measured: Callable[[State, Array], Array] | None = None
 
 
 RuleOf = Callable[[PromptFacts], Machine]
@@ -109,6 +114,8 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
     (sizes, counters) = ([i for i, m in enumerate(machines) if getattr(m, name)] for name in ("size", "counts"))
     if len(sizes) > 1 or len(counters) > 1:
         raise InputError("two rules of a curriculum give counts or sizes: leave out one of them")
+
+    measurers = [i for i, machine in enumerate(machines) if machine.only_measured]
 
     def own(state: State, number: int) -> State:
         return {name: state[f"rule{number}_{name}"] for name in machines[number].start}
@@ -178,6 +185,19 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
                 new |= {f"rule{number}_{name}": value for name, value in one.items()}
         return {**after, **new}
 
+    def learned(state: State, batch: Trajectories) -> State:
+        for number, machine in enumerate(machines):
+            if machine.learned is not None:
+                one = machine.learned(own(state, number), batch)
+                state = {**state, **{f"rule{number}_{name}": value for name, value in one.items()}}
+        return state
+
+    def only_measured(state: State, ids: Array) -> Array:
+        out = np.zeros(len(ids), bool)
+        for number in measurers:
+            out |= machines[number].only_measured(own(state, number), ids)  # type: ignore[misc]
+        return out
+
     def counts(state: State, ids: Array, total: int) -> Array:
         random = np.random.default_rng([facts.seed, 2, state["draws"]])
         found = look_up(state, memory, np.asarray(ids, np.int64))
@@ -199,8 +219,9 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
         return out
 
     return Curriculum(
-        lambda: start, select, observe, counts if counters else None, metrics, left_out if reasons else None
-    )
+        lambda: start, select, observe, counts if counters else None, metrics, left_out if reasons else None,
+        learned=learned, only_measured=only_measured if measurers else None,
+    )  # fmt: skip
 
 
 def _places(random: np.random.Generator, count: int, pool: int) -> Array:

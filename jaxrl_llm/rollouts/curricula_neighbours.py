@@ -43,7 +43,8 @@ def kernel_average(
     return (weight * prior + near @ labels) / (weight + near.sum(axis=1))
 
 
-def _features(row: Mapping[str, Any]) -> Array:
+def features_of(row: Mapping[str, Any]) -> Array:
+    """`text_features` of a row's prompt, a text or messages."""
     prompt = row["prompt"]
     return text_features(prompt if isinstance(prompt, str) else " ".join(str(turn["content"]) for turn in prompt))
 
@@ -78,7 +79,7 @@ def samples_by_neighbours(
         rank[facts.order] = np.arange(facts.size)
 
         def features(ids: Array) -> Array:
-            found = [_features(facts.rows[int(i)]) for i in ids]
+            found = [features_of(facts.rows[int(i)]) for i in ids]
             return np.stack(found) if found else np.zeros((0, WIDTH), np.float32)
 
         def predict(state: State, ids: Array) -> Array:

@@ -21,7 +21,8 @@ from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.meetings import Meet, hold, meet_here
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, first_samples_of
+from jaxrl_llm.rollouts.sample_numbers import SampleNumbers, sample_numbers
+from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
 from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -108,17 +109,17 @@ class Driver:
         self.meet = meet
 
     def run(
-        self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int] | None = None
+        self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers] | None = None
     ) -> Collected:
         """Run the programs of the groups in flight, resuming from their logs, until the rule is satisfied.
 
-        first_samples: the number of each group's first sample among those of its prompt; see `first_samples_of`.
+        numbers: of each group's samples among those of its prompt; by default, `sample_numbers` of these groups.
 
         Returns complete groups with their episodes, and the others as logs to resume from. If a program raises or
         exceeds the time limit, its group ends as `failed`, with the episodes sampled so far.
         Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that deviates from its log.
         """
-        numbers = first_samples_of([task for _, task in flight]) if first_samples is None else first_samples
+        numbers = sample_numbers([task for _, task in flight]) if numbers is None else numbers
         run = _Run(self, flight, rule, numbers)
         try:
             asyncio.get_running_loop()
@@ -132,11 +133,11 @@ class _Run:
     """One call of `Driver.run`. It is the `DriverRun` of its groups."""
 
     def __init__(
-        self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, first_samples: Sequence[int]
+        self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers]
     ) -> None:
         self.driver, self.rule, self.stats = driver, rule, list[Stats]()
-        numbered = zip(flight, first_samples, strict=True)
-        self.groups = [GroupRun(self, log, task, number) for (log, task), number in numbered]
+        numbered = zip(flight, numbers, strict=True)
+        self.groups = [GroupRun(self, log, task, own) for (log, task), own in numbered]
         self.chunks = 0  # decoded so far
         self.judged = -1  # chunks decoded when the complete groups were last admitted
         self.ended: list[tuple[int, int]] = []  # chunk and place of each group that is complete

@@ -61,6 +61,9 @@ class Episode:
     state_keys: tuple[int, ...] = ()
     """Keys of the environment's states before its turns, 0 to 2^32 - 1; the batch's `state_key`."""
 
+    teacher_prompt: tuple[int, ...] | None = None
+    """Another prompt, under which a teacher reads the episode's tokens; () for none, where others have one."""
+
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
         if not isinstance(segment, Segment):

@@ -32,7 +32,9 @@ from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import in_lockstep
 from jaxrl_llm.rollouts.log import GroupLog
+from jaxrl_llm.rollouts.reference_groups import without_groups
 from jaxrl_llm.rollouts.rules import Partial
+from jaxrl_llm.rollouts.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.sources import (
     Source,
     Step,
@@ -43,7 +45,7 @@ from jaxrl_llm.rollouts.sources import (
     rollout_metrics,
     window_metrics,
 )
-from jaxrl_llm.rollouts.tools import Task, first_samples_of
+from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK
 from jaxrl_llm.sampling.requests import MakeEngine, Stats
@@ -88,7 +90,10 @@ def experience(setup: Experience) -> Source:
             ids = np.asarray(found.scored.batch.prompt_id).tolist()
             added = zip(ids, completion_ids(found.scored.batch), strict=True)
             state = state._replace(drafts=state.drafts.with_added(added))
-        curriculum = setup.curriculum.observe(state.curriculum, found)  # of what was sampled, without replay
+        before = state.curriculum
+        curriculum = setup.curriculum.observe(before, found)  # of what was sampled, without replay
+        if (only_measured := setup.curriculum.only_measured) is not None:
+            found = without_groups(found, lambda ids: only_measured(before, ids))
         found = found._replace(metrics=found.metrics | setup.curriculum.metrics(curriculum))
         found, replay = replayed(setup.replay, state.replay, found, key, step, setup.prompts)
         return found, state._replace(replay=replay, curriculum=curriculum)
@@ -107,8 +112,12 @@ def experience(setup: Experience) -> Source:
     def keep(state: ExperienceState, step: int) -> None:
         setup.replay.keep(state.replay, step)
 
+    def learned(state: ExperienceState, batch: Trajectories) -> ExperienceState:
+        replay = setup.replay.learned(state.replay, batch)
+        return state._replace(replay=replay, curriculum=setup.curriculum.learned(state.curriculum, batch))
+
     provides = setup.rollout.provides | setup.replay.provides
-    return Source(init, next_step, saved, load, provides, told, left_out, keep)
+    return Source(init, next_step, saved, load, provides, told, left_out, keep, learned)
 
 
 def _complete_step(
@@ -205,7 +214,7 @@ def _round(
     """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
     policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
     chunk = CHUNK if setup.rollout.at_once and not sampling.stop and setup.partial is None else LOOK
-    numbers, places = first_samples_of([task for _, task in flight]), hosts.share(range(len(flight)))
+    numbers, places = sample_numbers([task for _, task in flight]), hosts.share(range(len(flight)))
     scored: Scored | None = None
     with ExitStack() as stack:
         streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer))

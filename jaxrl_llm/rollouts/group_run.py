@@ -14,6 +14,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.experts import NOT_RECORDED
 from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
+from jaxrl_llm.rollouts.sample_numbers import SampleNumbers
 from jaxrl_llm.rollouts.tools import Decide, Meeting, NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.recorded import in_order
 from jaxrl_llm.sampling.requests import Completion, Draws, Request
@@ -58,7 +59,7 @@ class Ticket:
         pauses = [] if self.stop is None else [self.stop]
         pauses += [begun.size + segment_tokens] if segment_tokens else []
         return Request(
-            self.context.prompt, self.until, self.context.prompt_id, self.group.first_sample + self.context.sample,
+            self.context.prompt, self.until, self.context.prompt_id, self.group.numbers.of(self.context.sample),
             begun, min(pauses) if pauses else None, self.call.place,
         )  # fmt: skip
 
@@ -99,8 +100,8 @@ class Waits(NamedTuple):
 class GroupRun:
     """The `tools.ProgramHost` of one group: runs its program and records the answers."""
 
-    def __init__(self, run: DriverRun, log: GroupLog, task: Task, first_sample: int) -> None:
-        self.run, self.task, self.first_sample, self.step = run, task, first_sample, run.driver.step
+    def __init__(self, run: DriverRun, log: GroupLog, task: Task, numbers: SampleNumbers) -> None:
+        self.run, self.task, self.numbers, self.step = run, task, numbers, run.driver.step
         self.before, self.first_step = log, log.first_step
         self.drawn: dict[Call, Answer] = dict(log.drawn)
         self.recorded: dict[str, Any] = dict(log.recorded)

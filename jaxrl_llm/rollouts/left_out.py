@@ -26,6 +26,8 @@ class Why(IntEnum):
     """Its stage is over."""
     EASIER = 5
     """Other prompts, which are harder, are drawn now."""
+    RECENT = 6
+    """It was drawn a short time ago."""
 
 
 WORDS = {
@@ -35,6 +37,7 @@ WORDS = {
     Why.LATER: "not yet admitted",
     Why.EARLIER: "its stage is over",
     Why.EASIER: "others are harder",
+    Why.RECENT: "drawn lately",
 }
 
 

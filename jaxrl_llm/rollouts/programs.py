@@ -100,6 +100,23 @@ def with_greedy_baseline(rollout: Rollout) -> Rollout:
 
 
 @part
+def with_start_value(rollout: Rollout, column: str) -> Rollout:
+    """A rollout whose episodes know what their prompt's completions earned before the run.
+
+    column: of the data set, with that mean reward. Provides info["start_value"].
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        value = float(task.row[column])
+        return [episode.with_info(start_value=value) for episode in await rollout.program(tools, task)]
+
+    return replace(
+        rollout, program=program, name=f"{rollout.name}, start value", columns=(*rollout.columns, column),
+        provides=rollout.provides | {"start_value"},
+    )  # fmt: skip
+
+
+@part
 def down_sampled(times: int = 2) -> Rollout:
     """Sample `times` as many completions as a group has, and train on those whose rewards have the largest variance.
 

@@ -22,6 +22,7 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.trajectory import Trajectories
 
 State = Any
 _MOST_DROPPED = 10_000  # prompts in one step
@@ -58,6 +59,8 @@ class Source(NamedTuple):
     """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
     keep: Callable[[State, int], None] = lambda state, step: None
     """Called before a checkpoint of `step` steps is written: see `Replay.keep`."""
+    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
+    """(state, the batch on the host as the method prepared it, filled up at its end) -> state, after the update."""
 
 
 class Curriculum(NamedTuple):
@@ -73,6 +76,9 @@ class Curriculum(NamedTuple):
     left_out: state -> uint8[P], why each prompt is not drawn now (`left_out.Why`); None: every prompt is drawn.
     columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
     beside those of the data set; None: no others.
+    learned: as that of a `Source`.
+    only_measured: (state before `observe`, ids int[n] of the prompts of a step's groups) -> bool[n], whether the step
+    sampled the group for `observe` alone and does not train on it; None: it trains on all.
     """
 
     init: Callable[[], State]
@@ -82,6 +88,8 @@ class Curriculum(NamedTuple):
     metrics: Callable[[State], dict[str, float]] = lambda state: {}
     left_out: Callable[[State], np.ndarray] | None = None
     columns: Callable[[State, np.ndarray], Sequence[Mapping[str, Any]]] | None = None
+    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
+    only_measured: Callable[[State, np.ndarray], np.ndarray] | None = None
 
 
 MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum
@@ -106,6 +114,8 @@ class Replay:
     """Whether its state is of stores (`rollouts.stores`), and `mix` reads no token, so that tokens may be on disk."""
     keep: Callable[[dict[str, np.ndarray], int], None] = lambda state, step: None
     """Called with the state before a checkpoint of `step` steps is written: removes files that none needs."""
+    learned: Callable[[dict[str, np.ndarray], Trajectories], dict[str, np.ndarray]] = lambda state, batch: state
+    """As that of a `Source`; the batch has the rows of the mixed one, in its order."""
 
     __repr__ = layout
 

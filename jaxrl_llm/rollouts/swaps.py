@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -177,7 +178,7 @@ def with_staged_reward(replay: Replay, weights: Mapping[str, float]) -> Replay:
         reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
         return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
 
-    return Replay(replay.init, mix, replay.provides, replay.metrics, replay.grown, replay.by_row)
+    return dataclasses.replace(replay, mix=mix)
 
 
 def staged_reward(parts: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:

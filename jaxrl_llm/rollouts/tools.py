@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -32,16 +31,6 @@ class Task:
     """Number of episodes that the program must return."""
     limit: int
     """Most tokens of a completion."""
-
-
-def first_samples_of(tasks: Sequence[Task]) -> list[int]:
-    """The number of each group's first sample: groups of one prompt, in flight at once, have different noise."""
-    seen: Counter[int] = Counter()
-    out = []
-    for task in tasks:
-        out.append(seen[task.prompt_id])
-        seen[task.prompt_id] += task.samples
-    return out
 
 
 class Meeting(NamedTuple):

@@ -57,7 +57,30 @@ def check_changes(
             f"changed since the checkpoint was written: {'; '.join(fixed)}. Change it back, or resume anyway with "
             f"{ACCEPT}"
         )
-    return [f"since the checkpoint, {text}" for text in [*free, *fixed]]
+    return [f"since the checkpoint, {text}" for text in [*free, *fixed, *larger_gradient_steps(then, now)]]
+
+
+def larger_gradient_steps(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A note if a step has more completions than before and its gradient steps grew with it, though not in number.
+
+    With the size of a gradient step and the learning rate kept, more samples a step lower the noise of how far the
+    policy moves; enlarging the gradient steps instead undoes part of that (arXiv 2603.06009). Settings as
+    `settings_to_compare` gives them.
+
+    >>> larger_gradient_steps({"prompts_per_step": 4, "group_size": 4, "minibatches": 2},
+    ...                       {"prompts_per_step": 16, "group_size": 4, "minibatches": 2})
+    ['a step has 64 completions in place of 16, and a gradient step 32 in place of 8: --minibatches 8 keeps its size']
+    """
+    names = ("prompts_per_step", "group_size", "minibatches")
+    if any(name not in settings for settings in (then, now) for name in names):
+        return []
+    (old, before), (new, after) = ((s["prompts_per_step"] * s["group_size"], s["minibatches"]) for s in (then, now))
+    if new <= old or new / after <= old / before or old % before:
+        return []
+    size = old // before
+    advice = f": --minibatches {new // size} keeps its size" if new % size == 0 else ""
+    grown = f"a step has {new} completions in place of {old}, and a gradient step {new / after:g} in place of {size}"
+    return [grown + advice]
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

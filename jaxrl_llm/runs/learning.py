@@ -42,15 +42,14 @@ def learn(
     learner = Learner(
         parts.policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
         config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), parts.frozen,
+        state.previous,
     )  # fmt: skip
     needs.check_provided(batch, learner.algorithm.needs)
-    usual = config.prompts_per_step * config.group_size
-    # Programs may return more rows than the usual: then a multiple, so that few sizes are compiled.
-    batch = fill_up(batch, -(-batch.tokens.shape[0] // usual) * usual, config.group_size)
+    batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
-    train, memory, batch, steps, found = learn_batch(
+    train, memory, batch, steps, found, previous = learn_batch(
         learner, state.train, state.memory, batch, (config.seed, step), objective, only
     )
     batch, steps = to_numpy((batch, steps), parts.mesh)
@@ -62,7 +61,21 @@ def learn(
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
     reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
-    return state._replace(train=train, memory=memory, reference=reference), Learned(batch, metrics, filled(steps))
+    state = state._replace(train=train, memory=memory, reference=reference, previous=previous)
+    return state, Learned(batch, metrics, filled(steps))
+
+
+def at_full_size(batch: Trajectories, usual: int, group_size: int) -> Trajectories:
+    """The batch filled up to a multiple of its usual number of rows, so that few sizes are compiled.
+
+    Programs may return more rows than the usual. Rows that are only measured (info["measured"]) have a multiple of
+    their own, at least one, because there are none in the first step.
+    """
+    marks, rows = (batch.info or {}).get("measured"), batch.tokens.shape[0]
+    measured = 0 if marks is None else int(np.sum(np.asarray(marks) > 0))
+    trained = -(-(rows - measured) // usual) * usual
+    full = 0 if marks is None else max(-(-measured // usual), 1) * usual
+    return fill_up(batch, trained + full, group_size, full - measured)
 
 
 def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:

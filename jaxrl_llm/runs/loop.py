@@ -121,8 +121,8 @@ def train(
             else:
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
-            state = RunState(train_state, memory, batches.init(), parts.moving)
-            parts = parts._replace(moving=None)  # the state has it, and an update donates it
+            state = RunState(train_state, memory, batches.init(), parts.moving, parts.previous)
+            parts = parts._replace(moving=None, previous=None)  # the state has them, and an update donates them
         if parts.hosts.any(terminated()):  # also the hosts that were not told
             raise Preempted
         stop_if(parts.hosts.any(interrupted()))
@@ -227,6 +227,7 @@ def _run(
                 state, learned = learn(parts, config, state, found.scored.batch, step, loop.feedback)
             if controls := scalars(learned.batch.controls):
                 state = state._replace(source=source.told(state.source, controls))
+            state = state._replace(source=source.learned(state.source, learned.batch))
             metrics = step_metrics(config, parts, found, learned, before, clock.seconds, taken)
             stop_if(hosts.any(interrupted()) and not terminated())  # after SIGTERM the step is finished from here on
             loop.feedback = {**learned.metrics, "updates": loop.feedback.get("updates", 0.0) + 1}

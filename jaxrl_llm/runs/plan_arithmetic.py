@@ -38,7 +38,7 @@ class Held(NamedTuple):
     parameters: int
     frozen: int
     optimiser: int
-    reference: int
+    reference: int  # with the weights before the last update, where they are kept
     learning: int  # numbers, not bytes
 
     @property
@@ -73,7 +73,7 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
         on_a_device(state.params),
         on_a_device(shapes.frozen),
         on_a_device(state.optimizer) + on_a_device(state.step),
-        on_a_device(shapes.copied_reference) if reference_memory == "device" else 0,
+        (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0) + on_a_device(shapes.previous),
         on_a_device(state.params, jnp.dtype(jnp.int8)),
     )
 
@@ -184,8 +184,10 @@ def learning_costs_of(
         )  # fmt: skip
 
     found = {}
-    forwards = {value_of(need)[0] for need in algorithm.needs} & {"old_logp", "values", "reference_logp"}
-    for number in range(bool(forwards - {"reference_logp"}) + ("reference_logp" in forwards)):
+    needs = {value_of(need)[0] for need in algorithm.needs}
+    old, reference = {"old_logp", "values", "top_tokens"}, {"reference_logp", "teacher_logp"}
+    policies = bool(needs & old), bool(needs & reference), "previous_logp" in needs
+    for number in range(sum(policies)):
         found[f"outputs_of {number + 1}" if number else "outputs_of"] = learning("outputs_of", 1, 1, 0, 0)
     found["update"] = learning("update", passes, config.epochs, gradient, state)
     return found

@@ -20,6 +20,7 @@ from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.learn import Learner, shard
 from jaxrl_llm.learner.optimizer import make_optimizer
+from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig, from_hf
 from jaxrl_llm.models.experts import index_dtype
@@ -153,13 +154,24 @@ def checked(
 def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
     """The shapes of a run on a topology; see `checked`."""
     mesh, sampler, algorithm, model = checked(config, topology, model)
-    policy, state, frozen, reference, *_ = state_shapes(config, model, algorithm)
+    policy, state, frozen, reference, _, previous, _ = state_shapes(config, model, algorithm)
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     with ahead_of_time():
-        frozen, reference, state = (shard(tree, policy, mesh) for tree in (frozen, reference, state))
+        frozen, reference, state, previous = (
+            shard(tree, policy, mesh) for tree in (frozen, reference, state, previous)
+        )
     learner = Learner(
-        policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen
+        policy,
+        algorithm,
+        optimizer,
+        mesh,
+        config.epochs,
+        config.minibatches,
+        config.micro_batches,
+        reference,
+        frozen,
+        previous,
     )
     sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler))
     return RunShapes(config, topology, learner, state, sampler, *sizes)
@@ -173,6 +185,7 @@ class StateShapes(NamedTuple):
     frozen: Any  # the parameters that never learn; None where all do
     reference: Any  # of a reference policy; with adapters the frozen parameters
     params: Any  # of the policy, all together
+    previous: Any  # that learn, before the last update, where the method needs them
     engines: int = 1  # that sample at a time, each with weights and caches of its own
 
     @property
@@ -197,8 +210,9 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
         reference = frozen or {name: x for name, x in params.items() if name != "critic"}
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
+    previous = jax.eval_shape(partial(first_previous, algorithm.needs), learning)
     engines = 2 if rollout_of(config, algorithm).reference else 1
-    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), engines)
+    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), previous, engines)
 
 
 def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:
@@ -259,6 +273,8 @@ def full_batch(
         if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:
             value: Any = np.asarray(need.stand_in.value(batch, carried))
             batch = need.put(batch, value, carried)
+    if "measured" in algorithm.needs:
+        batch = batch.with_info(measured=(np.arange(N) >= usual).astype(np.float32))  # type: ignore[arg-type]
     strategy = strategy_of(config, algorithm)
     if strategy is not None and strategy.train_unfinished:
         unfinished: Any = np.zeros(N, bool)
@@ -296,6 +312,7 @@ def sharding_table(shapes: RunShapes) -> list[Row]:
     trees = {
         "parameters": shapes.state.params, "frozen": shapes.learner.frozen, "optimiser": shapes.state.optimizer,
         "reference": shapes.copied_reference if shapes.config.reference_memory == "device" else None,
+        "previous": shapes.learner.previous,
         "sampler": engine.weights, "prompt cache": engine.prefix_cache, "ring cache": engine.ring_cache,
     }  # fmt: skip
     rows = []

@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.errors import InputError, gather
 from jaxrl_llm.models.check import check_params
-from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import of_reference
 from jaxrl_llm.references import Mixture, ReferenceRule, Update
@@ -70,7 +70,7 @@ def first_reference(
     has the structure of `params` without a critic: with adapters, `reference_now` adds the frozen weights.
     Raises InputError for models of other shapes.
     """
-    own = _without_critic(params)
+    own = without_critic(params)
     if rule is not None and rule.update is not None:
         return None, jax.tree.map(jnp.copy, own)
     if rule is None:
@@ -109,16 +109,12 @@ def moved(rule: ReferenceRule | None, moving: Any, params: Params, updates: int)
     """What moves of the reference after an update. moving is donated; None where nothing moves."""
     if moving is None or rule is None or rule.update is None:
         return None
-    return _program(rule.update)(moving, _without_critic(params), jnp.int32(updates))
+    return _program(rule.update)(moving, without_critic(params), jnp.int32(updates))
 
 
 @functools.lru_cache(maxsize=4)
 def _program(update: Update) -> Any:
     return jax.jit(update, donate_argnums=0)
-
-
-def _without_critic(params: Params) -> Params:
-    return {name: x for name, x in params.items() if name != "critic"}
 
 
 def _shapes(tree: Any) -> Any:

@@ -20,6 +20,7 @@ from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.learn import shard, start
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.config import ModelConfig
@@ -68,6 +69,7 @@ class RunParts(NamedTuple):
     notes: tuple[str, ...] = ()  # what to say when the run starts
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
     moving: Any = None  # what moves of a reference at first, see `reference.first_reference`
+    previous: Params | None = None  # at first, see `learner.previous.first_previous`
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -197,5 +199,6 @@ def set_up(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), moving=moving,
+        previous=first_previous(algorithm.needs, params),
     )  # fmt: skip
     return parts, state, memory

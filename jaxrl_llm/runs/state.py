@@ -32,6 +32,7 @@ class RunState(NamedTuple):
     memory: Any  # state of the method's transform
     source: Any  # state of the source
     reference: Any = None  # what moves of the reference policy, if it does
+    previous: Any = None  # what learns, before the last update, if the method needs it
 
 
 @dataclass
@@ -114,7 +115,7 @@ def restore(
 
     params, rest = shapes_of(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
-        jax.tree.map(lambda x: x.delete(), (state.train, state.memory, state.reference))
+        jax.tree.map(lambda x: x.delete(), (state.train, state.memory, state.reference, state.previous))
     restored = checkpoints.latest(params, rest, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
@@ -159,10 +160,12 @@ def shapes_of(state: RunState) -> tuple[Any, Any]:
 def restored_state(restored: Restored, source: Any) -> RunState:
     """The state in a checkpoint, with this state of the source."""
     rest = restored.state
-    return RunState(TrainState(restored.params, *rest["rest"]), rest["memory"], source, rest.get("reference"))
+    train = TrainState(restored.params, *rest["rest"])
+    return RunState(train, rest["memory"], source, rest.get("reference"), rest.get("previous"))
 
 
 def _rest(state: RunState) -> dict[str, Any]:
     """What a checkpoint holds beside the parameters and the source's state."""
-    moving = {} if state.reference is None else {"reference": state.reference}
-    return {"rest": state.train[1:], "memory": state.memory, **moving}
+    policies = {"reference": state.reference, "previous": state.previous}
+    kept = {name: params for name, params in policies.items() if params is not None}
+    return {"rest": state.train[1:], "memory": state.memory, **kept}

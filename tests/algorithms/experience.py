@@ -16,6 +16,11 @@ from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, 
 
 N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
 
+# Drawn apart, so that the data of methods without them stay as they are.
+LATER = {
+    "previous_logp", "hint_tokens", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy", "teacher_tokens",
+}  # fmt: skip
+
 
 class Case(NamedTuple):
     """A batch with every field that a method may need, and the policy's outputs."""
@@ -44,10 +49,11 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         "prompt_id": GROUP + 10,
         "truncated": random.random(N) < 0.2,
     }
+    later = np.random.default_rng([seed, 1])
     for need in NEEDS.values():
         if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
             continue
-        value = need.stand_in.draw(random, behaviour)
+        value = need.stand_in.draw(later if need.name in LATER else random, behaviour)
         if need.name != "sound" or "sound" in algorithm.needs:  # a reward of that name would be combined with others
             for number in values_of(algorithm.needs, need.name) or [None]:
                 put(fields, need, value, number)
@@ -62,6 +68,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["heated_logp"] = jnp.asarray(np.minimum(near(0.2), 0), jnp.float32)
     extras["mean_logp"] = jnp.asarray(-random.uniform(3, 5, (N, L)), jnp.float32)
     logp, entropy = jnp.asarray(near(0.2), jnp.float32), jnp.asarray(random.gamma(2.0, 0.4, (N, L)), jnp.float32)
+    extras["top_logp"] = jnp.asarray(NEEDS["top_logp"].stand_in.draw(random, behaviour), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
 
 

@@ -14,10 +14,15 @@ from experience import L, N, case
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import MEASURES
-from jaxrl_llm.needs import NEEDS, check_provided, fill_in, need_of, of_reference, value_of, values_of
+from jaxrl_llm.needs import NEEDS, check_provided, fill_in, need_of, of_previous, of_reference, value_of, values_of
+from jaxrl_llm.stand_ins import TOP
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
-SHAPES = {"[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": ()}
+SHAPES = {
+    "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": (),
+    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2),
+}  # fmt: skip
+OF_TOP = ("top_tokens", "top_logp")
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")
 
 
@@ -72,7 +77,7 @@ def test_a_need_is_computed_or_provided_and_not_both() -> None:
         assert (need.compute is None) == (need.name == "feedback" or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None
-            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp")
+            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp", *OF_TOP)
             assert need.measure in known
         assert need.where in need.text
         assert (need.provider or "") in need.text
@@ -86,9 +91,9 @@ class Seen:
 
     def outputs(self, name: str, value: float) -> PolicyOutputs:
         self.passes.append(name)
-        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5")
+        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5", *OF_TOP)
         extras = {key: jnp.full((N, L), value) for key in names}
-        return PolicyOutputs(jnp.full((N, L), value), jnp.zeros((N, L)), extras | {"hidden": jnp.ones((N, L, 4))})
+        return PolicyOutputs(jnp.full((N, L), value), jnp.full((N, L), value), extras | {"hidden": jnp.ones((N, L, 4))})
 
     @property
     def old(self) -> PolicyOutputs:
@@ -98,8 +103,19 @@ class Seen:
     def reference(self) -> PolicyOutputs:
         return self.outputs("reference", -2.0)
 
+    @property
+    def previous(self) -> PolicyOutputs:
+        return self.outputs("previous", -3.0)
+
+    @property
+    def teacher(self) -> PolicyOutputs:
+        return self.outputs("teacher", -4.0)
+
     def of_states(self, function: Callable[[Any, Any], Any]) -> Any:
         return function(self.outputs("old", -1.0).extras["hidden"], jnp.ones((N, L), bool))  # type: ignore[index]
+
+    def of_logp(self, function: Callable[[Any, Any], Any]) -> Any:
+        return function(self.outputs("old", -1.0).logp, bare())
 
     @property
     def affinity(self) -> Any:
@@ -112,13 +128,20 @@ def test_each_is_computed_from_the_policy_that_it_is_of() -> None:
             continue
         models = Seen()
         found = need.compute(models, bare(), 0.5 if name == "tempered_logp" else None)
-        expected = {"reference_logp": ("reference", -2.0), "reference_affinity": ("affinity", 0.5)}
+        expected = {
+            "reference_logp": ("reference", -2.0), "reference_affinity": ("affinity", 0.5),
+            "previous_logp": ("previous", -3.0), "teacher_logp": ("teacher", -4.0),
+            "teacher_entropy": ("teacher", -4.0),
+        }  # fmt: skip
         of, value = expected.get(name, ("old", -1.0))
         assert set(models.passes) == {of}
-        assert of_reference({name}) == (of != "old")
+        assert of_reference({name}) == (of in ("reference", "affinity", "teacher"))
+        assert of_previous({name}) == (of == "previous")
         if name == "effective_rank":
             assert found.shape == (N, 3)  # of states that are all the same
             np.testing.assert_allclose(found[:, 0], 1.0, atol=1e-5)
+        elif name == "drift":
+            assert np.isnan(found).all()  # there is no earlier response
         else:
             np.testing.assert_allclose(found, 4.0 if name == "hidden_square" else value)
 

@@ -79,7 +79,7 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     steps = plan_steps(batch, micro_batches=2)
 
     def iteration(params: Any, batch: Trajectories) -> Any:
-        batch = provide(policy, algorithm.needs, params, params, batch, steps=steps)
+        batch = provide(policy, algorithm.needs, params, params, batch, steps=steps, previous=params)
         _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
         return gradient(policy, algorithm.objective, params, ready, steps.slices)
 

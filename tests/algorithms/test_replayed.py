@@ -19,16 +19,18 @@ from stored_rows import all_facts, run, scored_of, some_steps
 from jaxrl_llm import algorithms
 from jaxrl_llm.advantages.replayed import best_answers, varied_groups, warm_up_replay
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.algorithms.replayed import sapo_swarm, spear, symphony_fading_replay, wmar_reservoir_replay
+from jaxrl_llm.algorithms.replayed import dots_rr, sapo_swarm, spear, symphony_fading_replay, wmar_reservoir_replay
 from jaxrl_llm.algorithms.swapped import a2pr, arpo_replay, rapo_reward_aware, vspo_prs
 from jaxrl_llm.algorithms.trust_region import r2vpo, remix
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.objectives.corrections import importance_correction
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.pruning import epochs_without_solved
 from jaxrl_llm.rollouts.sources import Step
 from jaxrl_llm.rollouts.swarm import shared
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.plan_shapes import full_batch
+from jaxrl_llm.trajectory import PolicyOutputs
 
 STEPS = [
     scored_of([[1.0, 0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], [0, 1, 2], 0),
@@ -112,6 +114,49 @@ def test_arpo_is_the_loop_over_steps() -> None:
         return -float(np.mean([gain(float(np.exp(x[i, t] - old[i, t])), A[i], 0.2, 0.3) for i, t in tokens(texts)]))
 
     check(arpo_replay(), batch, logp, loop)
+
+
+def test_dots_rr_is_the_loop() -> None:
+    """Over the step's groups and as many of the store, whose clip is around pi_old / pi_behaviour."""
+    method = dots_rr(clip_low=0.1, clip_high=0.15)
+    batch, texts, logp = last(method)
+    again = [text for text in texts if text not in STEPS[2].texts]
+    # Both mixed groups of step 0 and both of step 1 are in the store: 3 of these 4 groups come back.
+    assert len({(ROWS[text].prompt, text[0]) for text in again}) == 3
+    assert not {text for text in again if ROWS[text].deviation == 0}
+    A, old = within(batch, texts), np.asarray(batch.old_logp, float)
+    for i, text in enumerate(texts):  # as when the group was fresh
+        one = ROWS[text]
+        expected = (one.reward - one.mean) / (one.deviation + 1e-6) if one.deviation else 0.0
+        assert A[i] == pytest.approx(expected, rel=1e-4)
+
+    def loop(x: np.ndarray) -> float:
+        total = 0.0
+        for (i, t), r in ratios(texts, x).items():
+            r0 = float(np.exp(old[i, t] - ROWS[texts[i]].behaviour[t]))
+            total += max(-A[i] * r, -A[i] * min(max(r, r0 * 0.9), r0 * 1.15))
+        return total / len(tokens(texts))
+
+    check(method, batch, logp, loop)
+
+
+@pytest.mark.parametrize(("A", "loss"), [(1.0, -0.958941), (-1.0, 1.063180)])
+def test_dots_rr_worked_example(A: float, loss: float) -> None:
+    method = dots_rr()
+    old, logp = (np.array([[*x], [0.0] * 3], np.float32) for x in ((-0.8, -1.2, -1.0), (-0.5, -1.3, -1.4)))
+    action = np.array([[1.0] * 3, [0.0] * 3])
+    batch: Any = batch_of(action, [1.0, 0.0], [[-1.0] * 3, [0.0] * 3], [0, 1], old_logp=jnp.asarray(old))
+    batch = batch.replace(advantages=jnp.asarray(A * action, jnp.float32))
+    correction = importance_correction("token", "truncate", high=1e30)
+    _, ready = correction.apply(correction.init(), batch)
+    outputs = PolicyOutputs(jnp.asarray(logp), jnp.zeros((2, 3)))
+    assert float(method.objective(outputs, ready)[0]) == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.5])
+def test_dots_rr_needs_fresh_groups(wrong: float) -> None:
+    with pytest.raises(InputError, match="fresh_share"):
+        dots_rr(fresh_share=wrong)
 
 
 def test_arpo_without_successes_is_grpo() -> None:

@@ -262,14 +262,16 @@ def test_remix_worked_example() -> None:
 
 
 def test_remix_by_loop() -> None:
-    found = learn(remix(kl_coefficient=0.1, entropy_coefficient=0.01, hold=0, every=1), BATCH, LOGP, X.entropy)
+    previous = X.old + 0.1 * np.random.default_rng(5).normal(size=X.old.shape) * X.mask
+    batch = BATCH.replace(previous_logp=jnp.asarray(previous, jnp.float32))
+    found = learn(remix(kl_coefficient=0.1, entropy_coefficient=0.01, hold=0, every=1), batch, LOGP, X.entropy)
     c = np.exp(X.old - X.behaviour)
 
     def loss(logp: np.ndarray) -> float:
         total = 0.0
         for i, t in X.tokens():
             total -= clipped(np.exp(logp[i, t] - X.behaviour[i, t]), A[i, 0], c[i, t] - 0.2, c[i, t] + 0.2)
-            for share, other in ((0.9, X.reference), (0.1, X.old)):
+            for share, other in ((0.9, X.reference), (0.1, previous)):
                 l = logp[i, t] - other[i, t]
                 total += 0.1 * share * (np.exp(-l) - 1 + l)
             total -= 0.01 * X.entropy[i, t]

@@ -22,8 +22,11 @@ from jaxrl_llm.needs import NEEDS
 from jaxrl_llm.trajectory import PolicyOutputs
 
 N, L = 2, 3
-NOW, INITIAL = {"now": -1.0}, {"initial": -2.0}
+NOW, INITIAL, BEFORE = {"now": -1.0}, {"initial": -2.0}, {"before": -3.0}
 BATCH = batch_of(np.ones((N, L)), np.zeros(N), np.zeros((N, L))).replace(old_logp=None)
+
+
+OF_TEACHER = {"top_tokens", "top_logp", "teacher_logp", "teacher_entropy"}  # test_teacher.py has these
 
 
 @pytest.fixture
@@ -47,18 +50,20 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
 
 def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[Any, Wanted]]) -> None:
     asked = {name for name, need in NEEDS.items() if need.compute is not None} - {"reference_affinity"}
-    asked = asked - {"tempered_logp", "internal_logp", "heated_logp"}
+    asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER}
     asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
-    found = provide(None, frozenset(asked), NOW, INITIAL, BATCH)  # type: ignore[arg-type]
+    found = provide(None, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)  # type: ignore[arg-type]
     names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp"}
-    assert len(passes) == 2
+    assert len(passes) == 3
     assert (INITIAL, NOTHING) in passes
+    assert (BEFORE, NOTHING) in passes
     assert (NOW, Wanted(tuple(sorted(names)), (0.5, 2.0), 3, 1.5)) in passes
     assert float(found.old_logp[0, 0]) == -1
     assert float(found.reference_logp[0, 0]) == -2
+    assert float(found.previous_logp[0, 0]) == -3
     assert found.values.shape == (N, L, 2)
     assert set(found.info) == {*MEASURES, "hidden_square", "effective_rank", "tempered_logp:0.5", "tempered_logp:2",
-                               "internal_logp", "heated_logp"}  # fmt: skip
+                               "internal_logp", "heated_logp", "drift"}  # fmt: skip
     assert found.info["hidden_square"].tolist() == [[4.0] * L] * N
 
 
@@ -74,13 +79,15 @@ def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any,
     for name in ("reference_logp", "reference_affinity"):
         with pytest.raises(InputError, match="needs a reference policy, but none is loaded"):
             provide(None, frozenset({name, "old_logp"}), NOW, None, BATCH)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="needs the weights before the last update"):
+        provide(None, frozenset({"previous_logp", "old_logp"}), NOW, INITIAL, BATCH)  # type: ignore[arg-type]
     assert passes == [], "nothing is computed in vain"
     with pytest.raises(InputError, match="only one layer is supported"):
         wanted_of({"internal_logp:1", "internal_logp:2"})
 
 
 def test_objectives_find_what_is_differentiated_and_no_more() -> None:
-    assert set(DURING_UPDATE) == {"values", "mean_logp", "internal_logp", "heated_logp"}
+    assert set(DURING_UPDATE) == {"values", "mean_logp", "internal_logp", "heated_logp", "top_logp"}
     needs = {"values:2", "internal_logp:6", "squared_probability", "tempered_logp:0.5", "hidden_square", "guided"}
     assert wanted_of(needs, DURING_UPDATE) == Wanted(("internal_logp", "values"), (), 6)
     assert wanted_of({"old_logp", "guided"}) == NOTHING

@@ -12,7 +12,7 @@ from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.outputs import Wanted, affinity, inner_policy, policy_outputs
 from jaxrl_llm.models.packing import Packing, shared_prompts
-from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
+from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.trajectory import Trajectories
 
 CONFIG = ModelConfig(
@@ -140,3 +140,42 @@ def test_values_are_of_the_state_before_the_action(kind: str, heads: int) -> Non
 def test_values_without_a_critic_are_refused() -> None:
     with pytest.raises(InputError, match="give the policy a critic"):
         policy_outputs(POLICY, PARAMS, BATCH, None, Wanted(("values",)))
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("block", [4, 7, 100])
+def test_log_probabilities_of_chosen_tokens_and_their_gradient(block: int, softcap: float) -> None:
+    random = np.random.default_rng(0)
+    hidden, weights = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((5, 3), (11, 3)))
+    temperature = jnp.asarray([0.5, 1.0, 2.0, 1.0, 0.7])
+    tokens = jnp.asarray([[0, 10, 3], [3, 4, 4], [7, 8, 6], [10, 9, 0], [1, 2, 5]])
+
+    def dense(hidden: jax.Array, weights: jax.Array) -> jax.Array:
+        z = hidden @ weights.T
+        z = softcap * jnp.tanh(z / softcap) if softcap else z
+        return jax.nn.log_softmax(z / temperature[:, None], axis=1)
+
+    def chosen(hidden: jax.Array, weights: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(dense(hidden, weights), tokens, axis=1)
+
+    def blocked(hidden: jax.Array, weights: jax.Array) -> jax.Array:
+        return logp_of_tokens(Distribution(hidden, weights, temperature, softcap), tokens, block)
+
+    np.testing.assert_allclose(blocked(hidden, weights), chosen(hidden, weights), atol=1e-5)
+    factor = jnp.asarray(random.normal(size=tokens.shape), jnp.float32)
+    found, expected = (
+        jax.grad(lambda *x, f=f: jnp.sum(factor * f(*x)), argnums=(0, 1))(hidden, weights) for f in (blocked, chosen)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+    logp = np.asarray(dense(hidden, weights))
+    for count in (1, 5, 50):
+        best, values = most_probable(Distribution(hidden, weights, temperature, softcap), count, block)
+        order = np.argsort(-logp, axis=1)[:, :count]
+        np.testing.assert_array_equal(best, order)
+        np.testing.assert_allclose(values, np.take_along_axis(logp, order, axis=1), atol=1e-5)
+
+
+def test_of_equally_probable_tokens_the_first_are_taken() -> None:
+    one = Distribution(jnp.zeros((1, 2)), jnp.ones((11, 2)), jnp.ones(1))
+    assert most_probable(one, 6, 4)[0].tolist() == [[0, 1, 2, 3, 4, 5]]

@@ -29,6 +29,8 @@ from jaxrl_llm.rollouts.curricula_scores import (
     with_entropy,
 )
 from jaxrl_llm.rollouts.curricula_stages import drop_solved, hardest_in_phases, sorted_by_profile, staged
+from jaxrl_llm.rollouts.curricula_targets import near_predicted
+from jaxrl_llm.rollouts.curricula_trackers import tracked_uncertainty
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.left_out import Why
 from jaxrl_llm.rollouts.sources import MakeCurriculum
@@ -48,6 +50,8 @@ EVERY: dict[str, MakeCurriculum] = {
     "least_tried": choose_prompts(least_tried()),
     "uncertain": choose_prompts(uncertain(), samples_by("deviation"), prior=(0.5, 0.5), kept=0.9),
     "near_target": choose_prompts(near_target(), samples_by("bound")),
+    "predicted": choose_prompts(near_predicted(references=6)),
+    "tracked": choose_prompts(tracked_uncertainty()),
     "thompson": choose_prompts(thompson(), noise=0.0, kept=0.9, faded=0.95),
     "adversarial": choose_prompts(adversarial_sets("source")),
     "mixed": choose_prompts(mixed_sets("source", {"a": 3.0, "b": 1.0}), retry_failed(), samples_by("failure")),

@@ -25,6 +25,8 @@ HARD = {"success": 1.0}  # no sample succeeds
 METHODS: dict[str, dict[str, Any]] = {
     "ghpo": HARD, "scaf_grpo": {"hints_from": 0}, "nurl": {**HARD, "source": "column"}, "sage_self_hint": HARD,
     "clpo": {}, "icpo_in_context": {"reject": False}, "ampo_multi_guidance": HARD, "hbpo": {},
+    "srpo_sample_routing": {"top": 8, "success": 0.5},
+    "adhint": {"hinted": 2, "noise": 0.0, "hint_low": 0.5},
 }  # fmt: skip
 GUIDED = {"ghpo": 1.0, "nurl": 0.75, "sage_self_hint": 0.0, "icpo_in_context": 0.25, "ampo_multi_guidance": 0.5}
 
@@ -61,6 +63,12 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
         assert lines[0]["off_prompt/mismatch"] > 1e-4 > lines[0]["mismatch"]
         assert 0 < lines[0]["off_prompt/share"] < 0.5
         check_examples(tmp_path, batch)
+    if name == "srpo_sample_routing":
+        taught = np.asarray(batch.info["taught"]) == 1
+        assert taught.any()
+        assert not np.asarray(batch.reward)[taught].any(), "failures, whose group has a success"
+        assert lines[0]["distil/share"] == pytest.approx(taught.mean(), abs=1e-6), "all have as many tokens"
+        assert all(line["distil/loss"] > 0 for line in lines)
     if name == "hbpo":
         assert sorted(set(np.asarray(batch.info["budget"]).tolist())) == [1, 2, 3, 4]
 
@@ -92,6 +100,19 @@ def test_a_run_with_hints_in_flight_resumes(tmp_path: Path, monkeypatch: Any) ->
     more: Any = {"segment_tokens": 3, "oversample": 1.5, "steps": STEPS, "checkpoint_every": 1, "keep_checkpoints": 9}
     hyperparameters = {"drop_solved": True, "source": "column"}
     runs.train(config_of(tmp_path, "nurl", hyperparameters=hyperparameters, **more))
+    copy = tmp_path / "copy" / "run"
+    shutil.copytree(tmp_path / "run", copy)
+    for later in range(3, STEPS + 1):
+        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
+    loop.resume(str(copy))
+    assert_same_run(copy, tmp_path / "run")
+
+
+@pytest.mark.heavy
+def test_a_run_with_a_teacher_resumes(tmp_path: Path) -> None:
+    """The teacher's weights are in the checkpoints."""
+    config = config_of(tmp_path, "srpo_sample_routing", steps=STEPS, keep_checkpoints=9)
+    runs.train(config)
     copy = tmp_path / "copy" / "run"
     shutil.copytree(tmp_path / "run", copy)
     for later in range(3, STEPS + 1):

@@ -7,13 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_runs import MODEL, assert_equal_trees, final_params, lines_of, reproducible, small_config, train
+from tiny_runs import (
+    MODEL,
+    Taken,
+    assert_equal_trees,
+    final_params,
+    lines_of,
+    reproducible,
+    small_config,
+    train,
+    watched,
+)
 
 from jaxrl_llm.algorithms import Algorithm, get
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.learn import outputs_of
 from jaxrl_llm.models import load_policy, save_policy
 from jaxrl_llm.references import ReferenceRule, exponential_average, periodic_reset
 from jaxrl_llm.runs.config import TrainConfig
@@ -54,6 +66,36 @@ def test_with_adapters_the_last_iterate_makes_the_divergence_zero(tmp_path: Path
         found[name] = [line["kl"] for line in lines_of(tmp_path / name / "run" / "metrics.jsonl")]
     np.testing.assert_allclose(found["moving"], 0, atol=1e-7)
     assert max(found["frozen"][1:]) > 1e-6
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2}], ids=["whole", "adapters"])
+def test_remix_is_anchored_to_the_policy_of_the_switch_and_to_the_one_before(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """With one gradient step for each batch, the divergences are those of the weights that sampled it."""
+    steps: list[Taken] = []
+    given = {"switch": 2, "hold": 0, "every": 1, "kl_coefficient": 0.5}
+    config = small_config(
+        tmp_path, steps=4, minibatches=1, algorithm="remix", hyperparameters=given, eval_size=0, **changes
+    )
+    with watched(steps):
+        train(config)
+    lines = lines_of(tmp_path / "run" / "metrics.jsonl")
+    policy, _, _ = load_policy(MODEL)
+    assert lines[1]["replay/share"] > 0 == lines[2]["replay/share"]
+    for number, (step, line) in enumerate(zip(steps, lines, strict=True)):
+        batch = jax.tree.map(jnp.asarray, step.scored.batch)
+        mask = np.asarray(batch.action_mask)
+        now, *others = (
+            np.asarray(outputs_of(policy, steps[of].params, batch).logp, np.float64)[mask]
+            for of in (number, 0 if number < 2 else 2, max(number - 1, 0))
+        )
+        for name, other in zip(("kl/reference", "kl/previous"), others, strict=True):
+            l = now - other
+            np.testing.assert_allclose(line[name], np.mean(np.exp(-l) - 1 + l), rtol=2e-3, atol=1e-7)
+    assert max(line["kl/previous"] for line in lines) > 1e-6
+    assert lines[2]["kl/reference"] < 1e-7 < lines[3]["kl/reference"]
 
 
 @pytest.mark.heavy

@@ -27,7 +27,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.runs import plan_table
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan import Plan, estimated_plan
+from jaxrl_llm.runs.plan import Plan, estimated_plan, held_by
 from jaxrl_llm.runs.plan_arithmetic import held_bytes
 from jaxrl_llm.runs.plan_search import Found, applied, candidates, options
 from jaxrl_llm.runs.plan_shapes import (
@@ -105,6 +105,8 @@ def test_bytes_are_those_of_arithmetic() -> None:
     found, count = estimated_plan(config, here()), numbers(config_of(config.model))
     assert found.held["parameters"] == found.held["reference"] == 4 * count
     assert found.held["optimiser"] == 8 * count + 4 * 3  # counters of Adam, of the schedule, and of steps
+    both = tiny(algorithm="remix")  # the reference, and the weights before the last update
+    assert estimated_plan(both, here()).held["reference"] == held_by(shapes_of(both, here()))["reference"] == 8 * count
     half = dataclasses.replace(config, param_dtype="bfloat16", optimizer=OptimizerConfig(moments="bfloat16"))
     found = estimated_plan(half, here())
     assert found.held["parameters"] == 2 * count

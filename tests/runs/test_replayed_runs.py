@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.learner.learn import outputs_of
+from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 
-GIVEN: dict[str, dict[str, Any]] = {"remix": {"without": "anchor"}, "spear": {"replay_rows": 2, "surplus": 1.0}}
+GIVEN: dict[str, dict[str, Any]] = {"spear": {"replay_rows": 2, "surplus": 1.0}}
 REPLAYED = [name for name in algorithms.names() if algorithms.get(name).replay is not None]
 
 
@@ -39,7 +42,7 @@ def test_it_trains_by_name_and_goes_on_from_a_checkpoint(tmp_path: Path, name: s
     assert all(np.isfinite(line["loss"]) for line in lines)
     assert lines[0]["replay/share"] == 0 or name in ("vspo_prs", "sapo_swarm")  # which replay within a step
     again = [line["replay/share"] for line in lines[1:]]
-    if name in ("symphony_fading_replay", "wmar_reservoir_replay", "r2vpo", "remix", "a2pr"):
+    if name in ("symphony_fading_replay", "wmar_reservoir_replay", "r2vpo", "remix", "a2pr", "spo_single_stream"):
         assert min(again) > 0
         assert max(line["replay/age"] for line in lines) >= 1
     if name == "spear":
@@ -80,3 +83,51 @@ def test_a_store_on_disk_gives_the_same_run(tmp_path: Path) -> None:
     assert lines(other) == lines(reference.output)
     runs.assert_equal_trees(runs.final_params(other), runs.final_params(Path(reference.output)))
     assert not (other / "replay" / "000000009999.array_record").exists()
+
+
+@pytest.mark.heavy
+def test_what_a_response_is_measured_against_is_the_policy_that_gave_it(tmp_path: Path) -> None:
+    """SPO, one response a prompt: those that come back have the log-probabilities of the weights of their step."""
+    settings = {"profile": "rate", "profile_samples": 4}
+    config = config_of(tmp_path, "spo_single_stream", hyperparameters=settings, group_size=1, steps=3)
+    rows = [{"prompt": f"number {i:02d}:", "rate": i / 4} for i in range(5)]
+    Path(config.prompts).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    policy, _, _ = load_policy(runs.MODEL)
+    start = taken[0].before.curriculum["rule0_value"]
+    np.testing.assert_allclose(start, [(i + 0.5) / 5 for i in range(5)], rtol=1e-6)
+    last = taken[-1].scored.batch
+    assert last.info is not None
+    again = np.flatnonzero(last.info["measured"])
+    assert again.size
+    for row in again:
+        step = int(last.policy_step[row].max())
+        logp = outputs_of(policy, taken[step].params, last).logp[row]
+        np.testing.assert_allclose(last.behaviour_logp[row], logp, atol=2e-5)
+    lines = runs.reproducible(Path(config.output) / "metrics.jsonl")
+    assert all(line["curriculum/drift"] == 0 for line in lines[:2])  # of the update before
+    assert lines[2]["curriculum/drift"] > 0
+
+
+@pytest.mark.heavy
+def test_reference_groups_are_measured_and_not_trained_on(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "dots_rr", hyperparameters={"references": 3, "fresh_share": 1.0}, steps=3)
+    runs.write_prompts(Path(config.prompts), 12)
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    for number, one in enumerate(taken):
+        batch, references = one.scored.batch, one.after.curriculum["rule0_references"].tolist()
+        trained = np.unique(batch.prompt_id)
+        assert len(trained) == 4
+        assert np.bincount(batch.group).tolist() == [4] * 4
+        assert len(references) == 3
+        if number != 1:
+            assert not set(references) & set(trained.tolist())
+    lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
+    groups = runs.lines_of(Path(config.output) / "groups.jsonl")
+    assert [one.get("left_out", []).count("reference") for one in groups] == [3, 0, 3]
+    assert all(line["completion/tokens"] <= 16 * 6 for line in lines)
+    assert lines[0]["curriculum/tried"] == pytest.approx(7 / 12)

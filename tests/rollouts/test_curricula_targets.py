@@ -1,0 +1,95 @@
+"""Prompts drawn near a target difficulty that is predicted from reference prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from choosing import rows_of, step_of
+from stored_rows import all_facts, facts, scored_of
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.curricula import choose_prompts
+from jaxrl_llm.rollouts.curricula_targets import near_predicted
+from jaxrl_llm.rollouts.reference_groups import without_groups
+from jaxrl_llm.rollouts.sources import Curriculum, Step
+
+N = 40
+ANGLE = np.arange(N) / N * np.pi / 2
+EMBEDDED = rows_of(N, vector=[[float(np.cos(a)), float(np.sin(a))] for a in ANGLE])
+
+
+def test_rounds_of_references() -> None:
+    """In steps 0, 2, 4 ... 8 references beside the 3 prompts, uniformly; no prompt is drawn twice in two steps, and
+    once there are rates, the prompts are those in the middle, whose rate is near the target."""
+    curriculum: Curriculum = choose_prompts(near_predicted(references=8, width=0.02, column="vector"))(EMBEDDED, 1)
+    assert curriculum.only_measured is not None
+    state, asked, errors, round_ = curriculum.init(), list[list[int]](), list[float](), list[int]()
+    for step in range(12):
+        ids, state = curriculum.select(state, 3)
+        measured = curriculum.only_measured(state, ids)
+        assert measured.sum() == (8 if step % 2 == 0 else 0)
+        assert len(set(ids.tolist())) == len(ids) == 3 + measured.sum()
+        own = ids[~measured].tolist()
+        round_ = own if step % 2 == 0 else round_ + own
+        assert len(set(round_)) == len(round_)
+        if step % 2 == 0:
+            asked.append(ids[measured].tolist())
+        if step > 2:
+            assert (np.abs(np.asarray(own) / N - 0.5) < 0.2).all()
+        state = curriculum.observe(state, step_of(ids, np.asarray(ids) / N))
+        np.testing.assert_allclose(state["rule0_rates"], state["rule0_references"] / N, rtol=1e-6)
+        assert sorted(state["rule0_references"].tolist()) == sorted(asked[-1])
+        errors.append(curriculum.metrics(state)["curriculum/prediction_error"])
+    assert len({tuple(one) for one in asked}) == len(asked)
+    assert np.bincount(np.concatenate(asked), minlength=N).max() <= 5, "uniform"
+    assert errors[:2] == [0.0, 0.0]
+    assert 0 < errors[-1] < 0.02
+
+
+def test_draws_are_in_proportion_to_nearness() -> None:
+    """The example of the method: rates 0.1, 0.45, 0.5, 0.56 and 0.9, each known of its own prompt."""
+    rows = rows_of(5, vector=np.eye(5).tolist())
+    curriculum = choose_prompts(near_predicted(temperature=0.05, width=1e-3, every=10**6, column="vector"))(rows, 0)
+    known = {"rule0_references": np.arange(5), "rule0_rates": np.array([0.1, 0.45, 0.5, 0.56, 0.9]), "rule0_step": 1}
+    found = np.zeros(5)
+    for draw in range(4000):
+        (first,), _ = curriculum.select({**curriculum.init(), **known, "draws": draw}, 1)
+        found[first] += 1
+    np.testing.assert_allclose(found / 4000, [0.000201, 0.220321, 0.598894, 0.180383, 0.000201], atol=0.025)
+
+
+def test_references_are_half_the_prompts_at_most() -> None:
+    for size, most in ((5, 2), (1, 0)):
+        curriculum = choose_prompts(near_predicted(every=1))(rows_of(size), 0)
+        assert curriculum.only_measured is not None
+        ids, state = curriculum.select(curriculum.init(), 2)
+        assert curriculum.only_measured(state, np.arange(size)).sum() == most
+        assert len(ids) == 2 + most
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [("0.5", "must be an embedding: a list of 2 numbers"), ([1.0], "a list of 2 numbers, as that of the first"),
+     ([1.0, float("nan")], "a list of 2 numbers"), ([], "a list of 2 numbers")],
+)  # fmt: skip
+def test_a_column_without_embeddings(second: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        choose_prompts(near_predicted(column="vector"))(rows_of(2, vector=[[0.0, 1.0], second]), 0)
+
+
+def test_groups_that_are_left_out() -> None:
+    scored = scored_of([[1.0, 0.0], [0.5], [0.0, 1.0, 1.0]], [4, 2, 7], 0)
+    step = Step(scored, [{"prompt": str(i)} for i in (4, 2, 7)], {"a": 1.0})
+    found = without_groups(step, lambda ids: ids == 2)
+    assert all_facts(found.scored) == [facts(scored, i) for i in (0, 1, 3, 4, 5)]
+    assert found.scored.batch.group.tolist() == [0, 0, 1, 1, 1]
+    assert [row["prompt"] for row in found.rows] == ["4", "7"]
+    ((rest, why),) = found.others
+    assert all_facts(rest) == [facts(scored, 2)]
+    assert why == "reference"
+    assert found.sampled is None
+    assert found.scored.batch.tokens.shape[1] == scored.batch.tokens.shape[1]
+    for nothing in (np.zeros(3, bool), np.ones(3, bool)):
+        assert without_groups(step, lambda ids, out=nothing: out) is step  # type: ignore[misc]
