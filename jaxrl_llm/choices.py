@@ -13,5 +13,6 @@ Baseline = Literal["mean", "leave_one_out", "weighted", "median", "quantile", "b
 AverageName = Literal["sequence", "token", "prompt", "sum", "constant", "slice"]
 Scheme = Literal["best_random", "best_worst", "best", "uniform", "power", "max_min", "max_random"]  # of drawing rows
 Clipping = Literal["none", "one-side", "two-side", "ring"]
+Routing = Literal["rollout", "recompute", "none"]  # whose choice of experts an update replays
 Rewrite = Literal["both", "hard_only", "medium_only"]  # of prompts by their policy
 Rule = Literal["length", "difficulty", "or", "and"]  # by which a prompt is promising

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from jaxrl_llm.algorithms.equations import markdown
+from jaxrl_llm.choices import Routing
+from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.references import ReferenceRule
@@ -22,7 +25,9 @@ class Algorithm:
     is the program that samples a group (None: `rollouts.programs.group`); `curriculum` chooses prompts, a function
     (training rows, seed) -> `Curriculum`, or is the rule by which groups without a signal are replaced; `replay` mixes
     in what was sampled before; a `strategy` requests partial rollouts. The run's settings override them. `reference`
-    says which policy the reference is (None: the initial one).
+    says which policy the reference is (None: the initial one). `routing` says whose choice of experts the update of a
+    mixture of experts replays: the "rollout"'s (R3), that which the weights before the update "recompute" (R2), or
+    "none"'s; for other models it means nothing.
 
     Its repr is the code that composes it; a notebook shows its equations too. Raises InputError for a part of another
     type, such as a factory that was not called.
@@ -35,6 +40,7 @@ class Algorithm:
     rollout: Rollout | None = None
     replay: Replay | None = None
     reference: ReferenceRule | None = None
+    routing: Routing = "none"
 
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
@@ -49,6 +55,7 @@ class Algorithm:
         ):
             if getattr(self, name) is not None:
                 expect(f"an algorithm's {name}", getattr(self, name), kind)
+        require_choice("an algorithm's routing", self.routing, get_args(Routing))
 
     @property
     def resampling(self) -> DynamicSampling | None:

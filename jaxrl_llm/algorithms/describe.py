@@ -269,4 +269,6 @@ def _outputs(name: str) -> str:
     for name in ("prompts", "strategy", "rollout", "replay"):
         if (found := getattr(method, name)) is not None:
             lines.append(f"  {'curriculum' if name == 'prompts' else name}: {found}")
+    if method.routing != "none":
+        lines.append(f"  routing of mixtures of experts, which updates replay: that of the {method.routing}")
     return "\n".join(lines)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.choices import Scale, Span
+from jaxrl_llm.choices import Routing, Scale, Span
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.log_ratios import LARGEST
 from jaxrl_llm.objectives.averages import constant, sequence_sum, token_mean
@@ -56,7 +56,12 @@ def decoupled_ppo(
     return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), corrected), objective)
 
 
-def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> Algorithm:
+def minirl(
+    clip_low: float = 0.2,
+    clip_high: float = 0.27,
+    cap: float = 5.0,
+    routing: Routing = "rollout",
+) -> Algorithm:
     """MiniRL (Stabilizing Reinforcement Learning with LLMs, arXiv 2512.01374, 2025).
 
     GRPO reduced to a first-order approximation of the sequence-level objective: A_i = R_i - mean_g, the full ratio
@@ -65,14 +70,18 @@ def minirl(clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0) -> 
         loss = -1/N sum_i sum_t M_it sg(min(w_it, cap)) A_i logp_it
 
     M is 0 where PPO would clip r = pi / pi_old: A > 0 and r > 1 + clip_high, or A < 0 and r < 1 - clip_low. Equation 7
-    prints w without the cap; the text truncates at 5. For mixture-of-experts models the paper also replays the routing,
-    which the rollout must record.
+    prints w without the cap; the text truncates at 5.
 
-    Defaults. Paper: clip_low, clip_high, cap.
+    Of a mixture of experts updates replay the experts that tokens were sampled with (routing "rollout", R3, also for
+    pi_old), or those that pi_old "recompute"s (R2, for the update only); routers go on to weigh them, and to learn. The
+    paper found none best with one update a batch, R2 with two, and R3 with four or more. Other models have no routing.
+
+    Defaults. Paper: clip_low, clip_high, cap. Ours: routing.
     """
+    require_choice("routing", routing, get_args(Routing))
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
-    return Algorithm(group_relative("none"), objective)
+    return Algorithm(group_relative("none"), objective, routing=routing)
 
 
 def hispo(

@@ -64,9 +64,6 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     "loop": {
         "turns": ("an environment of several turns that executes code", "a rollout of turns with tools"),
     },
-    "minirl": {
-        "routing": ("routing replay, which mixtures of experts need", "a sampler that records the routing"),
-    },
     "ppo_max": {
         "reward_model": ("a critic that starts from a reward model", "a reward model with a value head"),
     },

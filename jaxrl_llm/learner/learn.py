@@ -34,6 +34,7 @@ from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, 
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.routing import routing_of
 from jaxrl_llm.needs import need_of, of_previous, of_reference, value_of
 from jaxrl_llm.references import Mixture
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows
@@ -154,7 +155,7 @@ class _Models:
     @cached_property
     def reference(self) -> PolicyOutputs:
         reference = self._reference
-        policy, batch = of_a_reference(self.policy, self.batch)
+        policy, batch = of_a_reference(self.policy, self.batch.replace(experts=None))  # its router is its own
         if not isinstance(reference, Mixture):
             return outputs_of(policy, reference, batch, self.steps)
         found = [outputs_of(policy, params, batch, self.steps) for params in reference.policies]
@@ -166,7 +167,7 @@ class _Models:
     @cached_property
     def previous(self) -> PolicyOutputs:
         assert self.of_previous is not None  # `provide` checks it
-        policy, batch = of_a_reference(self.policy, self.batch)
+        policy, batch = of_a_reference(self.policy, self.batch.replace(experts=None))
         return outputs_of(policy, self.of_previous, batch, self.steps)
 
     @cached_property
@@ -209,13 +210,15 @@ def provide(
     batch: Trajectories,
     steps: Steps | None = None,
     previous: Params | None = None,
+    record_experts: bool = False,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
     params: the weights before the update. reference: those of the reference policy, and previous the weights
     before the last update; InputError where they are needed and None. Other needs are the loop's, or the rollouts', to
-    provide. With the update's `steps` the batch goes through
-    a policy as it does in the update, slice by slice.
+    provide. With the update's `steps` the batch goes through a policy as it does in the update, slice by slice.
+    record_experts: of a mixture, also fill in the experts that the routers of `params` choose in that pass
+    (`batch.experts`), for the update to replay; experts that the batch has are replaced.
 
     Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
     planned for another batch.
@@ -238,12 +241,15 @@ def provide(
         raise InputError("this method needs a reference policy, but none is loaded")
     if of_previous(needs) and previous is None:
         raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
-    models = _Models(policy, params, reference, previous, batch, steps, wanted_of(needs))
+    wanted = wanted_of(needs)
+    if record_experts:
+        wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
+    models = _Models(policy, params, reference, previous, batch, steps, wanted)
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:
             batch = need.put(batch, need.compute(models, models.batch, number), number)
-    return batch
+    return batch.replace(experts=(models.old.extras or {})["experts"]) if record_experts else batch
 
 
 def learn_batch(
@@ -260,9 +266,11 @@ def learn_batch(
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
-    default all do.
+    default all do. Of a mixture of experts the algorithm's `routing` is replayed; InputError where the batch lacks the
+    experts that it was sampled with.
     """
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
+    routing = routing_of(algorithm.routing, policy, batch)
     trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
     steps = plan_steps(
         batch, epochs=learner.epochs, minibatches=learner.minibatches, micro_batches=learner.micro_batches, seed=seed,
@@ -276,10 +284,15 @@ def learn_batch(
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
     previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
-    batch = provide(policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), every, previous)
+    batch = provide(
+        policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), every, previous,
+        routing == "recompute",
+    )  # fmt: skip
     if learner.previous is not None:
         previous = replaced(learner.previous, state.params)
-    memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback))
+    experts = batch.experts  # which no transform reads, nor copies
+    memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback, experts=None))
+    batch = batch.replace(experts=experts)
     objective = algorithm.objective if objective is None else objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
     return LearnedBatch(state, memory, batch, steps, metrics, previous)

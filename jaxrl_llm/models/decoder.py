@@ -109,10 +109,16 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, con
 
 
 @jax.named_scope("mlp")
-def mlp(x: jax.Array, layer: Params, config: ModelConfig, placement: Placement = ANYWHERE) -> jax.Array:
-    """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts."""
+def mlp(
+    x: jax.Array, layer: Params, config: ModelConfig, placement: Placement = ANYWHERE,
+    experts: jax.Array | None = None, record: bool = False,
+) -> Any:  # fmt: skip
+    """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts.
+
+    experts, record: see `experts.expert_mlp`.
+    """
     if config.num_experts:
-        return expert_mlp(x, layer, config, _activation(config), placement.routed)
+        return expert_mlp(x, layer, config, _activation(config), placement.routed, experts, record)
     gate, up = (project(x, layer[name], layer, name, name in placement.joined) for name in ("gate", "up"))
     if config.mlp_bias:
         gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
@@ -178,19 +184,25 @@ def run(
     rounding: str | None = None,
     remat: Remat = False,
     placement: Placement = ANYWHERE,
+    experts: jax.Array | None = None,
+    record: bool = False,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and the layers' memory as `attend` leaves it.
 
     tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
     along a leading layer axis (None: there is none). rotations: `rotation` of the positions, where it is
-    already computed. placement: how states and weights are sharded. For the other arguments see `forward`.
+    already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each token in
+    each layer of a mixture, see `experts.expert_mlp`. record: the second result is (memory, the experts of each token,
+    in the same form). For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
     place = placement.states
     x = place(_embed(params, config, tokens, dtype).astype(activations or dtype), False)
     cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, accumulation_dtype(dtype))
 
-    def run_layer(x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any) -> tuple[jax.Array, Any]:
+    def run_layer(
+        x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any, given: jax.Array | None
+    ) -> tuple[jax.Array, Any]:
         layer = straight_through_layer(placement.weights(cast(layer, dtype)), rounding)
         y = place(norm(x, layer["attention_norm"], config), True)
         q, k, v = (
@@ -207,7 +219,10 @@ def run(
         if config.post_norms:
             y = norm(y, layer["attention_post_norm"], config)
         x = place(x + y, False)
-        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config, placement)
+        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config, placement, given, record)
+        if record:
+            y, chosen = y
+            remembered = (remembered, chosen)
         if config.post_norms:
             y = norm(y, layer["mlp_post_norm"], config)
         return place(x + y, False), remembered
@@ -220,15 +235,23 @@ def run(
         block = jax.checkpoint(run_layer, prevent_cse=isinstance(layers, tuple), policy=keep)
     if isinstance(layers, tuple):
         memories = (None,) * len(layers) if memory is None else memory
+        of_layers = (None,) * len(layers) if experts is None else [experts[:, :, i] for i in range(len(layers))]
         block = jax.jit(block, static_argnums=(2, 3))  # traced once for all layers of one kind
         after = []
-        for layer, window, rope, remembered in zip(layers, *static, memories, strict=True):
-            x, remembered = block(x, layer, window, rope, remembered)
+        for layer, window, rope, remembered, given in zip(layers, *static, memories, of_layers, strict=True):
+            x, remembered = block(x, layer, window, rope, remembered, given)
             after.append(remembered)
         memory = tuple(after)
+        if record:
+            kept, chosen = zip(*after, strict=True)
+            memory = kept, jnp.stack(chosen, axis=2)
     else:
         per_layer = tuple(jnp.asarray(s, jnp.int32) for s in static)
-        x, memory = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], xs[2]), x, (layers, per_layer, memory))
+        given = None if experts is None else jnp.moveaxis(experts, 2, 0)
+        over = (layers, per_layer, memory, given)
+        x, memory = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], *xs[2:]), x, over)
+        if record:
+            memory = memory[0], jnp.moveaxis(memory[1], 0, 2)
     return norm(x, params["final_norm"], config) if config.final_norm else x, memory
 
 

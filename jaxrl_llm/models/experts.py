@@ -6,6 +6,9 @@ whatever the router chooses, and the programs have one shape. A device with T to
 (e - 1) T (D b + 8 k) bytes over e devices before its k experts of each token, and (e - 1) T D b after; as much again in
 the backward pass. Sending each token to the devices of its experts only would save nothing where k >= e, and take the
 same buffers, as all may go to one. Inner units are split over "tensor", at one more sum of [T, D].
+
+Routing replay (2512.01374, section 4): the experts of tokens may be given, as another policy or another precision chose
+them; the router then only weighs them, which is differentiable as ever.
 """
 
 from __future__ import annotations
@@ -26,26 +29,35 @@ from jaxrl_llm.models.quantised import ragged_product
 
 WEIGHTS = ("router", "gate", "up", "down")
 MAX_ROUTED = 2**16  # choices of gathered tokens beyond which they go through the experts a device's share at a time
+NOT_RECORDED = -1  # in place of a token's experts, where the router chooses them
 Activation = Callable[[jax.Array], jax.Array]
 Routed = tuple[tuple[str, ...], tuple[str, ...]]
 
 
+def index_dtype(config: ModelConfig) -> Any:
+    """The smallest dtype of the numbers of experts, with NOT_RECORDED: int8 of up to 128, else int16."""
+    return jnp.int8 if config.num_experts <= 128 else jnp.int16
+
+
 @jax.named_scope("experts")
 def expert_mlp(
-    x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Activation, routed: Routed = ANYWHERE.routed
-) -> jax.Array:
+    x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Activation, routed: Routed = ANYWHERE.routed,
+    experts: jax.Array | None = None, record: bool = False,
+) -> Any:  # fmt: skip
     """Route x [N, L, D] through `experts_per_token` of E gated MLPs and add up their outputs, [N, L, D].
 
     Weights are softmax probabilities over all experts (float32), renormalised over the chosen ones where the
     configuration says so. No token is dropped: tokens are sorted by expert and multiplied in ragged groups, so
     the output of a token does not depend on the others in the batch.
     layer: router [D, E], gate and up [E, D, F], down [E, F, D]. routed: axes of the mesh over which N and L are split,
-    where they divide; the mesh is that of the arrays.
+    where they divide; the mesh is that of the arrays. experts: int[N, L, k], the experts of each token, instead of the
+    router's choice; NOT_RECORDED leaves it to the router. Their weights are the current router's, with its gradient.
+    record: return (output, the experts in `index_dtype` [N, L, k]).
     """
     weights = {name: layer[name] for name in WEIGHTS}
     mesh = mesh_of(None, x, weights)
     if mesh is None:
-        return _on_device(x, weights, config, activation)
+        return _on_device(x, weights, experts, config, activation, record)
     rows, columns = (dividing(mesh, axes, size) for axes, size in zip(routed, x.shape, strict=False))
     # Of rounded weights, the scales have an axis of length 1 where the values have inputs.
     specs = {
@@ -53,25 +65,26 @@ def expert_mlp(
     }
     split = {axis for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)) for axis in spec}
     run = partial(
-        _on_device, config=config, activation=activation, split=EXPERT in split, summed=TENSOR in split,
+        _on_device, config=config, activation=activation, record=record, split=EXPERT in split, summed=TENSOR in split,
         exchanged=EXPERT in (rows or ()),
     )  # fmt: skip
     spec = PartitionSpec(rows, columns)
-    return jax.shard_map(run, mesh=mesh, in_specs=(spec, specs), out_specs=spec)(x, weights)
+    found = (spec, spec) if record else spec
+    return jax.shard_map(run, mesh=mesh, in_specs=(spec, specs, spec), out_specs=found)(x, weights, experts)
 
 
 def _on_device(
-    x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Activation,
-    split: bool = False, exchanged: bool = False, summed: bool = False,
-) -> jax.Array:  # fmt: skip
-    """`expert_mlp` of a device's tokens [n, l, D].
+    x: jax.Array, layer: dict[str, Any], experts: jax.Array | None, config: ModelConfig, activation: Activation,
+    record: bool = False, split: bool = False, exchanged: bool = False, summed: bool = False,
+) -> Any:  # fmt: skip
+    """`expert_mlp` of a device's tokens [n, l, D], whose experts [n, l, k] may be given.
 
     split: experts are, over "expert". exchanged: tokens are too, otherwise all devices along it have these. summed:
     inner units are split over "tensor".
     """
     shape = x.shape
     x = x.reshape(-1, shape[-1])
-    tokens = (x, *_choices(x, layer["router"], config))
+    tokens = (x, *_choices(x, layer["router"], config, experts))
     first = jax.lax.axis_index(EXPERT) * layer["gate"].shape[0] if split else 0
     through = partial(_through, layer=layer, activation=activation, first=first, some=split)
     if split and exchanged:
@@ -85,13 +98,20 @@ def _on_device(
     else:
         out = through(*tokens)
         out = jax.lax.psum(out, EXPERT) if split else out
-    return (jax.lax.psum(out, TENSOR) if summed else out).reshape(shape)
+    out = (jax.lax.psum(out, TENSOR) if summed else out).reshape(shape)
+    return (out, tokens[2].astype(index_dtype(config)).reshape(*shape[:-1], -1)) if record else out
 
 
-def _choices(x: jax.Array, router: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """The weights [T, k] and numbers int32[T, k] of each token's experts."""
+def _choices(
+    x: jax.Array, router: jax.Array, config: ModelConfig, given: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The weights [T, k] and numbers int32[T, k] of each token's experts. given: int[..., k], see `expert_mlp`."""
     probabilities = jax.nn.softmax((x @ router).astype(accumulation_dtype(x.dtype)), axis=-1)
     weights, experts = jax.lax.top_k(probabilities, config.experts_per_token)
+    if given is not None:
+        given = given.reshape(experts.shape).astype(experts.dtype)
+        experts = jnp.where(given == NOT_RECORDED, experts, given)
+        weights = jnp.take_along_axis(probabilities, experts, axis=-1)
     if config.normalise_router:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return weights, experts

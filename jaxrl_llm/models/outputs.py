@@ -17,6 +17,7 @@ from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.routing import check_experts, of_all_rows
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.needs import NEEDS, need_of, value_of, values_of
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
@@ -25,9 +26,8 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
-    names: tuple[
-        str, ...
-    ] = ()  # of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp"
+    # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "experts".
+    names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
     heat: float = 0.0  # of "heated_logp", a multiple of the sampling temperature
@@ -88,12 +88,16 @@ def policy_outputs(
     without truncation, differentiable; "hidden" [N, L, D]. "top_tokens" [N, L, K] are the ids of the K = `top` most
     probable tokens, and "top_logp" [N, L, K] their log-probabilities without truncation; where only these are wanted
     they are of the ids in info["top_tokens"], and differentiable.
+    "experts" int[N, L, layers, k] are of all tokens, not only of actions.
+
+    Where the batch has `experts`, a mixture sees its tokens with these instead of its router's choice (routing replay).
 
     InputError for parameters of another policy, and arrays of the batch that do not fit its tokens.
     """
     check_params(policy, params)
     check_batch(batch)
-    view = _view(policy, params, batch, packing)
+    check_experts(policy, batch)
+    view = _view(policy, params, batch, packing, record="experts" in wanted.names)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
@@ -124,14 +128,22 @@ def policy_outputs(
     if "values" in wanted.names:
         found["values"] = _values(policy, params, view, batch, packing)
     placed = {name: _scatter(values, view, batch) for name, values in found.items()}
+    if view.experts is not None:
+        placed["experts"] = of_all_rows(view.experts, batch)
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
 
 
 def affinity(
     policy: Policy, params: Params, other: Params, batch: Trajectories, packing: Packing | None = None
 ) -> jax.Array:
-    """sum_v sqrt(p_v q_v) of the policies with two sets of parameters at each action, f32[N, L] (Bhattacharyya)."""
-    views = [_view(policy, weights, batch, packing) for weights in (params, other)]
+    """sum_v sqrt(p_v q_v) of the policies with two sets of parameters at each action, f32[N, L] (Bhattacharyya).
+
+    A replayed routing is that of the first.
+    """
+    views = [
+        _view(policy, weights, rows, packing)
+        for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
+    ]
     sources = [
         Distribution(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
         for view, weights in zip(views, (params, other), strict=True)
@@ -167,11 +179,15 @@ class _View(NamedTuple):
     targets: jax.Array  # int32[M]
     temperature: jax.Array  # f32[M]
     floor: jax.Array | None  # f32[M]
+    experts: jax.Array | None = None  # int[N, L, layers, k] of packed tokens, where they are recorded
 
 
-def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None) -> _View:
+def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> _View:
     packing = whole_rows(batch) if packing is None else packing
-    states = packed_states(policy, params, batch.tokens, packing)
+    given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
+    states, chosen = packed_states(policy, params, batch.tokens, packing, given, record), None
+    if record:
+        states, chosen = states
     at = packing.row, packing.column  # what is past the end is read at the end
 
     def gather(x: jax.Array) -> jax.Array:
@@ -181,7 +197,7 @@ def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing 
     temperature = jnp.ones(N) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
-    view = _View(*at, states, gather(batch.tokens), temperature, floor)
+    view = _View(*at, states, gather(batch.tokens), temperature, floor, chosen)
     if policy.hook is None or policy.hook.factor is None:
         return view
     entropy = jax.lax.stop_gradient(_logp(policy, params, view._replace(floor=None))[1])
@@ -226,7 +242,8 @@ def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, pa
     states = view.states
     if policy.critic.kind == "tower":
         exact = dataclasses.replace(policy, rounding=None)  # nothing is sampled from it
-        states = _view(exact, params["critic"]["tower"], batch, packing).states
+        # Its router is its own.
+        states = _view(exact, params["critic"]["tower"], batch.replace(experts=None), packing).states
     return values_of(policy.critic, params, states)
 
 

@@ -24,8 +24,9 @@ from jaxrl_kernels.packed_attention import PackedTokens
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.experts import NOT_RECORDED
 from jaxrl_llm.models.packed_kernel import by_kernel
-from jaxrl_llm.models.placement import placement, row_shards, takes_kernels, token_shards
+from jaxrl_llm.models.placement import Placement, placement, row_shards, takes_kernels, token_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.trajectory import Trajectories
 
@@ -117,11 +118,17 @@ def _paths(source: Array, real: Array, before: Array | int, number: Array, size:
     return PackedRows(source, enter, leave, before + position)
 
 
-def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packing) -> Array:
+def packed_states(
+    policy: Policy, params: Params, tokens: Array, packing: Packing, experts: Array | None = None, record: bool = False
+) -> Any:
     """The hidden states [M, D] that actions were chosen from. tokens int32[N, L], of the batch.
 
     Every packed token goes through the model once, forward and backward: both levels side by side through each layer,
     where suffixes attend to the keys and values of their row of prefixes. Differentiable with respect to params.
+
+    experts: int[N, L, layers, k], with which the tokens go through a mixture of experts (see `experts.expert_mlp`);
+    of a token that several rows share, those of the row that is packed. record: return (states, experts [N, L, layers,
+    k] of the tokens that are packed, NOT_RECORDED elsewhere).
     """
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
@@ -151,13 +158,29 @@ def packed_states(policy: Policy, params: Params, tokens: Array, packing: Packin
     else:
         attend = _by_levels(config, packing, split, concatenated)
     position = numbers[-1]
-    hidden, _ = policy.run(params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where)
+    given = None if experts is None else experts.reshape(-1, *experts.shape[2:])[source]
+    hidden, memory = policy.run(
+        params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where, experts=given,
+        record=record,
+    )  # fmt: skip
+    states = _states(hidden, packing, tiles, sum(sizes), where)
+    if not record:
+        return states
+    chosen, size = memory[1], tokens.size
+    at = jnp.where(numbers[0] > 0, source, size).reshape(-1)
+    found = jnp.full((size, *chosen.shape[2:]), NOT_RECORDED, chosen.dtype)
+    found = found.at[at].set(chosen.reshape(-1, *chosen.shape[2:]), mode="drop")
+    return states, found.reshape(*tokens.shape, *chosen.shape[2:])
+
+
+def _states(hidden: Array, packing: Packing, tiles: tuple[int, int], size: int, where: Placement) -> Array:
+    """The states [M, D] of actions among hidden states [row shards, tokens, D]. size: of a device's tokens."""
     shard, place = _of_states(packing, tiles)
     if packing.shards > 1 and packing.shards == tiles[0] * tiles[1]:  # no state leaves its device
         states = hidden.reshape(packing.shards, -1, hidden.shape[-1])
         found = jax.vmap(lambda x, at: x[at])(states, place.reshape(packing.shards, -1))
         return where.states(found.reshape(-1, hidden.shape[-1]), True)
-    return where.states(hidden.reshape(-1, hidden.shape[-1])[shard * sum(sizes) + place], True)
+    return where.states(hidden.reshape(-1, hidden.shape[-1])[shard * size + place], True)
 
 
 def _by_levels(

@@ -16,6 +16,7 @@ from jaxrl_llm.rewards.entry_arrays import alike, blank, with_entries
 from jaxrl_llm.rewards.runner import Reward, Scores, combine
 from jaxrl_llm.rewards.runner import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
+from jaxrl_llm.sampling.recorded import of_rows
 from jaxrl_llm.trajectory import Trajectories
 
 
@@ -112,7 +113,7 @@ def _score(
     return score_completions(rewards, completions, columns)
 
 
-PADDING = {"turn": -1, "support_floor": -np.inf}  # of [N, L] fields; 0 of the others
+PADDING = {"turn": -1, "support_floor": -np.inf, "experts": -1}  # of fields of tokens; 0 of the others
 
 
 def rows_of_group(scored: Scored, number: int, size: int) -> Scored:
@@ -151,6 +152,9 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
     batches = [widened(group.batch, first) for first, group in zip(starts, groups, strict=False)]
     infos: Any = alike([(batch.info or {}, len(batch.group)) for batch in batches])
     batches = [batch.replace(info=info or None) for batch, info in zip(batches, infos, strict=True)]
+    if any(batch.experts is not None for batch in batches):
+        none = [[None] * len(batch.group) if batch.experts is None else list(batch.experts) for batch in batches]
+        batches = [b.replace(experts=x) for b, x in zip(batches, _split(none, width), strict=True)]
     if any(batch.token_rewards is not None for batch in batches):
         batches = [b.replace(token_rewards=_or_zeros(b.token_rewards, b.tokens.shape)) for b in batches]
     return Scored(
@@ -159,6 +163,13 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
         {name: sum(group.failures[name] for group in groups) for name in groups[0].failures},
         tuple(dict.fromkeys(name for group in groups for name in group.entries)),
     )
+
+
+def _split(experts: Sequence[Sequence[Any]], width: int) -> list[np.ndarray]:
+    """The experts of the rows of several batches, padded to one width."""
+    whole = of_rows([row for rows in experts for row in rows], width)
+    assert whole is not None
+    return np.split(whole, np.cumsum([len(rows) for rows in experts])[:-1])
 
 
 def _or_zeros(values: Any, shape: tuple[int, ...]) -> Any:

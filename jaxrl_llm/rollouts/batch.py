@@ -50,13 +50,14 @@ def to_batch(
         numbers = {part: first + place for place, part in enumerate(parts_of(one))}
         first += len(numbers)
         for episode in one.episodes:
-            prompt, own = episode.prompt, episode.own
+            prompt, own, experts = episode.prompt, episode.own, episode.experts
             if episode.trained_prompt is not None:
-                # What top-k, top-p and min-p kept is not known under this prompt.
+                # What top-k, top-p and min-p kept, and a router chose, is not known under this prompt.
                 prompt, own = episode.trained_prompt, own._replace(floor=np.full_like(own.floor, -np.inf))
+                experts = None
             rows.append(BatchRow(
                 prompt, own, episode.truncated, one.task.prompt_id, numbers[episode.part], episode.actions,
-                episode.turns,
+                episode.turns, experts,
             ))  # fmt: skip
     batch = assemble(rows, sampling.temperature, sampling.truncating or remembers, step)
     if info := info_columns(episodes, batch.tokens.shape[1]):

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.models.experts import NOT_RECORDED
 from jaxrl_llm.needs import NEEDS
-from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
+from jaxrl_llm.sampling.recorded import in_order, of_rows
+from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, joined
 
 
 class Segment(NamedTuple):
@@ -19,6 +21,7 @@ class Segment(NamedTuple):
 
     tokens: Tokens
     sampled: bool
+    before: np.ndarray | None = None  # int[m, layers, k], experts of the first m tokens of its context, where recorded
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,23 @@ class Episode:
         """The tokens after the prompt."""
         if len(self.segments) == 1:
             return self.segments[0].tokens
-        parts = [segment.tokens for segment in self.segments] or [NO_TOKENS]
-        return Tokens(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        return joined([segment.tokens for segment in self.segments] or [NO_TOKENS])
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """All token ids, including the prompt."""
         return (*self.prompt, *self.own.token.tolist())
+
+    @property
+    def experts(self) -> np.ndarray | None:
+        """int[len(prompt) + size, layers, k]: the experts that were recorded of each token, -1 of others; or None."""
+        length = len(self.prompt) + self.size
+        found: np.ndarray | None = None
+        for segment in self.segments:
+            if segment.before is not None:
+                before = of_rows([segment.before[:length]], length)
+                found = before if found is None or before is None else np.where(found == NOT_RECORDED, before, found)
+        return in_order(len(self.prompt), None if found is None else found.reshape(length, *found.shape[2:]), self.own)
 
     @property
     def actions(self) -> np.ndarray:

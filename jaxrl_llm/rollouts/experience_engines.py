@@ -58,6 +58,7 @@ def engines_of(
             cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
             speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
+            record_experts=setup.record_experts and learns,
         )  # fmt: skip
 
     return make

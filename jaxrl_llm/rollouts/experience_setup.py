@@ -52,3 +52,5 @@ class Experience:
     """Returns a context manager that times "sample" or "score"."""
     watch: Callable[[Stats], object] = lambda stats: None
     """Called with the counts of each engine, which it goes on to fill in."""
+    record_experts: bool = False
+    """Of a mixture of experts: the batch has the experts of its tokens, for the update to replay."""

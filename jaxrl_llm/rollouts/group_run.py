@@ -8,11 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.rollouts.episode import Episode, Segment, checksum
+from jaxrl_llm.models.experts import NOT_RECORDED
+from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
 from jaxrl_llm.rollouts.sample_numbers import SampleNumbers
 from jaxrl_llm.rollouts.tools import Decide, Meeting, NotDeterministicError, Task, Tools
+from jaxrl_llm.sampling.recorded import in_order
 from jaxrl_llm.sampling.requests import Completion, Draws, Request
 
 
@@ -51,7 +55,7 @@ class Ticket:
 
     def request(self, segment_tokens: int) -> Request:
         """The engine's request, which continues the tokens drawn so far."""
-        begun = (self.context + Segment(self.group.drawn[self.call].tokens, True)).own
+        begun = (self.context + self.group.drawn[self.call].segment).own
         pauses = [] if self.stop is None else [self.stop]
         pauses += [begun.size + segment_tokens] if segment_tokens else []
         return Request(
@@ -62,12 +66,21 @@ class Ticket:
     def note(self, completion: Completion) -> bool:
         """Store the tokens drawn, and answer the program if the call is complete. Returns whether it is."""
         tokens = completion.tokens.after(self.call.place)
-        answer = Answer(tokens, completion.ended)
+        answer = Answer(tokens, completion.ended, self._before(completion))
         self.group.drawn[self.call] = answer
         whole = self.is_answered_by(answer)
         if whole and not self.answered.done():
             self.answered.set_result(answer)
         return whole
+
+    def _before(self, completion: Completion) -> np.ndarray | None:
+        """The experts of the call's context, where it has tokens whose experts were not recorded yet."""
+        if (known := self.group.drawn[self.call]).tokens.size:
+            return known.before
+        context, prompt = self.context, len(self.context.prompt)
+        if (found := context.experts) is not None and not np.any(found[:-1] == NOT_RECORDED):
+            return None
+        return in_order(prompt, completion.prompt_experts, completion.tokens.first(self.call.place))
 
     def is_answered_by(self, answer: Answer) -> bool:
         """Whether these tokens complete the call."""
@@ -168,7 +181,7 @@ class GroupRun:
             ticket = newest[number]
             answer = self.drawn.get(ticket.call, Answer())
             whole = ticket.is_answered_by(answer)
-            episode = ticket.context + Segment(answer.tokens, True)
+            episode = ticket.context + answer.segment
             episodes.append(replace(episode, ended=answer.ended, truncated=whole and not answer.ended))
             unfinished.append(not whole and self.error is None)
         missing = self.task.samples - len(episodes)

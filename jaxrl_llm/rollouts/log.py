@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
+from jaxrl_llm.rollouts.episode import Segment
+from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, joined
 
 
 class Call(NamedTuple):
@@ -24,6 +25,12 @@ class Answer(NamedTuple):
 
     tokens: Tokens = NO_TOKENS
     ended: bool = False  # by a stop token or a stop string
+    before: np.ndarray | None = None  # see `Segment`
+
+    @property
+    def segment(self) -> Segment:
+        """These tokens as a segment of an episode."""
+        return Segment(self.tokens, True, self.before)
 
 
 class GroupLog(NamedTuple):
@@ -44,7 +51,8 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     """The pool as flat arrays, for a checkpoint. `from_arrays` restores it bit for bit."""
     answers = [answer for log in pool for answer in log.drawn.values()]
     calls = [call for log in pool for call in log.drawn]
-    tokens = [answer.tokens for answer in answers] or [NO_TOKENS]
+    tokens = joined([answer.tokens for answer in answers] or [NO_TOKENS])
+    experts = {} if tokens.experts is None else {"experts": tokens.experts, **_before(answers)}
     recorded = json.dumps([dict(log.recorded) for log in pool]).encode()
     numbers: dict[str, Sequence[int]] = {
         "prompt_length": [len(log.prompt) for log in pool],
@@ -62,8 +70,18 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
         **{name: np.asarray(values, np.int64) for name, values in numbers.items()},
         "prompt": np.concatenate([np.asarray(log.prompt, np.int32) for log in pool] or [np.zeros(0, np.int32)]),
         "recorded": np.frombuffer(recorded, np.uint8).copy(),
-        **{name: np.concatenate([getattr(part, name) for part in tokens]) for name in Tokens._fields},
+        **{name: getattr(tokens, name) for name in Tokens._fields if name != "experts"},
+        **experts,
     }
+
+
+def _before(answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+    """The `before` of answers as arrays: one after another, and the length of each, -1 where it has none."""
+    known = [answer.before for answer in answers if answer.before is not None]
+    if not known:
+        return {}
+    lengths = [-1 if answer.before is None else len(answer.before) for answer in answers]
+    return {"before": np.concatenate(known), "before_length": np.asarray(lengths, np.int64)}
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
@@ -71,11 +89,16 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
     if not arrays:
         return ()
     ends = np.cumsum(arrays["length"])
-    columns = [arrays[name] for name in Tokens._fields]
+    before = arrays.get("before_length", np.full(len(ends), -1))
+    until = np.cumsum(np.maximum(before, 0))
+    everything = Tokens(*(arrays.get(name) for name in Tokens._fields))  # type: ignore[arg-type]
     answers = [
-        Answer(Tokens(*(np.array(x[end - length : end]) for x in columns)), bool(ended))
-        for end, length, ended in zip(ends, arrays["length"], arrays["ended"], strict=True)
-    ]
+        Answer(
+            Tokens(*(None if x is None else np.array(x[end - length : end]) for x in everything)),  # type: ignore[arg-type]
+            bool(ended), None if size < 0 else np.array(arrays["before"][stop - size : stop]),
+        )
+        for end, length, ended, size, stop in zip(ends, arrays["length"], arrays["ended"], before, until, strict=True)
+    ]  # fmt: skip
     names = zip(*(arrays[name].tolist() for name in Call._fields), strict=True)
     calls = [Call(*numbers) for numbers in names]
     recorded = json.loads(bytes(arrays["recorded"]))

@@ -40,7 +40,7 @@ async def continued(tools: Tools, task: Task, prefixes: Sequence[Sequence[int]],
 async def scored_whole(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes with the rewards of all their tokens after the prompt, given ones too."""
     # Reward functions see what is marked as sampled.
-    whole = [replace(episode, segments=(Segment(episode.own, True),)) for episode in episodes]
+    whole = [replace(episode, segments=(Segment(episode.own, True, episode.experts),)) for episode in episodes]
     found = await tools.score(whole)
     return [replace(e, reward=one.reward, rewards=one.rewards) for e, one in zip(episodes, found, strict=True)]
 

@@ -5,7 +5,7 @@ A store with n rows of T tokens in all has, with rows of different lengths one a
     length        int32[n]       tokens of each row, prompt and completion
     text_length   int32[n]       bytes of each completion's text
     text          uint8[...]     the texts in UTF-8
-    token:NAME    [T]            a field of the batch with an entry for each token, such as token:behaviour_logp
+    token:NAME    [T, ...]       a field of the batch with an entry for each token, such as token:behaviour_logp
     row:NAME      [n, ...]       a field with an entry for each row; of dicts row:info:NAME, row:rewards:NAME
     of:NAME       [n]            what the store itself knows of a row: item int64, step int32 ...
 
@@ -50,7 +50,7 @@ def to_rows(scored: Scored) -> Store:
     }
     for name, value in _fields(batch):
         x = np.asarray(value)
-        by_token = x.ndim == 2 and x.shape == mask.shape and name not in ("turn_rewards", "state_key")
+        by_token = (x.shape == mask.shape and name not in ("turn_rewards", "state_key")) or name == "experts"
         out[f"token:{name}" if by_token else f"row:{name}"] = x[mask] if by_token else x
     return out
 
@@ -63,7 +63,7 @@ def to_scored(rows: Store, group: np.ndarray, width: int, failures: dict[str, in
     for key, x in rows.items():
         kind, _, name = key.partition(":")
         if kind == "token":
-            full = np.full(mask.shape, PADDING.get(name, 0), x.dtype)
+            full = np.full((*mask.shape, *x.shape[1:]), PADDING.get(name, 0), x.dtype)
             full[mask] = x
         elif kind == "row":
             full = x

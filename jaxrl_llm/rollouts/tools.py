@@ -138,7 +138,7 @@ class Tools:
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
         call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
         answer = await self._host.draw(call, episode, until, stop, Draws(0.0 if greedy else temperature, reference))
-        longer = episode + Segment(answer.tokens, True)
+        longer = episode + answer.segment
         cut_short = stop is None and not answer.ended
         return replace(longer, ended=answer.ended, truncated=cut_short)
 

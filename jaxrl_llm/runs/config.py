@@ -153,6 +153,11 @@ class TrainConfig:
     Algorithm or a function of hyper-parameters that returns one."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     """Hyper-parameters of the algorithm."""
+    routing_replay: Literal["method", "rollout", "recompute", "none"] = "method"
+    """Of a mixture of experts, the experts that updates see tokens with, instead of the current routers' choice: those
+    of the rollout (R3), those that the weights before the update choose (recompute, R2), or none; by default as
+    the method has it, which is none but for minirl. It takes layers x experts_per_token bytes a token (2 of more than
+    128 experts)."""
     critic: Literal["tower", "shared"] = "tower"
     """Critic, for methods that have one: a copy of the model with a value head (tower), or a value head on the policy's
     hidden states (shared)."""

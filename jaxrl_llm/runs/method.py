@@ -18,6 +18,7 @@ from jaxrl_llm.algorithms.given import from_file, name_of
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.errors import InputError, gather, unknown
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.needs import value_of
 from jaxrl_llm.reporting import compare
@@ -77,6 +78,19 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
         return algorithm
     penalty: Transform = soft_overlong_penalty(config.max_new_tokens, config.overlong_tokens)
     return dataclasses.replace(algorithm, transform=chain(penalty, algorithm.transform))
+
+
+def with_routing(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) -> Algorithm:
+    """The method with the routing that the run replays. InputError where one is set of a model without experts."""
+    asked = config.routing_replay
+    if not model.num_experts:
+        if asked in ("rollout", "recompute"):
+            raise InputError(
+                f"routing_replay is {asked}, but {config.model} is no mixture of experts, so it has no routing: leave "
+                "it out"
+            )
+        return dataclasses.replace(algorithm, routing="none")
+    return algorithm if asked == "method" else dataclasses.replace(algorithm, routing=asked)
 
 
 def method_digests(config: TrainConfig, given: Given | None = None) -> dict[str, str]:

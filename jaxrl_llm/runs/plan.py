@@ -35,6 +35,7 @@ from jaxrl_llm.runs.plan_shapes import (
     depths,
     engine_sizes,
     full_batch,
+    records,
     shapes_of,
     state_shapes,
     with_layers,
@@ -246,7 +247,8 @@ def learning_programs(
     platform, beside: see `ahead_of_time`.
     """
     learner = shapes.learner
-    batch = full_batch(shapes.config, learner.algorithm, learner.policy.config.vocab_size)
+    model = learner.policy.config
+    batch = full_batch(shapes.config, learner.algorithm, model.vocab_size, model)
     found: dict[str, Program] = {}
     for program in compile_learning(learner, shapes.state.params, batch, platform=platform, beside=beside):
         number = sum(name.split(" ")[0] == program.name for name in found)
@@ -296,5 +298,5 @@ def sampling_programs(
     return compile_sampling(
         shapes.policy, shapes.params, shapes.sampler, shapes.size, cache_dtype=jnp.dtype(config.cache_dtype),
         filtered=config.truncating, platform=platform, own=shapes.own, weight_dtype=config.weight_dtype, names=names,
-        speculative_tokens=config.speculative_tokens,
+        speculative_tokens=config.speculative_tokens, record=records(shapes.learner.algorithm, shapes.policy.config),
     )  # fmt: skip

@@ -23,6 +23,7 @@ from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig, from_hf
+from jaxrl_llm.models.experts import index_dtype
 from jaxrl_llm.models.kinds import read_json
 from jaxrl_llm.models.load import DEMO_MODEL
 from jaxrl_llm.models.parameters import combine
@@ -30,7 +31,7 @@ from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.needs import need_of, value_of
 from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import check_method
+from jaxrl_llm.runs.method import check_method, with_routing
 from jaxrl_llm.runs.reference import wants_reference
 from jaxrl_llm.runs.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic, with_precision
@@ -82,7 +83,15 @@ class RunShapes(NamedTuple):
         sampling, (dtype, weights) = self.config.sampling, (self.policy.activation_dtype, None)
         if size is None:
             dtype, weights = jnp.dtype(sampling.cache_dtype), sampling.weight_dtype
-        return engine_arrays(self.policy, self.params, self.sampler, size or self.size, dtype, self.own, weights)
+        record = size is None and records(self.learner.algorithm, self.policy.config)
+        return engine_arrays(
+            self.policy, self.params, self.sampler, size or self.size, dtype, self.own, weights, record
+        )
+
+
+def records(algorithm: Algorithm, model: ModelConfig) -> bool:
+    """Whether rollouts record the experts of tokens."""
+    return algorithm.routing == "rollout" and model.num_experts > 0
 
 
 def config_of(model: str) -> ModelConfig:
@@ -140,6 +149,7 @@ def checked(
             "add its weights, its caches and its forward passes once more"
         )
     model = model or config_of(config.model)
+    algorithm = with_routing(config, algorithm, model)
     check_mesh(model, mesh)
     check_mesh(model, sampler, "the sampling mesh")
     of_this_host(sampler)  # raises InputError where hosts have different numbers of devices
@@ -245,11 +255,14 @@ def as_trained(config: TrainConfig, algorithm: Algorithm) -> TrainConfig:
     return dataclasses.replace(config, group_size=times * config.group_size)
 
 
-def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Trajectories:
+def full_batch(
+    config: TrainConfig, algorithm: Algorithm, vocabulary: int, model: ModelConfig | None = None
+) -> Trajectories:
     """A scored batch on the host in which every prompt and completion is as long as the settings allow.
 
     It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it. It
-    has the most rows that a step may have: as many as the rollout may return, and those of a replay.
+    has the most rows that a step may have: as many as the rollout may return, and those of a replay. model: of a
+    mixture of experts the batch has those that a rollout records.
     """
     config = as_trained(config, algorithm)
     P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
@@ -265,6 +278,10 @@ def full_batch(config: TrainConfig, algorithm: Algorithm, vocabulary: int) -> Tr
     reward = (np.arange(N) % 2).astype(np.float32)
     scores: dict[str, Any] = {"rewards": dict.fromkeys(reward_names(config), reward), "reward": reward}
     batch = batch.replace(**scores)
+    if model is not None and records(algorithm, model):
+        shape = (*batch.tokens.shape, model.num_layers, model.experts_per_token)
+        chosen: Any = np.zeros(shape, index_dtype(model))
+        batch = batch.replace(experts=chosen)
     for text in sorted(algorithm.needs):
         (_, carried), need = value_of(text), need_of(text)
         if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:

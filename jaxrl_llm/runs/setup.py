@@ -36,7 +36,15 @@ from jaxrl_llm.runs.checksums import checksums, structure
 from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, make_rewards, prompt_sets, split_prompts
-from jaxrl_llm.runs.method import check_components, check_method, method_digests, named, needs_values, record_of
+from jaxrl_llm.runs.method import (
+    check_components,
+    check_method,
+    method_digests,
+    named,
+    needs_values,
+    record_of,
+    with_routing,
+)
 from jaxrl_llm.runs.reference import first_reference, first_second_policy, wants_reference
 from jaxrl_llm.runs.rollout import check_columns, hook_of
 from jaxrl_llm.transform import RunFacts
@@ -175,6 +183,7 @@ def set_up(
     if not own_source:  # which has no rollout
         check_columns(config, algorithm, inputs.prompts.training)
     policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
+    algorithm = with_routing(config, algorithm, policy.config)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)

@@ -42,6 +42,7 @@ def source_of(
             dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
             mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts, clock=clock, watch=watch,
+            record_experts=algorithm.routing == "rollout",
         )
     )  # fmt: skip
 

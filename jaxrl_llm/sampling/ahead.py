@@ -51,18 +51,18 @@ class Arrays(NamedTuple):
 
 def engine_arrays(
     policy: Policy, params: Shapes, mesh: Mesh, size: Size, cache_dtype: Any = None, own: Mesh | None = None,
-    weight_dtype: Any = None,
+    weight_dtype: Any = None, record: bool = False,
 ) -> Arrays:  # fmt: skip
     """The weights and caches of an engine of this size.
 
     params: shapes, with shardings, of the policy's parameters. mesh: of the training. cache_dtype: the policy's by
     default. own: the devices of a host to compile for; by default `of_this_host(mesh)`. weight_dtype: as for
-    `take_weights`.
+    `take_weights`. record: with room for the experts of tokens.
     """
     params = {name: x for name, x in params.items() if name != "critic"}
     dtype, own = cache_dtype or policy.activation_dtype, own or of_this_host(mesh)
-    prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype))
-    ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype))
+    prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype, record))
+    ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype, record))
     loop = abstract_weights(policy, params, own, weight_dtype)
     prefix_cache, ring_cache = (spread(tree, own) for tree in (prefix_cache, ring_cache))
     rounding = kind_of(weight_dtype) or policy.rounding
@@ -111,16 +111,17 @@ def compile_sampling(
     own: Mesh | None = None,
     weight_dtype: Any = None,
     speculative_tokens: int = 0,
+    record: bool = False,
 ) -> dict[str, Program]:
     """The programs of an engine of this size, by name, as a run calls them.
 
     "convert" makes the loop's weights from the parameters, where they are others; on a mesh "convert_layer" makes those
-    of a layer, and "convert" the others. params, cache_dtype, own, weight_dtype: as for `engine_arrays`. filtered: with
-    top-k, top-p or min-p. names: which programs to compile. platform: see `ahead_of_time`. speculative_tokens: above 0,
-    "verify" is among them, with as many rows as it can have.
+    of a layer, and "convert" the others. params, cache_dtype, own, weight_dtype, record: as for `engine_arrays`.
+    filtered: with top-k, top-p or min-p. names: which programs to compile. platform: see `ahead_of_time`.
+    speculative_tokens: above 0, "verify" is among them, with as many rows as it can have.
     """
     own = own or of_this_host(mesh)
-    arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own, weight_dtype), size.shape
+    arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own, weight_dtype, record), size.shape
     params = {name: x for name, x in params.items() if name != "critic"}
     weights, prefix_cache, ring = arrays.loop, arrays.prefix_cache, arrays.ring_cache
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import PartialAttention, decode_attention, own_attention
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.experts import NOT_RECORDED, index_dtype
 from jaxrl_llm.models.quantised import kind_of, quantise
 
 Array = jax.Array
@@ -41,6 +42,7 @@ class PrefixCache(NamedTuple):
     layers: tuple[LayerCache, ...]
     length: Array  # int32[P], tokens of the prompt
     hidden: Array  # [P, D], last hidden state of the prompt, from which first tokens are drawn
+    experts: Array | None = None  # int[P, S, layers, k], of the tokens of prompts; None: not recorded
 
 
 class PrefixSlots(NamedTuple):
@@ -91,6 +93,12 @@ def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerC
         )  # fmt: skip
 
     return tuple(layer(number) for number in range(config.num_layers))
+
+
+def no_experts(config: ModelConfig, rows: int, tokens: int) -> Array:
+    """int[rows, tokens, layers, k]: room for the experts of tokens, in `experts.index_dtype`; none are known."""
+    shape = (rows, tokens, config.num_layers, config.experts_per_token)
+    return jnp.full(shape, NOT_RECORDED, index_dtype(config))
 
 
 @jax.named_scope("cache")

@@ -16,8 +16,12 @@ from jaxrl_llm.sampling.pairs import run
 Array = jax.Array
 
 
-def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array) -> tuple[Array, Any]:
+def causal_pass(
+    policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False
+) -> tuple[Array, Any]:
     """Hidden states [R, L, D] (of two policies [R, L, 2 D]), and keys (after RoPE) and values [R, L, K, h] of layers.
+
+    record: instead of the latter, (keys and values, experts int[R, L, layers, k]).
 
     tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one.
     """
@@ -31,7 +35,7 @@ def causal_pass(policy: Policy, params: Params, tokens: Array, length: Array) ->
     def attend(q: Array, k: Array, v: Array, memory: None, window: Any) -> tuple[Array, tuple[Array, Array]]:
         return attention(q, k, v, None, window)[0], (k, v)
 
-    return run(policy, params, tokens, positions, attend)
+    return run(policy, params, tokens, positions, attend, record=record)
 
 
 def dense(policy: Policy, positions: Array, length: Array) -> decoder.Attend:

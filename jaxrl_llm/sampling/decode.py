@@ -20,7 +20,14 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.hooks import Context, first_state
 from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, PrefixSlots, cascade_attention
+from jaxrl_llm.sampling.cache import (
+    LayerCache,
+    PrefixCache,
+    PrefixSlots,
+    cascade_attention,
+    no_experts,
+    take_columns,
+)
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
 from jaxrl_llm.sampling.pairs import empty_layers, of_both, run
 
@@ -46,6 +53,7 @@ class Drawn(NamedTuple):
     entropy: Array  # f32[N], of that distribution, in nats
     floor: Array  # f32[N], log-probability at or above which the filters kept tokens (-inf without), or `Hook.remember`
     untruncated_logp: Array  # f32[N], under the distribution before filters, `allowed`, and a hook that truncates
+    experts: Array | None = None  # int[N, layers, k], of the token from whose state it was drawn; None: not recorded
 
 
 def seed_of(key: Array) -> Array:
@@ -168,9 +176,12 @@ def narrowed(policy: Policy, params: Params) -> Params:
     return params
 
 
-def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any) -> RingCache:
-    """An empty ring KV cache for `tokens` own tokens of each row."""
-    drawn = Drawn(*(jnp.zeros((rows, tokens), jnp.int32 if name == "token" else jnp.float32) for name in Drawn._fields))
+def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any, record: bool = False) -> RingCache:
+    """An empty ring KV cache for `tokens` own tokens of each row. record: with room for their experts."""
+    names, shape = Drawn._fields[:-1], (rows, tokens)
+    drawn = Drawn(*(jnp.zeros(shape, jnp.int32 if name == "token" else jnp.float32) for name in names))
+    if record:
+        drawn = drawn._replace(experts=no_experts(policy.config, rows, tokens))
     return RingCache(jnp.int32(0), empty_layers(policy, rows, tokens, dtype), drawn)
 
 
@@ -188,10 +199,11 @@ def _append(
 
     def put(old: Array, x: Array) -> Array:
         before = jax.lax.dynamic_slice_in_dim(old, column, 1, axis=1)
-        return jax.lax.dynamic_update_slice_in_dim(old, jnp.where(which[:, None], x[:, None], before), column, axis=1)
+        new = jnp.where(jnp.expand_dims(which, tuple(range(1, old.ndim))), x[:, None], before)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, column, axis=1)
 
     ends = jnp.any(new.token[:, None] == stop_tokens[None, :], axis=1) | (rows.own + 1 >= rows.limit)
-    return Drawn(*(put(old, x) for old, x in zip(drawn, new, strict=True))), rows._replace(
+    return jax.tree.map(put, drawn, new), rows._replace(
         newest=jnp.where(which, new.token, rows.newest),
         fresh=rows.fresh & ~which,
         done=rows.done | (which & ends),
@@ -229,6 +241,8 @@ def begin(
         jnp.arange(B) // (B // P) if prefix_slots is None else prefix_slots.of_row // (prefix_slots.row.shape[0] // P)
     )
     new = _draw(policy, params, prefix_cache.hidden[slot], rows, settings)
+    if prefix_cache.experts is not None:
+        new = new._replace(experts=prefix_cache.experts[slot, jnp.maximum(prefix_cache.length[slot] - 1, 0)])
     return _append(drawn, rows, new, rows.fresh & ~rows.done, (step - 1) % drawn.token.shape[1], settings.stop_tokens)
 
 
@@ -283,10 +297,16 @@ def decode(
             )
 
         memory = tuple(zip(ring_cache.layers, prefix_cache.layers, strict=True))
-        hidden, layers = run(policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated)
+        record = ring_cache.drawn.experts is not None
+        hidden, layers = run(
+            policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record
+        )
+        layers, experts = layers if record else (layers, None)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)
         new = _draw(policy, params, hidden[:, 0], rows, settings)
+        if experts is not None:
+            new = new._replace(experts=experts[:, 0])
         drawn, rows = _append(ring_cache.drawn, rows, new, which, ring_cache.step % T, settings.stop_tokens)
         counts = LoopCounts(counts.steps + 1, counts.live + jnp.sum(which, dtype=jnp.int32))
         return RingCache(ring_cache.step + 1, layers, drawn), rows, counts, rotations(rows)
@@ -300,4 +320,4 @@ def finished(drawn: Drawn, rows: Array, last: Array) -> Drawn:
     """The tokens of some rows, each array [k, T] with the newest token last. rows, last: int32[k]."""
     T = drawn.token.shape[1]
     at = (last[:, None] + 1 + jnp.arange(T)) % T
-    return Drawn(*(jnp.take_along_axis(x[rows], at, axis=1) for x in drawn))
+    return jax.tree.map(lambda x: take_columns(x[rows], at, 1), drawn)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.sampling.decode import RingCache, RowState, finished
+from jaxrl_llm.sampling.recorded import with_experts
 from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.weights import Weights
 
@@ -21,11 +23,13 @@ def in_ring(
     index = np.resize(np.asarray(rows, np.int32), size)
     last = np.asarray(state.last)[index]
     count, fresh = np.asarray(state.own), np.asarray(state.fresh)
-    drawn = [np.asarray(x) for x in weights.fetched(finished(ring_cache.drawn, index, last))]
+    drawn = jax.tree.map(np.asarray, weights.fetched(finished(ring_cache.drawn, index, last)))
     out = {}
     for i, (row, request) in enumerate(requests.items()):
-        own = 0 if fresh[row] else int(count[row]) + 1
-        out[row] = request.begun.followed_by(as_tokens(drawn, i, own - request.begun.size, policy_step))
+        own, begun = 0 if fresh[row] else int(count[row]) + 1, request.begun
+        if drawn.experts is not None and begun.size < own:
+            begun = with_experts(begun, drawn.experts[i, drawn.token.shape[1] - own :][: begun.size])
+        out[row] = begun.followed_by(as_tokens(drawn, i, own - begun.size, policy_step))
     return out
 
 

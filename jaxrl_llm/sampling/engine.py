@@ -17,6 +17,7 @@ from jaxrl_llm.sampling.decode import DrawSettings, RowState, begin, decode, emp
 from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.drawn import check_finite, in_ring
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
+from jaxrl_llm.sampling.recorded import experts_of_prompts
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step, best_reuse
 from jaxrl_llm.sampling.tail import TailRows, most_rows
@@ -51,6 +52,7 @@ class Engine:
         stats: Stats | None = None,
         speculative_tokens: int = 0,
         drafts: Drafts | None = None,
+        record_experts: bool = False,
     ) -> None:
         self.policy, self.weights, self.settings = policy, weights, settings
         self.cut, self.policy_step = cut, policy_step
@@ -58,6 +60,8 @@ class Engine:
         self.requests: dict[int, Request] = {}  # not completed yet, by number
         self.kept: dict[int, Kept] = {}  # rows that ended and have not been reassigned
         self.speculative_tokens, self.drafts = speculative_tokens, Drafts() if drafts is None else drafts
+        self.record = record_experts and policy.config.num_experts > 0
+        self.prompt_experts: dict[Any, np.ndarray] = {}  # by prompt, where they are recorded
         self._submitted = 0
         self._done: list[Completion] = []  # complete on submission
         self._allocate(size)
@@ -67,9 +71,9 @@ class Engine:
         self.size, self.shape, self.width = size, size.shape, size.width
         self.schedule = Schedule((), size.shape)
         shape, weights = size.shape, self.weights
-        of_prompts = partial(empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype)
-        self.prefix_cache = weights.zeros(of_prompts)
-        self.ring_cache = weights.zeros(partial(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype))
+        of_prompts = partial(empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record)
+        of_rows = partial(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype, self.record)
+        self.prefix_cache, self.ring_cache = weights.zeros(of_prompts), weights.zeros(of_rows)
         self.rows = no_rows(shape.rows)
         self.kept, self.steps = {}, 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
@@ -133,7 +137,8 @@ class Engine:
         left, self._done = self._done, []
         for row, tokens in self._drawn(list(self.schedule.placed)).items():
             number = self.schedule.placed[row].request
-            left.append(Completion(number, tokens, False, self.requests.pop(number).limit))
+            request = self.requests.pop(number)
+            left.append(Completion(number, tokens, False, request.limit, self.prompt_experts.get(request.prompt)))
         for number, request in self.requests.items():
             left.append(Completion(number, request.begun, False, request.limit))
         self.requests, self.tail = {}, None
@@ -147,6 +152,8 @@ class Engine:
         self.prefix_cache = prefill_prompts(
             self.policy, self.weights, self.prefix_cache, new_prompts, self.size, self.stats
         )
+        if self.record:
+            self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
         reuse = {place: self._reusable(place.request) for place in begun}
         if assigned:
@@ -270,7 +277,7 @@ class Engine:
                 self.drafts.add(request.prompt_id, tokens.token)
             del self.requests[number]
             self.stats.finished += 1
-            yield Completion(number, tokens, ended, request.limit)
+            yield Completion(number, tokens, ended, request.limit, self.prompt_experts.get(request.prompt))
         if not self.schedule.placed:
             self.tail = None
 

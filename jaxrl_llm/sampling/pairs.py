@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.decoder import Attend
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, empty
@@ -39,11 +40,16 @@ def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> tuple[Laye
 
 
 def run(
-    policy: Policy, params: Params, tokens: Array, positions: Array, attend: Attend, memory: Any = None, **options: Any
-) -> tuple[Array, Any]:
-    """`Policy.run`, of both policies where there are two."""
+    policy: Policy, params: Params, tokens: Array, positions: Array, attend: Attend, memory: Any = None,
+    record: bool = False, **options: Any,
+) -> tuple[Array, Any]:  # fmt: skip
+    """`Policy.run`, of both policies where there are two. InputError if their experts are to be recorded."""
     if not is_pair(policy):
-        return policy.run(params, tokens, positions, attend, memory, **options)
+        return policy.run(params, tokens, positions, attend, memory, record=record, **options)
+    if record:
+        raise InputError(
+            'experts are not recorded beside a second policy, which the hook reads: set routing_replay to "none"'
+        )
     n, found = policy.config.num_layers, []
     memories = (None, None) if memory is None else (memory[:n], memory[n:])
     for weights, remembered in zip((params, params["other"]), memories, strict=True):

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, pack, take_columns
+from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, no_experts, pack, take_columns
 from jaxrl_llm.sampling.causal import causal_pass, of_layer
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.pairs import empty_layers, run, width
@@ -96,10 +96,13 @@ def extend_rows(
     }
     arrays: dict[str, Any] = {name: np.asarray(values, np.int32) for name, values in columns.items()}
     params = narrowed(policy, weights.loop)
-    layers = extend(policy, params, prefix_cache, ring_cache.layers, tokens, *arrays.values(), ring_cache.step)
+    drawn = ring_cache.drawn
+    layers, experts = extend(
+        policy, params, prefix_cache, ring_cache.layers, drawn.experts, tokens, *arrays.values(), ring_cache.step
+    )
     stats.reused_tokens += sum(how.usable for _, how in reused)
     stats.padded_tokens += tokens.size
-    return ring_cache._replace(layers=layers)
+    return ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
 
 
 def restore_rows(
@@ -120,8 +123,11 @@ def restore_rows(
         length = np.asarray([len(row) for row in ids] + [1] * padding, np.int32)
         prompt = np.asarray([len(requests[p.request].prompt) for p in part] + [1] * padding, np.int32)
         into = np.asarray([p.row for p in part] + [shape.rows] * padding, np.int32)
-        layers = restore(policy, weights.prompts, ring_cache.layers, tokens, length, prompt, into, ring_cache.step)
-        ring_cache = ring_cache._replace(layers=layers)
+        drawn = ring_cache.drawn
+        layers, experts = restore(
+            policy, weights.prompts, ring_cache.layers, drawn.experts, tokens, length, prompt, into, ring_cache.step
+        )
+        ring_cache = ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
         stats.padded_tokens += tokens.size
     return ring_cache
 
@@ -130,12 +136,13 @@ def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any) -> PrefixCache:
-    """An empty prefix cache with slots for `prompts` prompts of at most `length` tokens."""
+def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any, record: bool = False) -> PrefixCache:
+    """An empty prefix cache with slots for `prompts` prompts of at most `length` tokens. record: also their experts."""
     return PrefixCache(
         empty_layers(policy, prompts, length, dtype),
         jnp.zeros(prompts, jnp.int32),
         jnp.zeros((prompts, width(policy)), policy.activation_dtype),
+        no_experts(policy.config, prompts, length) if record else None,
     )
 
 
@@ -147,7 +154,8 @@ def prefill(
 
     tokens: int32[R, L], right-padded; length: int32[R]; into: int32[R], prompt slots, where P marks a padding row.
     """
-    hidden, kvs = causal_pass(policy, params, tokens, length)
+    kept = prefix_cache.experts
+    hidden, kvs, experts = _recorded(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
     def put(store: LayerCache, number: int, kv: tuple[Array, Array]) -> LayerCache:
@@ -169,45 +177,60 @@ def prefill(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),
         prefix_cache.hidden.at[into].set(last, mode="drop"),
+        None if kept is None else kept.at[into, : tokens.shape[1]].set(experts, mode="drop"),
     )
 
 
-@jax.jit(static_argnames=("policy",), donate_argnames=("ring_layers",))
+def _recorded(policy: Policy, params: Params, tokens: Array, length: Array, record: bool) -> tuple[Array, Any, Any]:
+    """`causal_pass`: hidden states, keys and values, and experts, None where they are not recorded."""
+    hidden, kvs = causal_pass(policy, params, tokens, length, record)
+    return (hidden, *kvs) if record else (hidden, kvs, None)
+
+
+@jax.jit(static_argnames=("policy",), donate_argnames=("ring_layers", "ring_experts"))
 def restore(
     policy: Policy,
     params: Params,
     ring_layers: tuple[LayerCache, ...],
+    ring_experts: Array | None,
     tokens: Array,
     length: Array,
     prompt: Array,
     into: Array,
     step: Array,
-) -> tuple[LayerCache, ...]:
+) -> tuple[tuple[LayerCache, ...], Array | None]:
     """Write the own tokens of continued completions to the ring KV cache, as if they were drawn just before `step`.
 
     tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
     length of the prompt; into: int32[R], rows. The keys of own tokens depend on the prompt, so both are recomputed.
+    ring_experts: `Drawn.experts` of the ring KV cache.
     """
-    _, kvs = causal_pass(policy, params, tokens, length)
+    _, kvs, experts = _recorded(policy, params, tokens, length, ring_experts is not None)
     own = length - prompt
 
-    def put(store: LayerCache, number: int) -> LayerCache:
-        S = store.values.shape[2]
+    def columns(S: int) -> Array:
         # Column c holds the token `age` before the newest one; columns older than the first own token are unused.
         age = (step - 1 - jnp.arange(S)) % S
-        at = jnp.clip(prompt[:, None] + own[:, None] - 1 - age, 0, tokens.shape[1] - 1)
+        return jnp.clip(prompt[:, None] + own[:, None] - 1 - age, 0, tokens.shape[1] - 1)
+
+    def put(store: LayerCache, number: int) -> LayerCache:
+        at = columns(store.values.shape[2])
         k, v = (jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in of_layer(kvs, number))
         return each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, pack(k, v, store.keys.dtype))
 
-    return tuple(put(store, number) for number, store in enumerate(ring_layers))
+    if ring_experts is not None:  # those of a token are with the one after it, in the column of its key
+        chosen = take_columns(experts, columns(ring_experts.shape[1]), 1)
+        ring_experts = ring_experts.at[into].set(chosen, mode="drop")
+    return tuple(put(store, number) for number, store in enumerate(ring_layers)), ring_experts
 
 
-@jax.jit(static_argnames=("policy",), donate_argnames=("ring_layers",))
+@jax.jit(static_argnames=("policy",), donate_argnames=("ring_layers", "ring_experts"))
 def extend(
     policy: Policy,
     params: Params,
     prefix_cache: PrefixCache,
     ring_layers: tuple[LayerCache, ...],
+    ring_experts: Array | None,
     tokens: Array,
     usable: Array,
     own: Array,
@@ -216,13 +239,13 @@ def extend(
     into: Array,
     slot: Array,
     step: Array,
-) -> tuple[LayerCache, ...]:
+) -> tuple[tuple[LayerCache, ...], Array | None]:
     """Continue completions whose first own tokens are still in the ring KV cache: copy those, recompute the others.
 
     tokens: int32[R, M], the own tokens to recompute, right-padded. usable: int32[R], the number of own tokens before
     them, which are copied from the rows `source`, int32[R], moved by `shift`, int32[R], columns. own: int32[R], own
     tokens in the cache afterwards. into, slot: int32[R], row and prompt slot of each request, where row B marks a
-    padding row. params: those of the decode loop.
+    padding row. params: those of the decode loop. ring_experts: `Drawn.experts` of the ring KV cache.
     """
     M = tokens.shape[1]
     positions = prefix_cache.length[slot][:, None] + usable[:, None] + jnp.arange(M)
@@ -259,11 +282,19 @@ def extend(
         return y, each(merged, copied, new)
 
     memory = tuple(zip(ring_layers, prefix_cache.layers, strict=True))
-    _, rows = run(policy, params, tokens, positions, attend, memory)
+    _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None)
+    if ring_experts is not None:
+        rows, experts = rows
+        T = ring_experts.shape[1]
+        index = own[:, None] - 1 - (step - 1 - jnp.arange(T)[None]) % T
+        copied = take_columns(ring_experts[source], ((step - own - shift)[:, None] + index) % T, 1)
+        fresh = take_columns(experts, jnp.clip(index - usable[:, None], 0, M - 1), 1)
+        merged = jnp.where((index >= usable[:, None])[:, :, None, None], fresh, copied)
+        ring_experts = ring_experts.at[into].set(merged, mode="drop")
     return tuple(
         each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, new)
         for store, new in zip(ring_layers, rows, strict=True)
-    )
+    ), ring_experts
 
 
 def _plain(cache: LayerCache) -> tuple[Array, Array]:

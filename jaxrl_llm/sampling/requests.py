@@ -21,6 +21,8 @@ class Tokens(NamedTuple):
     floor: np.ndarray
     untruncated_logp: np.ndarray
     policy_step: np.ndarray  # int32, training step of the weights that drew the token
+    # int8 or int16 [n, layers, k], the experts of the token before each, from whose state it was drawn; -1: not known
+    experts: np.ndarray | None = None
 
     @property
     def size(self) -> int:
@@ -29,15 +31,26 @@ class Tokens(NamedTuple):
 
     def first(self, count: int) -> Tokens:
         """The first `count` tokens."""
-        return Tokens(*(x[:count] for x in self))
+        return Tokens(*(None if x is None else x[:count] for x in self))  # type: ignore[arg-type]
 
     def after(self, count: int) -> Tokens:
         """The tokens after the first `count`."""
-        return Tokens(*(x[count:] for x in self)) if count else self
+        return Tokens(*(None if x is None else x[count:] for x in self)) if count else self  # type: ignore[arg-type]
 
     def followed_by(self, others: Tokens) -> Tokens:
         """These tokens followed by the others."""
-        return Tokens(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
+        return joined([self, others])
+
+
+def joined(parts: Sequence[Tokens]) -> Tokens:
+    """These tokens one after another. Where only some have experts, those of the others are not known."""
+    columns: list[Any] = [np.concatenate(x) for x in zip(*(part[:-1] for part in parts), strict=True)]
+    known = next((part.experts for part in parts if part.experts is not None), None)
+    if known is None:
+        return Tokens(*columns)
+    shape = known.shape[1:]
+    filled = [np.full((p.size, *shape), -1, known.dtype) if p.experts is None else p.experts for p in parts]
+    return Tokens(*columns)._replace(experts=np.concatenate(filled))
 
 
 _NO_IDS, _NO_NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -70,6 +83,7 @@ class Completion:
     tokens: Tokens
     ended: bool  # by a stop token or a stop string
     limit: int
+    prompt_experts: np.ndarray | None = None  # int[tokens, layers, k] of the prompt, where they are recorded
 
     @property
     def truncated(self) -> bool:
@@ -136,8 +150,9 @@ class Stats:
 
 def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
     """The last `count` tokens of one row of the result of `decode.finished`."""
-    token, logp, entropy, floor, untruncated_logp = (np.array(x[row, x.shape[1] - count :]) for x in drawn)
-    return Tokens(token, logp, entropy, floor, untruncated_logp, np.full(count, policy_step, np.int32))
+    of_row: list[Any] = [None if x is None else np.array(x[row, x.shape[1] - count :]) for x in drawn]
+    of_row.insert(-1, np.full(count, policy_step, np.int32))
+    return Tokens(*of_row)
 
 
 def first_not_finite(tokens: Tokens) -> int | None:

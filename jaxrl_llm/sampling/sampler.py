@@ -34,6 +34,7 @@ from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.sampling.recorded import in_order, of_rows
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
@@ -76,6 +77,7 @@ def sample(
     weight_dtype: Any = None,
     speculative_tokens: int = 0,
     drafts: Drafts | None = None,
+    record_experts: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     stats: Stats | None = None,
     on_completion: Callable[[Completion], None] | None = None,
@@ -105,6 +107,8 @@ def sample(
     `drafts`, completions of earlier calls, to which those of this call are added. No token changes, but where two
     scores tie within rounding; log-probabilities are those of the verifying pass.
     With a hook (`Policy.hook`) tokens are drawn through it, with its first numbers, which are then in info.
+    record_experts: of a mixture of experts, also give `experts`, those that each token went through, prompts included;
+    an update with them replays this routing. They take layers x k bytes a token (2 of more than 128 experts).
     mesh: shards rows over its axes but "tensor", and heads and vocabulary over "tensor"; the parameters must be on it.
     stats: filled in with counts and times. on_completion: called with each completion as it ends.
 
@@ -130,7 +134,7 @@ def sample(
     completions = stream(
         policy, weights, requests, settings, slots=slots, cache_dtype=cache_dtype, cut=cut,
         chunk=CHUNK if stop else LONG_CHUNK, policy_step=policy_step, stats=stats,
-        speculative_tokens=speculative_tokens, drafts=drafts,
+        speculative_tokens=speculative_tokens, drafts=drafts, record_experts=record_experts,
     )  # fmt: skip
     with closing(completions):  # also where `on_completion` raises
         for completion in completions:
@@ -143,9 +147,12 @@ def sample(
         if not has_stats:  # else the caller reads it from `stats`
             logger.warning("interrupted: %d of %d completions are finished", len(found), len(requests))
     rows = [
-        BatchRow(requests[i].prompt, found[i].tokens, found[i].truncated, requests[i].prompt_id, i // group_size)
+        BatchRow(
+            requests[i].prompt, found[i].tokens, found[i].truncated, requests[i].prompt_id, i // group_size,
+            experts=in_order(len(requests[i].prompt), found[i].prompt_experts, found[i].tokens),
+        )
         for i in sorted(found)
-    ]
+    ]  # fmt: skip
     batch = assemble(rows, temperature or 1.0, truncating, policy_step)
     if hook is not None and hook.state:
         batch = batch.with_info(**{name: jnp.full(len(rows), x, jnp.float32) for name, x in hook.state})
@@ -251,6 +258,7 @@ class BatchRow(NamedTuple):
     group: int
     actions: np.ndarray | None = None  # bool[n], which of the tokens were sampled; None: all
     turns: np.ndarray | None = None  # int32[n], turn of each token, -1 where not sampled; None: all are turn 0
+    experts: np.ndarray | None = None  # int[len(prompt) + n, layers, k], see `recorded.in_order`
 
 
 def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, policy_step: int = 0) -> Trajectories:
@@ -270,7 +278,7 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         real[place] = True
         action[place] = True if row.actions is None else row.actions
         turn[place] = 0 if row.turns is None else row.turns
-        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens, strict=True):
+        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens[:-1], strict=True):
             to[place] = x
     different = truncating or not np.array_equal(whole, logp)
     fields: dict[str, Any] = {
@@ -287,5 +295,6 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         "support_floor": floor if truncating else None,
         "untruncated_logp": whole if different else None,
         "entropy": entropy,
+        "experts": of_rows([row.experts for row in rows], L),
     }
     return Trajectories(**fields)

@@ -79,7 +79,7 @@ def gather(
         return each(both, prefix, ring)
 
     layers = tuple(layer(*pair) for pair in zip(prefix_cache.layers, ring_cache.layers, strict=True))
-    drawn = jax.tree.map(lambda x: jnp.zeros((rows.shape[0], x.shape[1]), x.dtype), ring_cache.drawn)
+    drawn = jax.tree.map(lambda x: jnp.zeros((rows.shape[0], *x.shape[1:]), x.dtype), ring_cache.drawn)
     return Tail(layers, tokens, drawn, jnp.zeros_like(rows))
 
 
@@ -175,13 +175,22 @@ def _advance(
     tokens, positions = jnp.concatenate([rows.newest[:, None], draft.tokens], axis=1), position[:, None] + ahead
     # XLA on CPU recomputes rotations for every head unless they are computed before.
     rotated = jax.lax.optimization_barrier(rotation(config.ropes, config.head_dim, positions))
+    record = tail.drawn.experts is not None
     hidden, layers = run(
-        policy, params, tokens, positions, partial(_attend, policy, position), tail.layers, rotations=rotated
+        policy,
+        params,
+        tokens,
+        positions,
+        partial(_attend, policy, position),
+        tail.layers,
+        rotations=rotated,
+        record=record,
     )
+    layers, experts = layers if record else (layers, None)
     at = rows.own[:, None] + 1 + ahead  # which own token each of the new ones is
     counters = jnp.stack(jnp.broadcast_arrays(settings.seed, rows.prompt_id[:, None], rows.sample[:, None], at), axis=2)
     new = draw(policy, params, hidden.reshape(R * (k + 1), -1), counters.reshape(-1, 4).astype(jnp.uint32), settings)
-    new = Drawn(*(x.reshape(R, k + 1) for x in new))
+    new = jax.tree.map(lambda x: x.reshape(R, k + 1), new)._replace(experts=experts)
     right = (new.token[:, :k] == draft.tokens) & (ahead[:, :k] < draft.number[:, None])
     right_count = jnp.sum(jnp.cumprod(right, axis=1), axis=1)
     # -1 comes from logits that are not finite: the host reports it.
@@ -199,7 +208,7 @@ def _advance(
     tail = Tail(
         layers,
         put(tail.tokens, new.token, positions + 1),
-        Drawn(*(put(old, x, at) for old, x in zip(tail.drawn, new, strict=True))),
+        jax.tree.map(partial(put, column=at), tail.drawn, new),
         jnp.where(tried, misses, tail.misses),
     )
     added = (

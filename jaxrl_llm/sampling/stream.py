@@ -38,6 +38,7 @@ def stream(
     stats: Stats | None = None,
     speculative_tokens: int = 0,
     drafts: Drafts | None = None,
+    record_experts: bool = False,
 ) -> Generator[Completion, None, None]:
     """Complete requests, yielding each completion as it ends.
 
@@ -53,6 +54,8 @@ def stream(
     speculative_tokens: once few requests are left, draft this many tokens and verify them in one pass; 0: never. Tokens
     do not change, but where two scores tie within rounding; log-probabilities are those of the verifying pass.
     drafts: earlier completions to draft from. Those of this call are added.
+    record_experts: of a mixture of experts, also give the experts of each token (`Tokens.experts`, and
+    `Completion.prompt_experts`).
 
     The tokens of a request depend only on the seed and its prompt, prompt id and sample number.
 
@@ -76,7 +79,7 @@ def stream(
     check_requests(requests, policy.config.vocab_size)
     return _stream(
         policy, weights, requests, settings, slots, shape, cut, chunk, enough, watch, cache_dtype, policy_step, stats,
-        speculative_tokens, drafts,
+        speculative_tokens, drafts, record_experts,
     )  # fmt: skip
 
 
@@ -96,6 +99,7 @@ def _stream(
     stats: Stats | None,
     speculative_tokens: int,
     drafts: Drafts | None,
+    record_experts: bool,
 ) -> Generator[Completion, None, None]:
     stats = Stats() if stats is None else stats
     count_compiles()
@@ -111,7 +115,7 @@ def _stream(
         engine = Engine(
             policy, weights, settings, size_for(open_ones, slots, devices, shape),
             cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
-            speculative_tokens=speculative_tokens, drafts=drafts,
+            speculative_tokens=speculative_tokens, drafts=drafts, record_experts=record_experts,
         )  # fmt: skip
         for request in requests:
             engine.submit(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -130,12 +131,13 @@ class TailRows:
 
     def drawn(self, rows: Sequence[int], policy_step: int) -> dict[int, Tokens]:
         """All tokens of some rows of the engine."""
-        drawn = [np.asarray(x) for x in self.weights.fetched(self.tail.drawn)]
+        *drawn, experts = (None if x is None else np.asarray(x) for x in self.weights.fetched(self.tail.drawn))
         out = {}
         for row in rows:
             i, begun = self.rows.index(row), self.requests[row].begun
             end = int(np.asarray(self.state.own)[i]) + 1
-            token, *numbers = (x[i, begun.size : end] for x in drawn)
-            new: list[np.ndarray] = [token, *numbers, np.full(end - begun.size, policy_step, np.int32)]
-            out[row] = begun.followed_by(Tokens(*new))
+            numbers: list[Any] = [x[i, begun.size : end] for x in drawn if x is not None]
+            chosen = None if experts is None else experts[i, begun.size : end]
+            numbers += [np.full(end - begun.size, policy_step, np.int32), chosen]
+            out[row] = begun.followed_by(Tokens(*numbers))
         return out
