@@ -86,7 +86,14 @@ def run_family(
         "tokens": task.tokens, "rate": task.rate, "rows": len(task.rows), "step": task.prompts_per_step,
         "group": task.group_size, "length": task.length,
     }  # fmt: skip
-    return {"key": family.key, "task": family.task.__name__, "title": family.title, "text": family.text, "about": about, "runs": runs}
+    return {
+        "key": family.key,
+        "task": family.task.__name__,
+        "title": family.title,
+        "text": family.text,
+        "about": about,
+        "runs": runs,
+    }
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -9,34 +9,32 @@ FAMILIES = {
     family.key: family
     for family in (
         Family(
-            "c", "hints and repair",
-            "A lock: each prompt has a key of four digits out of six, and only the whole key is right, once in 1,296 "
-            "guesses. The policy was taught to copy from a hint and to guess the rest; hints show two digits (`nurl`, "
-            "`ghpo`), or one to three (`scaf_grpo`). Measured without hints.",
-            tasks.sparse_lock,
+            "e", "trees",
+            "Answers of eight digits out of five, of which each right one earns an eighth: the score of a sample says "
+            "little of any one digit. Trees fork every two tokens, and tokens before a fork are sampled once.",
+            tasks.many_digits,
             [
-                Method("nurl", {"source": "column"}),
-                Method("ghpo", {"stages": 1}),
+                Method("spo_segment", {"form": "tree", "segment": 2, "levels": 4, "branches": 2, "kl_coefficient": 0}),
             ],
         ),
         Family(
-            "d", "given prefixes",
-            "The lock of c, with its key as a trace whose first digits are given.",
-            tasks.sparse_lock,
-            [Method("prefixrl")],
-        ),
-        Family(
             "f", "replay",
-            "Answers of three digits, right once in 1,000 guesses at first: a success is a rare event, and seen once.",
+            "Answers of two digits, right once in 100 guesses at first: most groups of a prompt have no success.",
             tasks.rare,
             [Method("arpo_replay")],
         ),
         Family(
             "g", "rewards that say more",
-            "Answers of four digits of which only the whole is right, once in 10,000 guesses; the verifier also returns "
+            "Answers of four digits of which only the whole is right, once in 10,000 guesses; the verifier also says "
             "which digits pass, as tests of a program do.",
             tasks.all_tests,
             [Method("verpo")],
+        ),
+        Family(
+            "j", "supervised rows",
+            "The task of g; here the answers are texts to learn from, and their tokens count as if they were sampled.",
+            tasks.all_tests,
+            [Method("otr", {"penalty": 0.0}, {"group_size": 1, "prompts_per_step": 64})],
         ),
     )
 }  # fmt: skip

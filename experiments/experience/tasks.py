@@ -68,7 +68,7 @@ def copies_of_hints(prompts: list[str], length: int, digits: str) -> Examples:
     return make
 
 
-def sparse_lock(keys: int = 4, length: int = 4, digits: str = "012345") -> Task:
+def sparse_lock(keys: int = 4, length: int = 4, digits: str = DIGITS) -> Task:
     """Each prompt has a key of several digits, of which nothing less is rewarded. The policy can copy from a hint.
 
     Columns: hints from one digit to all but one, one of half the digits, a solution that states it and then the key,
@@ -84,7 +84,7 @@ def sparse_lock(keys: int = 4, length: int = 4, digits: str = "012345") -> Task:
              "response": key, "trace": key}
         )  # fmt: skip
     return Task(
-        rows, SYMBOLS + digits + HIDDEN, exact, "exact", length=length, tokens=20_480, rate=2e-3,
+        rows, SYMBOLS + digits + HIDDEN, exact, "exact", length=length, tokens=30_720, rate=2e-3,
         prompts_per_step=4, group_size=16, examples=copies_of_hints(list(SYMBOLS), length, digits), taught_steps=300,
     )  # fmt: skip
 
@@ -101,14 +101,14 @@ def few_hard(easy: int = 28, hard: int = 4) -> Task:
     )  # fmt: skip
 
 
-def rare(prompts: int = 6, length: int = 3) -> Task:
-    """Answers of several digits, right once in a thousand at first, so that a success is seen once or never again."""
+def rare(prompts: int = 12, length: int = 2) -> Task:
+    """Answers of two digits, right once in a hundred at first, so that most groups of a prompt have no success."""
     random = np.random.default_rng(4)
     names = list(NAMES[:prompts])
     rows = [{"prompt": name, "answer": random_digits(random, length)} for name in names]
     return Task(
-        rows, NAMES + DIGITS, exact, "exact", length=length, tokens=20_160, prompts_per_step=6, group_size=16, rate=2e-3,
-        examples=guesses(names, length), taught_steps=100,
+        rows, NAMES + DIGITS, exact, "exact", length=length, tokens=7_680, prompts_per_step=12, group_size=8,
+        rate=1e-3, examples=guesses(names, length), taught_steps=100,
     )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def many_digits(prompts: int = 4, length: int = 8, digits: str = "01234") -> Tas
     names = list(NAMES[:prompts])
     rows = [{"prompt": name, "answer": random_digits(random, length, digits)} for name in names]
     return Task(
-        rows, NAMES + DIGITS, right_digits, "right_digits", length=length, tokens=30_000, prompts_per_step=4,
+        rows, NAMES + DIGITS, right_digits, "right_digits", length=length, tokens=15_360, prompts_per_step=4,
         group_size=16, rate=2e-3, examples=guesses(names, length, digits), taught_steps=100,
     )  # fmt: skip
 
@@ -134,6 +134,6 @@ def all_tests(prompts: int = 4, length: int = 4) -> Task:
     names = list(NAMES[:prompts])
     rows = [{"prompt": name, "answer": random_digits(random, length)} for name in names]
     return Task(
-        rows, NAMES + DIGITS, exact, "tested", length=length, tokens=10_240, prompts_per_step=4, group_size=16, rate=2e-3,
-        examples=guesses(names, length), taught_steps=100,
+        rows, NAMES + DIGITS, exact, "tested", length=length, tokens=10_240, prompts_per_step=4, group_size=16,
+        rate=2e-3, examples=guesses(names, length), taught_steps=100,
     )  # fmt: skip
