@@ -11,30 +11,32 @@ import numpy as np
 from experiments.experience.compare import Results, difference, mean_and_error
 
 ENOUGH = 3.0  # standard errors
-HEAD = ["| | method | final score | mean of the curve | difference in standard errors | sampled tokens | steps |",
-        "|---|---|---|---|---|---|---|"]  # fmt: skip
+HEAD = ["| | method | score at the end | difference | mean of the curve | difference | sampled tokens | steps |",
+        "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+
+
+def gaps(run: dict[str, Any], base: dict[str, Any]) -> tuple[float, float]:
+    """How far a method ends above GRPO, and how far the mean of its curve is above GRPO's, in standard errors."""
+    return difference(run["finals"], base["finals"]), difference(run["areas"], base["areas"])
 
 
 def rows_of(family: dict[str, Any]) -> list[str]:
-    """The lines of a family: GRPO, then the methods, by their difference from it."""
+    """The lines of a family: GRPO, then the methods, by their difference from it at the end."""
     base, *others = family["runs"]
-    gaps = {run["method"]: difference(run["finals"], base["finals"]) for run in others}
     lines = []
-    for run in [base, *sorted(others, key=lambda run: -gaps[run["method"]])]:
-        final, area = (mean_and_error(run[name]) for name in ("finals", "areas"))
-        gap = gaps.get(run["method"])
-        shown = "" if gap is None else "never" if math.isinf(gap) else f"{gap:+.1f}"
-        lines.append(
-            f"| {family['key'] if run is base else ''} | {run['method']} | {final[0]:.3f} ± {final[1]:.3f} | "
-            f"{area[0]:.3f} ± {area[1]:.3f} | {shown} | {np.mean(run['tokens']):,.0f} | {np.mean(run['steps']):.0f} |"
-        )
+    for run in [base, *sorted(others, key=lambda run: -gaps(run, base)[0])]:
+        final, area = ("{:.3f} ± {:.3f}".format(*mean_and_error(run[name])) for name in ("finals", "areas"))
+        shown = ["", ""] if run is base else ["∞" if math.isinf(gap) else f"{gap:+.1f}" for gap in gaps(run, base)]
+        first, tokens, steps = family["key"] if run is base else "", np.mean(run["tokens"]), np.mean(run["steps"])
+        cells = [first, run["method"], final, shown[0], area, shown[1], f"{tokens:,.0f}", f"{steps:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def helped(results: Results) -> list[str]:
-    """The methods that end at least ENOUGH standard errors above GRPO."""
+def helped(results: Results, which: int = 0) -> list[str]:
+    """The methods at least ENOUGH standard errors above GRPO: at the end (0), or in the mean of the curve (1)."""
     return [run["method"] for family in results["families"] for run in family["runs"][1:]
-            if difference(run["finals"], family["runs"][0]["finals"]) >= ENOUGH]  # fmt: skip
+            if gaps(run, family["runs"][0])[which] >= ENOUGH]  # fmt: skip
 
 
 def table(results: Results) -> str:
@@ -54,10 +56,10 @@ def table(results: Results) -> str:
         f"- `{run['method']}`: {run['why']}"
         for family in results["families"]
         for run in family["runs"][1:]
-        if difference(run["finals"], family["runs"][0]["finals"]) < ENOUGH
+        if gaps(run, family["runs"][0])[0] < ENOUGH
     ]
     if without:
-        lines += ["", f"Less than {ENOUGH:g} standard errors above GRPO, or below it:", "", *without]
+        lines += ["", f"Less than {ENOUGH:g} standard errors above GRPO at the end:", "", *without]
     return "\n".join(lines)
 
 
