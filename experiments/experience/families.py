@@ -22,7 +22,7 @@ FAMILIES = {
                 Method(
                     "treepo",
                     {"segment": 2, "depth": 4, "first_most": 2, "dynamic_sampling": False},
-                    why="below GRPO; not explained. Leaves of a tree share digits, so that a group has fewer different ones.",
+                    why="below GRPO; not explained. Perhaps because leaves share digits, so that groups have fewer.",
                 ),
             ],
         ),
