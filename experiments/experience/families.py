@@ -1,4 +1,7 @@
-"""The comparisons: each family of methods with the task that is made for it."""
+"""The comparisons: each family of methods with the task that is made for it.
+
+Results are of e, f, g and j. Of a to d there were short trials only, see RESULTS.md.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,35 @@ from experiments.experience.compare import Family, Method
 FAMILIES = {
     family.key: family
     for family in (
+        Family(
+            "a", "curricula",
+            "24 prompts can be learnt, of 256: others are right whatever the answer, or never. Those 24 are measured.",
+            tasks.long_tail,
+            [Method("vade"), Method("v0_value")],
+        ),
+        Family(
+            "b", "counts",
+            "4 prompts are right once in 100 guesses, and 28 whatever the answer. Those 4 are measured.",
+            tasks.few_hard,
+            [Method("dars"), Method("gdro", {"controller": "samples", "most_samples": 32, "kl_coefficient": 0.0})],
+        ),
+        Family(
+            "c", "hints and repair",
+            "A lock: each prompt has a key of four digits, and only the whole key is right. The policy was taught to "
+            "copy from a hint and to guess the rest.",
+            tasks.sparse_lock,
+            [
+                Method("nurl", {"source": "column"}),
+                Method("ghpo", {"stages": 1}),
+                Method("scaf_grpo", {"hints_from": 0}),
+            ],
+        ),
+        Family(
+            "d", "given prefixes",
+            "The lock of c; the key is stored as a trace, whose first digits are given to half of the samples.",
+            tasks.sparse_lock,
+            [Method("prefixrl")],
+        ),
         Family(
             "e", "trees",
             "Answers of eight digits out of five, of which each right one earns an eighth: the score of a sample says "

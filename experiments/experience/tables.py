@@ -65,6 +65,7 @@ def table(results: Results) -> str:
 
 def draw(results: Results, path: Path) -> None:
     """The mean score of every method over the sampled tokens, a panel a family."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     families = results["families"]
@@ -82,4 +83,5 @@ def draw(results: Results, path: Path) -> None:
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.2)
         axes.legend(fontsize=7, frameon=False)
-    figure.savefig(path, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "experience"}):  # so that a figure of the same results is the same file
+        figure.savefig(path, metadata={"Date": None})
