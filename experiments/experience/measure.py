@@ -31,7 +31,7 @@ from jaxrl_llm.sampling.requests import Stats
 Row = dict[str, Any]
 Judge = Callable[[str, Row], float]  # (completion, row) -> score
 REWARDS = Path(__file__).with_name("rewards.py")
-POINTS = 8  # measurements of a run
+POINTS = 4  # measurements of a run
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def measured(
         **{
             "prompts_per_step": task.prompts_per_step, "group_size": task.group_size, "max_new_tokens": task.length,
             "optimizer": OptimizerConfig(learning_rate=task.rate), "remat": False,
-            "eval_size": 0, "checkpoint_every": 0, "log_completions_every": 0, "tensorboard": False,
+            "epochs": 4, "eval_size": 0, "checkpoint_every": 0, "log_completions_every": 0, "tensorboard": False,
             **task.settings, **settings,
         },
     )  # fmt: skip

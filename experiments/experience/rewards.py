@@ -13,3 +13,21 @@ def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 def begins(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """1 for a text that begins with one of the answer's letters; "any" stands for any text."""
     return [float(one == "any" or text[:1] in tuple(one)) for text, one in zip(completions, answer, strict=True)]
+
+
+def right_digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """The share of the answer's digits that are right."""
+    pairs = zip(completions, answer, strict=True)
+    return [sum(a == b for a, b in zip(text, one, strict=False)) / len(one) for text, one in pairs]
+
+
+def tested(completions: list[str], answer: list[str], **_: Any) -> dict[str, list[Any]]:
+    """1 for the answer, and nothing else; and as the entry "tests", which of its digits are right."""
+    tests = [
+        [float(text[place : place + 1] == digit) for place, digit in enumerate(one)]
+        for text, one in zip(completions, answer, strict=True)
+    ]
+    return {"reward": exact(completions, answer), "tests": tests}
+
+
+tested.provides = {"tests"}  # type: ignore[attr-defined]

@@ -68,22 +68,72 @@ def copies_of_hints(prompts: list[str], length: int, digits: str) -> Examples:
     return make
 
 
-def sparse_lock(keys: int = 8, length: int = 4, digits: str = DIGITS) -> Task:
+def sparse_lock(keys: int = 4, length: int = 4, digits: str = DIGITS) -> Task:
     """Each prompt has a key of several digits, of which nothing less is rewarded. The policy can copy from a hint.
 
-    Columns: hints from one digit to all but one, the strongest of them, a solution that states it and then the key, and
-    the key as a response.
+    Columns: hints from one digit to all but one, one of half the digits, a solution that states it and then the key,
+    and the key as a response.
     """
     random = np.random.default_rng(2)
     rows: list[Row] = []
     for prompt in SYMBOLS[:keys]:
         key = random_digits(random, length, digits)
-        hints = [masked(key, shown) for shown in range(1, length)]
+        hints, half = [masked(key, shown) for shown in range(1, length)], masked(key, length // 2)
         rows.append(
-            {"prompt": prompt, "answer": key, "solution": hints[-1] + key, "hint": hints[-1], "hints": hints,
+            {"prompt": prompt, "answer": key, "solution": half + key, "hint": half, "hints": hints,
              "response": key, "trace": key}
         )  # fmt: skip
     return Task(
-        rows, SYMBOLS + digits + HIDDEN, exact, "exact", length=length, tokens=40_000, rate=1e-3,
-        prompts_per_step=8, group_size=16, examples=copies_of_hints(list(SYMBOLS), length, digits), taught_steps=400,
+        rows, SYMBOLS + digits + HIDDEN, exact, "exact", length=length, tokens=30_720, rate=2e-3,
+        prompts_per_step=4, group_size=16, examples=copies_of_hints(list(SYMBOLS), length, digits), taught_steps=300,
+    )  # fmt: skip
+
+
+def few_hard(easy: int = 28, hard: int = 4) -> Task:
+    """Most prompts are solved soon, and need no more samples; a few are right once in a hundred answers at first."""
+    random = np.random.default_rng(3)
+    prompts = list((NAMES + SYMBOLS)[: easy + hard])
+    answers = [random_digits(random, 2) for _ in range(hard)] + [ALWAYS] * easy
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+    return Task(
+        rows, NAMES + SYMBOLS + DIGITS, exact, "exact", range(hard), length=2, tokens=25_600, prompts_per_step=16,
+        rate=1e-3, examples=guesses(prompts, 2), taught_steps=100,
+    )  # fmt: skip
+
+
+def rare(prompts: int = 12, length: int = 2) -> Task:
+    """Answers of two digits, right once in a hundred at first, so that most groups of a prompt have no success."""
+    random = np.random.default_rng(4)
+    names = list(NAMES[:prompts])
+    rows = [{"prompt": name, "answer": random_digits(random, length)} for name in names]
+    return Task(
+        rows, NAMES + DIGITS, exact, "exact", length=length, tokens=7_680, prompts_per_step=12, group_size=8,
+        rate=1e-3, examples=guesses(names, length), taught_steps=100,
+    )  # fmt: skip
+
+
+def right_digits(text: str, row: Row) -> float:
+    """The share of the answer's digits that are right."""
+    return sum(a == b for a, b in zip(text, row["answer"], strict=False)) / len(row["answer"])
+
+
+def many_digits(prompts: int = 4, length: int = 8, digits: str = "01234") -> Task:
+    """Long answers, of which each right digit counts: a sample's score says little of any one of its digits."""
+    random = np.random.default_rng(5)
+    names = list(NAMES[:prompts])
+    rows = [{"prompt": name, "answer": random_digits(random, length, digits)} for name in names]
+    return Task(
+        rows, NAMES + DIGITS, right_digits, "right_digits", length=length, tokens=15_360, prompts_per_step=4,
+        group_size=16, rate=2e-3, examples=guesses(names, length, digits), taught_steps=100,
+    )  # fmt: skip
+
+
+def all_tests(prompts: int = 4, length: int = 4) -> Task:
+    """Only a whole answer is right, and a verifier also says which of its digits pass: as tests do of a program."""
+    random = np.random.default_rng(6)
+    names = list(NAMES[:prompts])
+    rows = [{"prompt": name, "answer": random_digits(random, length)} for name in names]
+    return Task(
+        rows, NAMES + DIGITS, exact, "tested", length=length, tokens=10_240, prompts_per_step=4, group_size=16,
+        rate=2e-3, examples=guesses(names, length), taught_steps=100,
     )  # fmt: skip

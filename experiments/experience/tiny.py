@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params, save_policy
 from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.process import use_compile_cache
 
 END = "<end>"
 CONTEXT = 64
@@ -82,6 +83,7 @@ def write_model(
     folder: Path, letters: str, seed: int, examples: Examples | None = None, steps: int = 0, hidden: int = 32
 ) -> Path:
     """A folder with random weights, or with those after `taught`."""
+    use_compile_cache()
     policy = policy_of(letters, hidden)
     params = init_params(jax.random.key(seed), policy.config, scale=hidden**-0.5)
     if examples is not None:
