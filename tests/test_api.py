@@ -16,7 +16,7 @@ from conftest import VECTORS
 
 import jaxrl_llm
 from jaxrl_llm import InputError, Trajectories, algorithms, evaluate, init_state, prepare, sample, score, update
-from jaxrl_llm.learner.learn import provide
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import prepare as prepare_alone
 from jaxrl_llm.learner.update import update as update_alone

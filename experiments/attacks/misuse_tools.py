@@ -33,7 +33,7 @@ class Tools:
         from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
         from jaxrl_llm.in_jax import tasks
         from jaxrl_llm.in_jax import train as in_jax
-        from jaxrl_llm.learner import learn, optimizer, steps, update
+        from jaxrl_llm.learner import optimizer, provide, steps, update
         from jaxrl_llm.reporting import shading, statistics
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
         from jaxrl_llm.rollouts.rules import Partial
@@ -70,7 +70,7 @@ class Tools:
             "optax": optax,
             "draw_steps": steps.draw_steps,
             "plan_steps": steps.plan_steps,
-            "provide": learn.provide,
+            "provide": provide.provide,
             "replace": dataclasses.replace,
             "rewards": rewards,
             "shade": shading.shade,

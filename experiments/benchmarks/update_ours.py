@@ -21,8 +21,8 @@ from update_fused import fused
 from update_worker import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, questions, random_work, variety
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.learner.learn import outputs_of
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.learner.steps import Steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models import Policy, lora

@@ -27,8 +27,8 @@ from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import Task
-from jaxrl_llm.learner.learn import provide
 from jaxrl_llm.learner.previous import first_previous
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.check import check_key, check_params

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.learn import outputs_of
 from jaxrl_llm.learner.moments import stays_finite
+from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.learner.steps import Steps
 from jaxrl_llm.learner.update import TrainState, gradient
 from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of

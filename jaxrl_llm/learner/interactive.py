@@ -19,7 +19,7 @@ import optax
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner import update as programs
-from jaxrl_llm.learner.learn import provide
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models.policy import Params, Policy

@@ -12,7 +12,7 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.learner.learn import provide
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params

@@ -27,7 +27,8 @@ import jax, numpy as np
 import tiny_runs as runs
 from jaxrl_llm.distributed import ahead_of_time, replicate, to_mesh
 from jaxrl_llm.distributed.mesh import on_rows
-from jaxrl_llm.learner.learn import compile_learning, outputs_of
+from jaxrl_llm.learner.learn import compile_learning
+from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.models.outputs import wanted_of
 from jaxrl_llm.runs import learning, loop

@@ -14,7 +14,8 @@ from test_steps import uneven
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.learn import Learner, compile_learning, fill_up, learn_batch, outputs_of, start
+from jaxrl_llm.learner.learn import Learner, compile_learning, fill_up, learn_batch, start
+from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.runs.config import TrainConfig

@@ -14,7 +14,8 @@ import pytest
 from jaxrl_llm import algorithms, sample
 from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.learn import LearnedBatch, Learner, learn_batch, provide, start
+from jaxrl_llm.learner.learn import LearnedBatch, Learner, learn_batch, start
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.trajectory import Trajectories

@@ -16,7 +16,7 @@ from conftest import needs_wide_vectors
 from heavy import few
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.learn import outputs_of
+from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.learner.steps import Steps, by_slices, filled, plan_steps, take
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models.packing import packed_states, whole_rows

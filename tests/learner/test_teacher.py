@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.learn import provide
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import Wanted, policy_outputs

@@ -19,8 +19,8 @@ from heavy import few
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.diagnose import not_finite
-from jaxrl_llm.learner.learn import provide
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import Slices, Steps, draw_steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, gradient, init_state, prepare, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params

@@ -13,7 +13,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.learner.learn import outputs_of
+from jaxrl_llm.learner.provide import outputs_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig

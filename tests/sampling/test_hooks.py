@@ -14,7 +14,7 @@ from conftest import count_programs, quick_compiles
 from jaxrl_llm import sample
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.hooks import Context, Hook, State, first_state
-from jaxrl_llm.learner.learn import provide
+from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.models import hooked
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.outputs import policy_outputs
