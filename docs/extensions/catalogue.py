@@ -41,6 +41,7 @@ API = {
     "jaxrl_llm.sampling": "Sampling",
     "jaxrl_llm.models": "Models",
     "jaxrl_llm.learner.learn": "Learning from a batch",
+    "jaxrl_llm.learner.provide": "Needs of a batch",
     "jaxrl_llm.learner.update": "Updates",
     "jaxrl_llm.learner.steps": "Gradient steps and packing",
     "jaxrl_llm.learner.optimizer": "The optimiser",
