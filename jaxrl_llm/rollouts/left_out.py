@@ -54,7 +54,7 @@ def first_reason(reasons: Iterable[Array], count: int) -> Array:
     """
     out = np.zeros(count, np.uint8)
     for one in reasons:
-        np.copyto(out, one, where=out == Why.DRAWN, casting="unsafe")
+        out = out + np.asarray(one, np.uint8) * (out == Why.DRAWN)  # faster than choices by element
     return out
 
 
@@ -65,4 +65,5 @@ def left_out_metrics(why: Array, reasons: Sequence[Why]) -> dict[str, float]:
     {'curriculum/left_out/solved': 0.5, 'curriculum/left_out/later': 0.0}
     """
     count = max(len(why), 1)
-    return {f"curriculum/left_out/{reason.name.lower()}": np.count_nonzero(why == reason) / count for reason in reasons}
+    counts = {reason: int(np.count_nonzero(why == reason)) for reason in reasons}
+    return {f"curriculum/left_out/{reason.name.lower()}": number / count for reason, number in counts.items()}
