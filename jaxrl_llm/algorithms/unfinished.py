@@ -40,6 +40,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
     "epo": {"turns": "episodes of several turns"},
+    "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "fapo": {"sound": "a judge's verdict whether a step is wrong"},
     "llds": {"turns": "episodes of several turns"},
     "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},

@@ -24,7 +24,6 @@ from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import Task, Tools
 
 BOXED = re.compile(r"\\boxed\{[^{}]*\}")
-LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 Path = tuple[Episode, int]  # a path of a tree, and its number of segments
 
 
@@ -205,8 +204,7 @@ def entropy_forks(trees: int = 12, forks: int = 2, branches: int = 2) -> Rollout
     """Trees that fork at the tokens of highest entropy: trees * (1 + forks * branches) leaves.
 
     A tree begins with a whole completion. At each of the `forks` tokens of it with the highest entropy, `branches` new
-    completions begin before that token. A completion of fewer tokens has fewer forks. Provides node, and answer_key,
-    equal where the last numbers of two completions are.
+    completions begin before that token. A completion of fewer tokens has fewer forks. Provides node.
     """
     for name, value in (("trees", trees), ("forks", forks), ("branches", branches)):
         check_number(name, value, least=1, most=2**12, whole=True)
@@ -219,30 +217,16 @@ def entropy_forks(trees: int = 12, forks: int = 2, branches: int = 2) -> Rollout
             grown = (grow(tools, task, start, number=number + 1 + k) for k, start in enumerate(starts))
             return [trunk, *await gather(*grown)]
 
-        found = [leaf for one in await gather(*map(leaves, range(trees))) for leaf in one]
-        keys = answer_keys([tools.decode(sampled_ids(episode)) for episode in found])
-        return [leaf.with_info(answer_key=key) for leaf, key in zip(by_prefix(found), keys, strict=True)]
+        return by_prefix([leaf for one in await gather(*map(leaves, range(trees))) for leaf in one])
 
     name = f"entropy_forks({trees}, {forks}, {branches})"
     total = trees * (1 + forks * branches)
-    return Rollout(program, name, frozenset({"node", "answer_key"}), ragged=True, most=lambda G: total)
+    return Rollout(program, name, frozenset({"node"}), ragged=True, most=lambda G: total)
 
 
 def most_uncertain(episode: Episode, number: int) -> list[int]:
     """Ascending places of the tokens with the highest entropies, the earlier of equal ones."""
     return sorted(np.argsort(-episode.own.entropy, kind="stable")[:number].tolist())
-
-
-def answer_keys(texts: Sequence[str]) -> list[float]:
-    """Numbers from 0 on, equal for texts with the same last number; -1 for a text without a number.
-
-    >>> answer_keys(["so 4", "1,000.50", "four", "2+2 is 4.0"])
-    [0.0, 1.0, -1.0, 0.0]
-    """
-    known: dict[float, float] = {}
-    found = [LAST_NUMBER.findall(text) for text in texts]
-    values = [float(one[-1].replace(",", "")) if one else None for one in found]
-    return [-1.0 if value is None else known.setdefault(value, float(len(known))) for value in values]
 
 
 @part

@@ -205,5 +205,5 @@ def test_pav_s_prover_is_not_the_policy() -> None:
 def test_a_method_brings_its_rollout(name: str) -> None:
     method = algorithms.get(name)
     assert method.rollout is not None
-    asked = {"node", "state_value", "answer_key"} & method.needs
+    asked = {"node", "state_value"} & method.needs
     assert asked <= method.rollout.provides

@@ -125,11 +125,6 @@ def test_forks_are_at_the_tokens_of_highest_entropy() -> None:
         for place, leaf in zip([places[0], places[0], places[1], places[1]], leaves, strict=True):
             assert leaf.own.token[:place].tolist() == trunk.own.token[:place].tolist()
             assert leaf.own.token[place] != trunk.own.token[place]
-    # The last number of a completion is its answer here, each token being one.
-    last: dict[float, set[int]] = {}
-    for leaf in found:
-        last.setdefault(leaf.info["answer_key"], set()).add(int(leaf.own.token[-1]))  # type: ignore[arg-type]
-    assert all(len(answers) == 1 for answers in last.values())
 
 
 def test_nodes_by_common_tokens() -> None:
@@ -279,7 +274,7 @@ def test_a_tree_that_is_cut_at_any_step_goes_on_the_same(prompt: int, samples: i
         flight = ran.pool
     again = one(ran).episodes
     assert [e.tokens for e in again] == [e.tokens for e in whole]
-    for name in ("node", "state_value", "answer_key"):
+    for name in ("node", "state_value"):
         for a, b in zip(again, whole, strict=True):
             assert a.info.get(name) == b.info.get(name)
 
