@@ -20,20 +20,21 @@ from typing import Any
 
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
-from jaxrl_llm.environments.tools import SECONDS, Toolbox
+from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox
 from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.threads import in_thread
 
 Factory = Callable[..., Any]
 
 
 def environments(
-    factory: Factory | Mapping[str, Factory], tools: tuple[Callable[..., Any], ...] = (), seconds: float = SECONDS
+    factory: Factory | Mapping[str, Factory], tools: tuple[Tool, ...] = (), seconds: float = SECONDS
 ) -> MakeEnvironment:
     """What makes a row's environment, as `rollouts.agents.agent` takes it.
 
     factory: a class or function without arguments, or one that takes the row; or several by name, of which the row's
-    column `environment` names one. tools: functions that the policy may call beside the environment's own, for classes
-    of TRL's kind. seconds: that a call of a tool may take.
+    column `environment` names one. tools: that the policy may call beside the environment's own, for classes of
+    TRL's kind. seconds: that a call of a tool may take.
     """
 
     def make(row: Mapping[str, Any]) -> Environment:
@@ -49,7 +50,7 @@ def environments(
     return make
 
 
-def adapted(world: Any, tools: tuple[Callable[..., Any], ...] = (), seconds: float = SECONDS) -> Environment:
+def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> Environment:
     """An environment of any of these libraries as one of the protocol. InputError for what has no `reset`."""
     if not callable(getattr(world, "reset", None)):
         raise InputError(f"an environment needs a method reset, but {shown(world)} has none")
@@ -84,7 +85,7 @@ def _user(text: Any) -> list[dict[str, str]]:
 class OfMethods:
     """A class of TRL's kind. The episode is over when the policy replies without a call."""
 
-    def __init__(self, world: Any, tools: tuple[Callable[..., Any], ...] = (), seconds: float = SECONDS) -> None:
+    def __init__(self, world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> None:
         names = [name for name, _ in inspect.getmembers(type(world), inspect.isfunction)]
         own = [getattr(world, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
         self._world, self._box = world, Toolbox([*tools, *own], seconds)
@@ -101,7 +102,8 @@ class OfMethods:
         return await self._box.answer(reply)
 
     async def close(self) -> float | None:
-        """`get_reward()`, if there is one."""
+        """`get_reward()`, if there is one. What the tools keep is closed."""
+        await in_thread(self._box.close)
         if not callable(getattr(self._world, "get_reward", None)):
             return None
         reward = self._world.get_reward()

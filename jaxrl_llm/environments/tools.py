@@ -1,14 +1,18 @@
-"""Tools: plain or async functions that the policy calls by name, and environments that consist of them."""
+"""Tools: plain or async functions that the policy calls by name, and environments that consist of them.
+
+A tool that keeps something over the calls of an episode, such as a session or a folder, is an `EachEpisode`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from jaxrl_llm.data.calls import Call, Reply
-from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.threads import in_thread
 
@@ -16,8 +20,35 @@ MOST_CHARACTERS = 20_000  # of a result, unless an environment says otherwise
 SECONDS = 30.0  # that a call may take
 
 
+class Kit(Protocol):
+    """Tools that share something which has to be closed: a session, a folder, a connection."""
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """The tools."""
+
+    def close(self) -> None:
+        """End what they share. Nothing happens the second time."""
+
+
+@dataclass(frozen=True)
+class EachEpisode:
+    """Tools that every episode has of its own; a tool wherever functions are."""
+
+    make: Callable[[], Kit]
+    """Makes those of an episode. InputError if they cannot work here, as the package of one is not installed."""
+
+
+Tool = Callable[..., Any] | EachEpisode
+
+
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON schema of a tool from its signature and docstring. InputError if it is not described."""
+    """The JSON schema of a tool: its attribute `schema`, or made from its signature and docstring.
+
+    InputError if it is not described.
+    """
+    if isinstance(schema := getattr(function, "schema", None), Mapping):
+        return dict(schema)
     from transformers.utils import get_json_schema
 
     try:
@@ -44,17 +75,41 @@ def result_text(value: Any, most: int = MOST_CHARACTERS) -> str:
 class Toolbox:
     """Answers the calls of a reply. A tool that raises, hangs or is unknown gives an error as its result."""
 
-    def __init__(
-        self, functions: Sequence[Callable[..., Any]], seconds: float = SECONDS, most: int = MOST_CHARACTERS
-    ) -> None:
-        """seconds: that a call may take. most: characters of a result. InputError for two tools of one name."""
+    def __init__(self, tools: Sequence[Tool], seconds: float = SECONDS, most: int = MOST_CHARACTERS) -> None:
+        """seconds: that a call may take. most: characters of a result.
+
+        Raises InputError for two tools of one name, and for what is no tool.
+        """
         self.functions: dict[str, Callable[..., Any]] = {}
-        for function in functions:
-            if function.__name__ in self.functions:
-                raise InputError(f"two tools are called {function.__name__}: give each its own name")
-            self.functions[function.__name__] = function
-        self.schemas = tuple(schema_of(function) for function in functions)
+        self._kits: list[Kit] = []
         self.seconds, self.most = seconds, most
+        try:
+            for tool in tools:
+                self._add(tool)
+            self.schemas = tuple(schema_of(function) for function in self.functions.values())
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, tool: Tool) -> None:
+        functions: Sequence[Callable[..., Any]]
+        if isinstance(tool, EachEpisode):
+            self._kits.append(tool.make())
+            functions = self._kits[-1].functions
+        else:
+            functions = [tool]
+        for function in functions:
+            name = getattr(function, "__name__", None)
+            if not callable(function) or name is None:
+                raise InputError(f"a tool is a function, but found {shown(function)}")
+            if name in self.functions:
+                raise InputError(f"two tools are called {name}: give each its own name")
+            self.functions[name] = function
+
+    def close(self) -> None:
+        """Close what the tools keep."""
+        while self._kits:
+            self._kits.pop().close()
 
     async def answer(self, reply: Reply) -> Observation:
         """The results of a reply's calls, in order, as messages; `done` for a reply without calls.
@@ -89,14 +144,25 @@ class Toolbox:
             return f"Error: {call.name} did not answer within {self.seconds:g} s", False
         except Exception as error:
             text = str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+            text = text.removeprefix("RuntimeError: ")  # errors in threads are RuntimeErrors that name their type
             return result_text(f"Error: {text}", self.most), False
+
+
+def with_tools(tools: Sequence[Tool], seconds: float = SECONDS, most: int = MOST_CHARACTERS) -> MakeEnvironment:
+    """What makes environments of these tools alone, as `rollouts.agents.agent` takes it.
+
+    seconds: that a call may take. most: characters of a result. Raises InputError for tools without a description, with
+    the same name, or that cannot work here, before any episode begins.
+    """
+    WithTools(tools, seconds, most).close()
+    return lambda row: WithTools(tools, seconds, most)
 
 
 class WithTools:
     """An environment of tools alone: over when the policy replies without a call."""
 
-    def __init__(self, functions: Sequence[Callable[..., Any]], seconds: float = SECONDS) -> None:
-        self._box = Toolbox(functions, seconds)
+    def __init__(self, tools: Sequence[Tool], seconds: float = SECONDS, most: int = MOST_CHARACTERS) -> None:
+        self._box = Toolbox(tools, seconds, most)
         self.tools = self._box.schemas
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
@@ -108,4 +174,5 @@ class WithTools:
         return await self._box.answer(reply)
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Close what the tools keep."""
+        self._box.close()

@@ -232,6 +232,32 @@ def test_a_session_keeps_its_names() -> None:
         session.close()
 
 
+def test_a_session_outlives_the_thread_that_began_it() -> None:
+    session, said = Session(limits=QUICK), []
+    for code in ("a = 3", "a"):
+        thread = threading.Thread(target=lambda code=code: said.append(session.run(code).stdout))
+        thread.start()
+        thread.join()
+    session.close()
+    assert said == ["", "3\n"]
+
+
+def test_a_session_writes_in_order_and_shows_a_last_value() -> None:
+    session = Session(limits=QUICK)
+    try:
+        assert session.run("import sys\nprint(1)\nprint(2, file=sys.stderr)\nprint(3)\n4").stdout == "1\n2\n3\n4\n"
+        assert session.run("import sys\nfor _ in range(10**5): print('x', file=sys.stderr)\nNone").stopped is None
+        assert session.run("1\nNone").stdout == ""
+        assert session.run("'a'\nb = 1").stdout == ""
+    finally:
+        session.close()
+
+
+def test_sets_have_one_order() -> None:
+    code = "print(hash('a'), {chr(n) for n in range(65, 90)})"
+    assert run(code).stdout == run(code).stdout
+
+
 def test_many_at_once() -> None:
     found: dict[int, str] = {}
 

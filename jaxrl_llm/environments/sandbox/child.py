@@ -1,6 +1,6 @@
 """What runs inside of the sandbox: it gives up what the code must not have, then runs the code.
 
-The file is a program of its own, started as `python -I -S child.py SETTINGS`, and needs the standard library alone.
+The file is a program of its own, started as `python -P -s -S child.py SETTINGS`, and needs the standard library alone.
 SETTINGS are JSON: which layers to apply here, their limits, and what to run.
 """
 
@@ -170,16 +170,26 @@ def main() -> None:
 
 
 def serve() -> None:
-    """Run blocks of code in one namespace. Each comes as a line of JSON, {"code", "end"}, and is answered by `end`."""
+    """Run blocks of code in one namespace. Each comes as a line of JSON, {"code", "end"}, and is answered by `end`.
+
+    As in a notebook, the value of a last line that is an expression is shown.
+    """
+    import ast
     import traceback
 
     spoken = os.fdopen(os.dup(0), "r", encoding="utf-8", closefd=True)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    os.dup2(1, 2)  # one stream, in order
+    sys.stderr = sys.stdout
     names: dict[str, Any] = {"__name__": "__main__"}
     for line in spoken:
         asked = json.loads(line)
         try:
-            exec(compile(asked["code"], "<code>", "exec"), names)
+            tree = compile(asked["code"], "<code>", "exec", ast.PyCF_ONLY_AST)
+            last = tree.body.pop().value if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "<code>", "exec"), names)
+            if last is not None:
+                sys.displayhook(eval(compile(ast.Expression(last), "<code>", "eval"), names))
         except SystemExit:
             pass
         except BaseException:

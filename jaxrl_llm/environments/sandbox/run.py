@@ -128,7 +128,7 @@ class Box:
         python = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
         if not os.path.exists(python):
             python = os.path.realpath(sys.executable)
-        inner = [python, "-I", "-S", str(CHILD), settings]
+        inner = [python, "-P", "-s", "-S", str(CHILD), settings]
         if not self.own:
             return inner
         if (wrap := bubblewrap()) is None:
@@ -145,8 +145,10 @@ class Box:
         return [*command, "--chdir", "/box", *inner]
 
     def start(self, **run: Any) -> subprocess.Popen[bytes]:
-        """Start the child."""
-        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/box", "OMP_NUM_THREADS": "1"}
+        """Start the child. Its hashes are always the same, so that sets have one order."""
+        environment = {
+            "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/box", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+        }  # fmt: skip
         return subprocess.Popen(
             self.command(self.settings(**run)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, cwd="/", start_new_session=True, close_fds=True,

@@ -9,9 +9,17 @@ import select
 import subprocess
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 
 from jaxrl_llm.environments.sandbox.run import TICK, USUAL, Box, Limits, Result, kill, over
+
+
+@cache
+def _starter(process: int) -> ThreadPoolExecutor:
+    """A thread that lives as long as this process: namespaces end with the thread that started them."""
+    return ThreadPoolExecutor(1, "sandbox")
 
 
 class Session:
@@ -26,10 +34,13 @@ class Session:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, code: str) -> Result:
-        """Run a block. Errors are written to stdout with their traceback, as in an interactive interpreter."""
+        """Run a block. Errors with their traceback, and the value of a last line that is an expression, are in stdout.
+
+        What the block writes to stderr is there too, in its order.
+        """
         began, end = time.monotonic(), f"end of {secrets.token_hex(8)}"
         if self._process is None or self._process.poll() is not None:
-            self._process = self._box.start(session=True)
+            self._process = _starter(os.getpid()).submit(self._box.start, session=True).result()
         process, limits = self._process, self._box.limits
         assert process.stdin is not None
         assert process.stdout is not None
