@@ -15,7 +15,7 @@ MOST_BITS = 10_000  # of a number
 DIGITS = 50  # of a number that is shown
 
 _NAMES = {"pi": math.pi, "e": math.e}
-_SIGNS: dict[type, Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_SIGNS: dict[type, Callable[[Number], Number]] = {ast.UAdd: lambda x: x, ast.USub: lambda x: -x}
 _OPERATIONS: dict[type, Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

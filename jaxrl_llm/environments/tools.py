@@ -36,7 +36,11 @@ class EachEpisode:
     """Tools that every episode has of its own; a tool wherever functions are."""
 
     make: Callable[[], Kit]
-    """Makes those of an episode. InputError if they cannot work here, as the package of one is not installed."""
+    """Makes those of an episode. InputError if they cannot work here, as where a package is not installed."""
+
+    def __call__(self) -> Kit:
+        """Those of an episode."""
+        return self.make()
 
 
 Tool = Callable[..., Any] | EachEpisode
@@ -94,7 +98,7 @@ class Toolbox:
     def _add(self, tool: Tool) -> None:
         functions: Sequence[Callable[..., Any]]
         if isinstance(tool, EachEpisode):
-            self._kits.append(tool.make())
+            self._kits.append(tool())
             functions = self._kits[-1].functions
         else:
             functions = [tool]

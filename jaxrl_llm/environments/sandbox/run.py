@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shutil
@@ -117,7 +116,7 @@ class Box:
         }  # fmt: skip
         if run.get("session"):
             del limits["CPU"]  # its seconds are those of a block
-        return json.dumps({
+        return ascii({
             "layers": sorted(self.layers), "limits": limits, "readable": self.readable, "disk": disk,
             "folder": "/box" if wrapped else self.folder, "own_folder": self.own and not wrapped,
             "session": False, "code": "", "files": {}, **run,
@@ -190,9 +189,10 @@ def resource_page() -> int:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a process, its group and its descendants."""
-    for pid in family(process.pid)[::-1]:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    if process.poll() is None:
+        for pid in family(process.pid)[::-1]:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import select
@@ -45,7 +44,7 @@ class Session:
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(OSError):
-            process.stdin.write(json.dumps({"code": code, "end": end}).encode() + b"\n")
+            process.stdin.write(ascii({"code": code, "end": end}).encode() + b"\n")
             process.stdin.flush()
         text, mark, stopped = bytearray(), f"{end}\n".encode(), None
         while not text.endswith(mark):
