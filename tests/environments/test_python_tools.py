@@ -13,7 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
-from speaking import TEMPLATES, run_agents, tokenizer_of
+from speaking import TEMPLATES, Speaking, by_length, run_agents, tokenizer_of
 
 from jaxrl_llm.environments import python_tools as module
 from jaxrl_llm.environments.python_tools import as_told, python, python_tools, shortened
@@ -22,6 +22,9 @@ from jaxrl_llm.environments.sandbox.run import family
 from jaxrl_llm.environments.tools import Kit, Toolbox, schema_of, with_tools
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.driver import Driver, Rule
+from jaxrl_llm.rollouts.log import GroupLog
+from jaxrl_llm.rollouts.tools import Task
 
 END = TEMPLATES["hermes"][1]
 
@@ -150,6 +153,33 @@ def test_episodes_have_sessions_of_their_own_which_end() -> None:
     ]
     assert {one.info["calls"] for one in found.groups[0].episodes} == {2.0}
     assert len(family(os.getpid())) == before
+
+
+def test_a_conversation_goes_on_from_its_log_with_a_new_session() -> None:
+    """Its calls are made again, and print the same; what they kept is there again."""
+    codes = ["class A: pass\na = A()\na", "{'x', 'y', 'z'}, hash('a')", "type(a), 1 / 0"]
+
+    def says(text: str, sample: int) -> str:
+        turns = text.count("<tool_response>")
+        if "Short." in text or turns == len(codes):
+            return f"Done.{END}"
+        return f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': codes[turns]}})}\n</tool_call>{END}"
+
+    tokenizer, rollout = tokenizer_of("hermes"), agent(with_tools([python]))
+    rows = [{"prompt": "Short."}, {"prompt": "Long."}]
+    whole = run_agents(rollout, tokenizer, says, rows)[0].groups[1].episodes
+    logs = [GroupLog((1,), number, 2, 0) for number in range(2)]
+    flight = [(log, Task(rows[log.prompt_id], log.prompt, log.prompt_id, 2, 200)) for log in logs]
+    driver = Driver(rollout, lambda *_: Speaking(tokenizer, says), by_length, tokenizer)
+    found = driver.run(flight, Rule(wanted=1))
+    assert len(found.left) == 1
+    recorded = dict(found.left[0].recorded)
+    assert "0/0" in recorded, "a call was made"
+    assert "0/2" not in recorded
+    resumed = run_agents(rollout, tokenizer, says, rows, flight=found.left)[0].groups[0].episodes
+    assert [one.tokens for one in resumed] == [one.tokens for one in whole]
+    assert "A object at 0x...>" in tokenizer.decode(resumed[0].tokens)
+    assert "ZeroDivisionError" in tokenizer.decode(resumed[0].tokens)
 
 
 def test_an_abandoned_session_ends_too() -> None:
