@@ -146,6 +146,7 @@ def test_episodes_have_sessions_of_their_own_which_end() -> None:
         code = f"n = {sample}" if turns == 0 else "n + 40"
         return f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>{END}"
 
+    gc.collect()  # those of tests before
     tokenizer, before = tokenizer_of("hermes"), len(family(os.getpid()))
     found, _ = run_agents(agent(with_tools([python])), tokenizer, says, [{"prompt": "Add."}], samples=3)
     assert [tokenizer.decode(one.tokens)[-len(f"40.{END}") :] for one in found.groups[0].episodes] == [
@@ -167,6 +168,8 @@ def test_a_conversation_goes_on_from_its_log_with_a_new_session() -> None:
 
     tokenizer, rollout = tokenizer_of("hermes"), agent(with_tools([python]))
     rows = [{"prompt": "Short."}, {"prompt": "Long."}]
+    gc.collect()
+    before = len(family(os.getpid()))
     whole = run_agents(rollout, tokenizer, says, rows)[0].groups[1].episodes
     logs = [GroupLog((1,), number, 2, 0) for number in range(2)]
     flight = [(log, Task(rows[log.prompt_id], log.prompt, log.prompt_id, 2, 200)) for log in logs]
@@ -180,9 +183,13 @@ def test_a_conversation_goes_on_from_its_log_with_a_new_session() -> None:
     assert [one.tokens for one in resumed] == [one.tokens for one in whole]
     assert "A object at 0x...>" in tokenizer.decode(resumed[0].tokens)
     assert "ZeroDivisionError" in tokenizer.decode(resumed[0].tokens)
+    del found, driver
+    gc.collect()
+    assert len(family(os.getpid())) == before, "sessions of the run that was stopped"
 
 
 def test_an_abandoned_session_ends_too() -> None:
+    gc.collect()  # those of tests before
     before = len(family(os.getpid()))
     box = Toolbox([python])
     box.functions["python"]("1")
