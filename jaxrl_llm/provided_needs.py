@@ -8,16 +8,23 @@ from jaxrl_llm.need_types import Need
 from jaxrl_llm.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.stand_ins import (
     StandIn,
+    episodes,
+    first_turns,
     no_state_values,
     no_teachers,
+    none_of_rows,
+    one_each,
     own_nodes,
     pairs,
+    state_keys,
     teachers,
+    turn_rewards,
     uniform,
     whole,
 )
 from jaxrl_llm.trajectory import bucket_moments
 
+AGENT = "--rollout FILE.py:FUNCTION that returns rollouts.agents.agent(ENVIRONMENT)"
 PROVIDED = (
     Need(
         "greedy_reward", "info['greedy_reward']", "[N]", "reward of the greedy completion of the row's prompt",
@@ -117,6 +124,32 @@ PROVIDED = (
         "turns", "batch.turn", "[N, L]", "number of the turn of each action, in episodes of several turns",
         StandIn("one turn", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 4, logp.shape)),
         provider="--rollout FILE.py:FUNCTION that returns rollouts.programs.conversation(ENVIRONMENT)",
+    ),
+    Need(
+        "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",
+        StandIn("the score comes with the last turn", turn_rewards),
+        provider="--rollout FILE.py:FUNCTION that returns rollouts.agents.agent(ENVIRONMENT, turn_rewards=True)",
+    ),
+    Need(
+        "state_key", "batch.state_key", "[N, K]", "equal where the environment was in the same state before the turn",
+        StandIn("no two turns begin in the same state", state_keys),
+        provider=AGENT,
+    ),
+    Need(
+        "episode", "info['episode']", "[N]", "number of the row's episode in its group, of one row or several",
+        StandIn("each row is an episode", episodes, one_each), provider=AGENT,
+    ),
+    Need(
+        "first_turn", "info['first_turn']", "[N]", "number of the row's first turn in its episode",
+        StandIn("the episode begins with the row", first_turns, none_of_rows), provider=AGENT,
+    ),
+    Need(
+        "calls", "info['calls']", "[N]", "calls of tools in the row's episode",
+        StandIn("none", whole(3), none_of_rows), provider=AGENT,
+    ),
+    Need(
+        "failed_calls", "info['failed_calls']", "[N]", "calls of tools in the row's episode that gave an error",
+        StandIn("none", whole(2), none_of_rows), provider=AGENT,
     ),
     Need(
         "segment", "info['segment']", "[N, L]", "number of the segment of each action",

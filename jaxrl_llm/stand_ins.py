@@ -82,6 +82,36 @@ def pairs(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     return np.where(places < 3, 0, 1 + rows // 2 + 100 * (places > 3) * rows).astype(float)
 
 
+def turn_rewards(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Rewards [N, K] of turns of four tokens."""
+    return random.integers(0, 3, (logp.shape[0], -(-logp.shape[1] // 4))) * 0.5
+
+
+def state_keys(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Keys [N, K] of two states before turns of four tokens."""
+    return random.integers(0, 2, (logp.shape[0], -(-logp.shape[1] // 4))).astype(np.uint32)
+
+
+def episodes(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Numbers [N] of episodes of two rows each."""
+    return (np.arange(logp.shape[0]) // 2).astype(float)
+
+
+def first_turns(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """The first turns [N] of rows, of which two are an episode."""
+    return (np.arange(logp.shape[0]) % 2).astype(float)
+
+
+def one_each(batch: Trajectories, number: float | None) -> Array:
+    """Each row is an episode of its own, f32[N]."""
+    return jnp.arange(batch.tokens.shape[0], dtype=jnp.float32)
+
+
+def none_of_rows(batch: Trajectories, number: float | None) -> Array:
+    """0 of each row, f32[N]."""
+    return jnp.zeros(batch.tokens.shape[0])
+
+
 TOP = 5  # tokens of the stand-ins
 
 

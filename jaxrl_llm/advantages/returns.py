@@ -195,7 +195,7 @@ def explained_variance(values: jax.Array, returns: jax.Array, mask: jax.Array) -
 
 @part
 def generalised_advantages(
-    gamma: Number = 1.0,
+    gamma: Number | PerRow = 1.0,
     lam: Number | PerRow = 0.95,
     lam_critic: Number | None = None,
     combine: Callable[[jax.Array], jax.Array] = head_mean,
@@ -204,22 +204,24 @@ def generalised_advantages(
 ) -> Transform:
     """Write advantages and returns: `gae` of `terminal_rewards` and the critic's values; both 0 on unscored rows.
 
-    lam: a number, or a function of the batch such as `length_adaptive`. lam_critic: a separate lambda for the returns
-    (decoupled GAE, VC-PPO, 2503.01491; 1 gives Monte Carlo returns); default: lam. combine: maps the values of several
-    heads to one; heads: number of value heads. bootstrap_truncated: bootstrap a truncated row with the value at its
-    last action, in place of the unknown value of the next state (T-PPO, 2506.15050); otherwise with 0, like any other
-    row. Writes the control "explained_variance", of the returns by the values.
+    gamma: a number, or a function of the batch, f32[N, L] of the step from each action to the next, such as
+    `between_turns`. lam: a number, or a function of the batch such as `length_adaptive`. lam_critic: a separate lambda
+    for the returns (decoupled GAE, VC-PPO, 2503.01491; 1 gives Monte Carlo returns); default: lam. combine: maps the
+    values of several heads to one; heads: number of value heads. bootstrap_truncated: bootstrap a truncated row with
+    the value at its last action, in place of the unknown value of the next state (T-PPO, 2506.15050); otherwise with 0,
+    like any other row. Writes the control "explained_variance", of the returns by the values.
     """
-    for name, number in {"gamma": gamma, "lam": 1.0 if callable(lam) else lam, "lam_critic": lam_critic}.items():
+    numbers = {"gamma": 1.0 if callable(gamma) else gamma, "lam": 1.0 if callable(lam) else lam}
+    for name, number in {**numbers, "lam_critic": lam_critic}.items():
         check_number(name, number, least=0, most=1, or_none=name == "lam_critic")
 
     def apply(batch: Trajectories) -> Trajectories:
         values, mask, rewards = combine(batch.need("values")), scored_actions(batch), terminal_rewards(batch)
         after = at_last_action(values, batch) * batch.truncated if bootstrap_truncated else jnp.float32(0)
-        own = lam(batch) if callable(lam) else lam
-        advantages, returns = gae(rewards, values, mask, gamma, own, bootstrap=after)
+        own, discount = lam(batch) if callable(lam) else lam, gamma(batch) if callable(gamma) else gamma
+        advantages, returns = gae(rewards, values, mask, discount, own, bootstrap=after)
         if lam_critic is not None:
-            returns = gae(rewards, values, mask, gamma, lam_critic, bootstrap=after)[1]
+            returns = gae(rewards, values, mask, discount, lam_critic, bootstrap=after)[1]
         explained = explained_variance(values, returns, mask)
         return batch.replace(advantages=advantages, returns=returns).with_controls(explained_variance=explained)
 

@@ -8,7 +8,7 @@ and count in no baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import jax
@@ -37,11 +37,17 @@ def turn_count(batch: Trajectories) -> int:
     return 1
 
 
+def turn_numbers(batch: Trajectories) -> Array:
+    """int32[N, L]: the turn of each action, -1 elsewhere; an episode is one turn if nothing is known of its turns."""
+    known = batch.turn_rewards is not None or batch.state_key is not None
+    acted = batch.action_mask & (batch.turn >= 0)
+    return jnp.where(acted, batch.turn if known else 0, -1)
+
+
 def turn_mask(batch: Trajectories) -> Array:
     """bool[N, K]: the turns in which a scored row has an action."""
-    turns = turn_count(batch)
-    acted = batch.action_mask & (batch.turn >= 0)
-    there = jax.nn.one_hot(jnp.where(acted, batch.turn, turns), turns, dtype=jnp.float32).max(axis=1) > 0
+    turns, number = turn_count(batch), turn_numbers(batch)
+    there = jax.nn.one_hot(jnp.where(number >= 0, number, turns), turns, dtype=jnp.float32).max(axis=1) > 0
     return there & ~jnp.isnan(batch.scores)[:, None]
 
 
@@ -77,9 +83,9 @@ def returns_of_turns(rewards: Array, mask: Array, gamma: float | Array = 1.0) ->
 
 def on_tokens(values: Array, batch: Trajectories) -> Array:
     """f32[N, L]: the value of its turn, values f32[N, K], on each action; 0 elsewhere."""
-    turns = values.shape[1]
-    known = batch.action_mask & (batch.turn >= 0) & (batch.turn < turns)
-    return jnp.where(known, jnp.take_along_axis(values, jnp.clip(batch.turn, 0, turns - 1), axis=1), 0.0)
+    turns, number = values.shape[1], turn_numbers(batch)
+    known = (number >= 0) & (number < turns)
+    return jnp.where(known, jnp.take_along_axis(values, jnp.clip(number, 0, turns - 1), axis=1), 0.0)
 
 
 def above_buckets(
@@ -90,13 +96,17 @@ def above_buckets(
     baseline: Literal["mean", "leave_one_out"] = "mean",
     ddof: int = 1,
     epsilon: float = 1e-6,
+    alone: Literal["zero", "value"] = "zero",
 ) -> Array:
     """f32[N, K]: values of turns less the mean of the turns with the same key, int32[N, K]; 0 outside the mask.
 
-    scale "std" divides by the bucket's standard deviation + epsilon. A turn that is alone in its bucket gets 0.
+    scale "std" divides by the bucket's standard deviation + epsilon. A turn that is alone in its bucket gets 0, or with
+    alone "value" its value, as if the mean of no others were 0.
     """
     flat = jnp.where(mask, values, jnp.nan).reshape(-1)
     above = above_baseline(flat, keys.reshape(-1), baseline)
+    if alone == "value":
+        above = jnp.where((bucket_moments(keys.reshape(-1), flat)[0] == 1) & ~jnp.isnan(flat), flat, above)
     if scale == "std":
         above = above / (bucket_moments(keys.reshape(-1), flat, ddof)[2] + epsilon)
     return above.reshape(values.shape)
@@ -119,7 +129,7 @@ def _of_group(batch: Trajectories, turns: int) -> Array:
 def same_state(last: int = 1) -> OfTurns:
     """Keys: turns of a group whose last `last` states are the same, the newest being the one before the turn.
 
-    Needs `state_key`. A turn with fewer turns before it is alike only to others at the same index.
+    Reads `state_key`. A turn with fewer turns before it is alike only to others at the same index.
     """
     check_number("last", last, least=1, whole=True)
 
@@ -188,21 +198,32 @@ def compared(
     baseline: Literal["mean", "leave_one_out"] = "mean",
     ddof: int = 1,
     epsilon: float = 1e-6,
+    alone: Literal["zero", "value"] = "zero",
 ) -> OfTurns:
     """Advantages of turns: the values less the baseline of their key; see `above_buckets`."""
     require_choice("scale", scale, ("none", "std"))
     require_choice("baseline", baseline, ("mean", "leave_one_out"))
-    return lambda batch: above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon)
+    require_choice("alone", alone, ("zero", "value"))
+
+    def advantage(batch: Trajectories) -> Array:
+        return above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon, alone)
+
+    return advantage
 
 
 @part
 def nested_states(
-    values: OfTurns, depth: int = 2, alpha: float = 1.0, scale: Literal["none", "std"] = "none", epsilon: float = 1e-6
+    values: OfTurns,
+    depth: int = 2,
+    alpha: float = 1.0,
+    scale: Literal["none", "std"] = "none",
+    epsilon: float = 1e-6,
+    outermost: OfTurns | None = None,
 ) -> OfTurns:
     """Advantages of turns against those with the same last k states, averaged over k = 1 ... depth + 1 (HGPO).
 
     Weights are (k + 1)^alpha over the k whose bucket has another turn and an advantage other than 0, as in the released
-    code; 0 where there is none. scale "std": the population's standard deviation.
+    code; 0 where there is none. outermost: advantages for k = 0. scale "std": the population's standard deviation.
     """
     check_number("depth", depth, least=0, whole=True)
     check_number("alpha", alpha)
@@ -210,6 +231,9 @@ def nested_states(
     def advantage(batch: Trajectories) -> Array:
         mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
         returns = values(batch)
+        if outermost is not None:
+            total = outermost(batch)
+            mass = jnp.where(total != 0, 1.0, 0.0)
         for k in range(1, depth + 2):
             # The first k turns have fewer states before them than k.
             enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
@@ -244,29 +268,32 @@ def mean_over_equal(advantage: OfTurns, history: int = 0) -> OfTurns:
 
 def _of_tokens(batch: Trajectories, turns: int) -> Array:
     """int32[N, K]: a hash of the tokens of each turn, in their order."""
-    start = jnp.min(
-        jnp.where(batch.turn[:, :, None] == jnp.arange(turns), batch.action_index[:, :, None], 2**30), axis=1
-    )
-    place = batch.action_index - jnp.take_along_axis(start, jnp.clip(batch.turn, 0, turns - 1), axis=1)
+    own = turn_numbers(batch)[:, :, None] == jnp.arange(turns)
+    start = jnp.min(jnp.where(own, batch.action_index[:, :, None], 2**30), axis=1)
+    place = batch.action_index - jnp.take_along_axis(start, jnp.clip(turn_numbers(batch), 0, turns - 1), axis=1)
     word = mix(mix(batch.tokens.astype(jnp.uint32)) + place.astype(jnp.uint32))
-    own = (batch.turn[:, :, None] == jnp.arange(turns)) & batch.action_mask[:, :, None]
     total = jnp.sum(jnp.where(own, word[:, :, None], 0), axis=1, dtype=jnp.uint32)
     return jax.lax.bitcast_convert_type(total, jnp.int32)
 
 
 @part
 def of_episode(
-    scale: Literal["none", "std"] = "none", over: Literal["rows", "turns"] = "rows", epsilon: float = 1e-6
+    scale: Literal["none", "std"] = "none",
+    over: Literal["rows", "turns"] = "rows",
+    epsilon: float = 1e-6,
+    of: Literal["return", "score"] = "return",
 ) -> OfTurns:
     """Advantages of turns: that of their episode, its return less the mean of its group's.
 
-    over: whether each row counts once in the mean, or each of its turns does.
+    over: whether each row counts once in the mean, or each of its turns does. of: the return has the rewards of turns
+    beside the row's score.
     """
     require_choice("scale", scale, ("none", "std"))
     require_choice("over", over, ("rows", "turns"))
+    require_choice("of", of, ("return", "score"))
 
     def advantage(batch: Trajectories) -> Array:
-        mask, returns = turn_mask(batch), episode_returns(batch)
+        mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
         spread = jnp.broadcast_to(returns[:, None], mask.shape)
         if over == "turns":
             return above_buckets(spread, _of_group(batch, mask.shape[1]), mask, scale, epsilon=epsilon)
@@ -279,10 +306,10 @@ def of_episode(
 
 
 @part
-def turn_advantages(*terms: OfTurns, weights: tuple[float, ...] = ()) -> Transform:
+def turn_advantages(*terms: OfTurns, weights: tuple[float, ...] = (), needs: Iterable[str] = ()) -> Transform:
     """Advantages of actions: the weighted sum of the turns' advantages of several terms; weights: by default 1 each.
 
-    Needs turns. InputError for other numbers of weights than terms.
+    Needs turns, and the `needs` of the terms. InputError for other numbers of weights than terms.
     """
     if weights and len(weights) != len(terms):
         raise InputError(f"{len(terms)} terms have {len(weights)} weights: give one for each")
@@ -292,4 +319,4 @@ def turn_advantages(*terms: OfTurns, weights: tuple[float, ...] = ()) -> Transfo
         total = sum(factor * term(batch) for factor, term in zip(factors, terms, strict=True))
         return batch.replace(advantages=on_tokens(jnp.asarray(total), batch))
 
-    return stateless(apply, TURNS)
+    return stateless(apply, TURNS | frozenset(needs))

@@ -40,6 +40,9 @@ from jaxrl_llm.algorithms import (
     token_credit,
     trees,
     trust_region,
+    turn_credit,
+    turn_shaped,
+    turn_values,
     two_policies,
     weighted,
 )
@@ -83,6 +86,9 @@ FAMILIES = (
     token_credit,
     trees,
     trust_region,
+    turn_credit,
+    turn_shaped,
+    turn_values,
     two_policies,
     weighted,
 )

@@ -70,7 +70,7 @@ def _kl_reward(of: dict[str, Any]) -> list[Line]:
 
 
 def _generalised(of: dict[str, Any]) -> list[Line]:
-    if of["heads"] != 1 or of["bootstrap_truncated"]:
+    if of["heads"] != 1 or of["bootstrap_truncated"] or callable(of["gamma"]):
         return [(rf"{A},\, R_{{i,t}}", IS, operator("generalised_advantages", "r", "V"))]
     gamma = "" if _is_one(of["gamma"]) else number(of["gamma"]) + r"\, "
     lam = operator(named(of["lam"])[0], "|o_i|") if callable(of["lam"]) else number(of["lam"])

@@ -39,17 +39,31 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
+    "eapo_iterresearch": {
+        "episode": "rounds of one episode as rows",
+        "first_turn": "the order of the rounds",
+    },
     "epo": {"turns": "episodes of several turns"},
     "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "fapo": {"sound": "a judge's verdict whether a step is wrong"},
+    "g_ra": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
+    "gigpo": {"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
+    "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},
+    "grpo_tcr": {"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
+    "hgpo": {"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
     "llds": {"turns": "episodes of several turns"},
+    "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
+    "poad": {"turns": "episodes of several turns"},
     "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},
+    "salt": {"state_key": "turns with the same transition", "turns": "episodes of several turns"},
     "seeupo": {
         "turn_factor": "updates turn by turn, the last first",
         "turns": "episodes of several turns",
     },
+    "srgpo": {"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
     "srpo_self_referential": {"distance": "distances of failures to successes; without them failures get 0"},
     "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
+    "trloo": {"turn_rewards": "rewards of each turn", "turns": "episodes of several turns"},
     "ttrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "verpo": {"tests": "results of single tests of code; without it components of the reward are the tests"},
 }

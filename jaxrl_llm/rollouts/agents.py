@@ -24,6 +24,8 @@ from jaxrl_llm.rollouts.episode import Episode, checksum, given
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import Task, Tools
 
+CALLS = ("calls", "failed_calls")  # of tools, which environments count
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -35,6 +37,8 @@ class Limits:
     """Sampled tokens of a reply; None: the run's limit of a completion."""
     episode_tokens: int | None = None
     """Tokens of an episode after its prompt, observations included; None: as the model's context allows."""
+    fresh: bool = False
+    """Whether an observation is the whole prompt of the next turn."""
 
 
 @dataclass
@@ -58,17 +62,19 @@ def agent(
     turn_rewards: bool = False,
     scored: bool = True,
     options: Mapping[str, Any] | None = None,
+    fresh: bool = False,
 ) -> Rollout:
     """Groups of episodes with an environment.
 
     environment: makes an environment from a row of the data set; see `environments.protocol`. turns, turn_tokens,
     episode_tokens: see `Limits`. turn_rewards: the environment's rewards of turns are the batch's `turn_rewards`, and
     the episode's reward is what is beside them; without it the reward is the sum of all. scored: the run's reward
-    functions score the episodes too, and their reward is added. options: of the chat template.
+    functions score the episodes too, and their reward is added. options: of the chat template. fresh: each observation
+    is the whole prompt of the next turn, which is a row of its own.
 
-    Provides turns and state_key, and turn_rewards where asked.
+    Provides turns, state_key, episode, first_turn, calls and failed_calls, and turn_rewards where asked.
     """
-    limits = Limits(turns, turn_tokens, episode_tokens)
+    limits = Limits(turns, turn_tokens, episode_tokens, fresh)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         found = await gather(*(converse(tools, task, n, environment, limits, options) for n in range(task.samples)))
@@ -76,8 +82,9 @@ def agent(
         graded = await tools.score(ends) if scored else [end.scored(0.0) for end in ends]
         return [row for one, end in zip(found, graded, strict=True) for row in finished(one, end, turn_rewards)]
 
-    provides = {"turns", "state_key"} | ({"turn_rewards"} if turn_rewards else set())
-    return Rollout(program, "agent", frozenset(provides), turns=turns, ragged=True)
+    provides = {"turns", "state_key", "episode", "first_turn", *CALLS} | ({"turn_rewards"} if turn_rewards else set())
+    most = (lambda samples: turns * samples) if fresh else None
+    return Rollout(program, "agent", frozenset(provides), turns=1 if fresh else turns, ragged=True, most=most)
 
 
 async def converse(
@@ -90,7 +97,7 @@ async def converse(
     opened = await _ask(tools, world.reset, dict(task.row), seed, name=f"{number}/reset")
     messages = merged([*_messages_of(task.row), *opened.messages])
     start = Episode(tuple(chat.begin(messages)), task.prompt_id, number)
-    one = Conversation([start], messages, info=dict(opened.info))
+    one = Conversation([start], messages, info={**dict.fromkeys(CALLS, 0.0), **opened.info})
     seen = opened
     for turn in range(limits.turns):
         one.states.append(_state(seen))
@@ -103,7 +110,7 @@ async def converse(
             one.info[name] = one.info.get(name, 0.0) + float(value)
         if seen.done or seen.truncated or one.rows[-1].truncated:
             break
-        one.messages.extend(seen.messages)
+        one.messages = merged(seen.messages) if limits.fresh else [*one.messages, *seen.messages]
         if turn + 1 == limits.turns or not _append(one, tools, chat, seen.messages, task, limits):
             seen = replace(seen, truncated=True)
             break
@@ -125,7 +132,7 @@ def _append(
 ) -> bool:
     """Append an observation to the conversation's last row, or begin a new row. Returns whether there is room."""
     row = one.rows[-1]
-    delta = chat.bridge(messages, row.last[-1] if row.last else None)
+    delta = None if limits.fresh else chat.bridge(messages, row.last[-1] if row.last else None)
     if delta is not None:
         longer = row + given(delta)
     else:
@@ -136,7 +143,8 @@ def _append(
         one.rows[-1] = longer
     else:
         one.rows.append(longer)
-        one.info["new_rows"] = one.info.get("new_rows", 0.0) + 1
+        if not limits.fresh:
+            one.info["new_rows"] = one.info.get("new_rows", 0.0) + 1
     return True
 
 

@@ -114,6 +114,25 @@ def test_rewards_and_states_of_turns() -> None:
     assert all(not episode.turn_rewards for episode in one.episodes)
 
 
+def test_fresh_prompts_are_rows_of_their_own() -> None:
+    """Each reply is to the last observation alone."""
+    tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
+    program = agent(Counting, turn_rewards=True, fresh=True)
+    assert (program.turns, program.rows(2)) == (1, 16)
+    (one,) = run_agents(program, tokenizer, says(end, wrong=1), ROWS[:1])[0].groups
+    assert [episode.info["episode"] for episode in one.episodes] == [0, 0, 0, 1, 1, 1]
+    assert [episode.info["first_turn"] for episode in one.episodes] == [0, 1, 2] * 2
+    assert [episode.turn_rewards for episode in one.episodes] == [(1,), (1,), (11,), (0,), (1,), (11,)]
+    for number, episode in enumerate(one.episodes[:3]):
+        asked = [{"role": "user", "content": f"{number}?" if number else "Count up.\n\n0?"}]
+        assert tokenizer.decode(episode.prompt) == tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True
+        )
+        assert tokenizer.decode(episode.own.token) == f"It is {number}{end}"
+        assert (episode.info["calls"], episode.info["failed_calls"]) == (0.0, 0.0)
+    assert len({episode.sample for episode in one.episodes}) == 6
+
+
 def test_limits_of_turns_and_tokens() -> None:
     tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import time
 from asyncio import gather
+from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, conversation
 from jaxrl_llm.rollouts.tools import Task, Tools
@@ -43,3 +47,31 @@ async def everything(tools: Tools, task: Task) -> list[Episode]:
         return list(await gather(branch(trunk, number), branch(trunk, number + 1)))
 
     return [leaf for pairs in await gather(*(pair(i) for i in range(0, task.samples, 2))) for leaf in pairs]
+
+
+class Walk:
+    """Two states, left and right, which a reply with an even number of letters changes; even replies are rewarded."""
+
+    tools = ()
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.right, self.steps = False, 0
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        return Observation([{"role": "user", "content": "go"}], state="left")
+
+    def step(self, reply: Reply) -> Observation:
+        even = len(str(reply.message.get("content"))) % 2 == 0
+        self.right, self.steps = self.right != even, self.steps + 1
+        state = "right" if self.right else "left"
+        return Observation([{"role": "user", "content": state}], float(even), self.steps == 3, state=state)
+
+
+def walks() -> Rollout:
+    """Episodes of three turns, with their rewards."""
+    return agent(Walk, turns=3, turn_rewards=True)
+
+
+def rounds() -> Rollout:
+    """Episodes of three turns, each of which is a row of its own."""
+    return agent(Walk, turns=3, fresh=True)

@@ -1,0 +1,232 @@
+"""Methods of agents that shape the reward of an episode, or choose among episodes, and credit these as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.difficulty import joint_key
+from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
+from jaxrl_llm.advantages.turn_rewards import gated_rewards, needs_turns
+from jaxrl_llm.advantages.turns import of_episode, turn_advantages
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.trees import numbers_in
+from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.expressions import part
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_mean, token_ratio
+from jaxrl_llm.objectives.ratios import sequence_ratio
+from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rewards.transforms import leave_out, rescore
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums
+from jaxrl_llm.transform import chain
+
+__all__ = ["eapo_iterresearch", "g_ra", "grpo_roc", "grpo_tcr"]
+
+
+def g_ra(
+    thresholds: str = "0",
+    order: str = "",
+    scale: Literal["none", "std"] = "std",
+    epsilon: float = 1e-6,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Algorithm:
+    """Gated Reward Accumulation (G-RA, arXiv 2508.10548, 2025).
+
+    The rewards of turns, for form or progress, count only in episodes whose rewards of higher priority have all passed
+    their thresholds, so that they cannot be collected in place of the outcome:
+
+        R = sum_k gate_k R_k,    gate_k = 1 if R_j > threshold_j for all levels j above k, else 0
+
+    The highest level has no gate, the rewards of turns are the lowest. order: names of the components of the reward
+    that are levels, by commas, the highest first; "" for the score as the only one. thresholds: of each of these
+    levels, by commas, one for all or one for each; the paper's were not in what we read. With an order R is the sum of
+    the gated components, without the run's weights.
+
+    The rest is GRPO on the episode's R, where scale "std" divides by its standard deviation + epsilon, with PPO's clip
+    (clip_low, clip_high) averaged over tokens; the paper takes any policy gradient.
+
+    Defaults. Ours: thresholds, order, scale, epsilon, clip_low, clip_high.
+    """
+    levels = tuple(name.strip() for name in order.split(",")) if order else ()
+    gates = tuple(numbers_in("thresholds", thresholds))
+    if len(gates) not in (1, len(levels)):
+        raise InputError(f"thresholds are {len(gates)} numbers for {max(len(levels), 1)} levels: give one for each")
+    gates = gates * max(len(levels), 1) if len(gates) == 1 else gates
+    return Algorithm(
+        chain(needs_turns(), gated_rewards(gates, levels), turn_advantages(of_episode(scale, epsilon=epsilon))),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+def of_rows(batch: Trajectories, name: str) -> Array | None:
+    """An entry of the batch's info f32[N], 0 where a row has none; None without it."""
+    value = (batch.info or {}).get(name)
+    return None if value is None else jnp.nan_to_num(value)
+
+
+@part
+def credit_of_calls(call_credit: float, most: float, success: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: 1 for a success; else -1 + call_credit for each turn before the last, to `most`."""
+
+    def score(batch: Trajectories) -> Array:
+        before, last = of_rows(batch, "first_turn"), jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1)
+        calls = last if before is None else before + last
+        return jnp.where(batch.scores > success, 1.0, jnp.minimum(-1.0 + call_credit * calls, most))
+
+    return score
+
+
+def grpo_tcr(
+    call_credit: float = 0.1,
+    failed_at_most: float = -0.6,
+    success: float = 0.0,
+    longest: int | None = 20480,
+    overlong_buffer: int = 4096,
+    epsilon: float = 1e-6,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> Algorithm:
+    """GRPO with credit for tool calls (GRPO-TCR of Demystifying RL in Agentic Reasoning, arXiv 2510.11701, 2025).
+
+    Token loss, clip-higher and reward shaping for agents with tools: a failure (score <= success) that tried tools is
+    better than one that did not,
+
+        r = 1 for a success,    r = min(failed_at_most, -1 + call_credit * calls) for a failure,
+
+    with a call in each turn but the last; call_credit 0 is the paper's ablation. Episodes of more than longest -
+    overlong_buffer sampled tokens lose up to 1 (longest None: none do). Then GRPO's advantages (epsilon), PPO's clip
+    (clip_low, clip_high) averaged over the tokens of the batch, no penalty and no dynamic sampling. Its choice of
+    prompts by the model's own pass rate, and the supervised stage, come before the run.
+
+    Defaults. Code: call_credit, failed_at_most, success, longest, overlong_buffer, epsilon, clip_low, clip_high.
+    """
+    steps = [needs_turns(), rescore(credit_of_calls(call_credit, failed_at_most, success), {"first_turn"})]
+    if longest is not None:
+        steps.append(soft_overlong_penalty(longest, overlong_buffer))
+    return Algorithm(
+        chain(*steps, group_relative(epsilon=epsilon)),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+@part
+def cleanest_right_rows_out(
+    keep: float, least_right: int, least_wrong: int, component: str | None
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> bool[N]`: the rows of each group that are not kept, see `grpo_roc`."""
+
+    def out(batch: Trajectories) -> Array:
+        scored = ~jnp.isnan(batch.scores)
+        right = scored & (batch.scores > 0)
+        rows, rights = bucket_sums(batch.group, scored.astype(jnp.float32), right.astype(jnp.float32))
+        wrongs, number = rows - rights, jnp.round(keep * rows)
+        zero, one = jnp.round(wrongs * keep), jnp.round(rights * keep)
+        whole = (zero < least_wrong) & (one < least_right)
+        few = jnp.minimum(least_wrong, wrongs)
+        zero, one = jnp.where(zero <= few, few, zero), jnp.where(zero <= few, number - few, one)
+        few = jnp.minimum(least_right, rights)
+        zero, one = jnp.where(one <= few, number - few, zero), jnp.where(one <= few, few, one)
+        calls, failed = (of_rows(batch, name) for name in ("calls", "failed_calls"))
+        penalty = jnp.full(batch.group.shape, 0.5)
+        if calls is not None and failed is not None:
+            penalty = jnp.where(calls > 0, failed / jnp.maximum(calls, 1.0), 0.5)
+        if component is not None:
+            if component not in (batch.rewards or {}):
+                raise InputError(
+                    f"grpo_roc: the reward has no component {component!r}, which says if the form is right"
+                )
+            penalty = penalty + 1.0 - jnp.nan_to_num((batch.rewards or {})[component])
+        noise = row_noise(batch, 0)
+        rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), noise, scored)
+        return scored & ~whole & (rank >= jnp.where(right, one, zero))
+
+    return out
+
+
+def grpo_roc(
+    keep: float = 0.5,
+    least_right: int = 2,
+    least_wrong: int = 2,
+    component: str | None = None,
+    epsilon: float = 1e-6,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> Algorithm:
+    """GRPO with Resampling on Correct (GRPO-RoC of rStar2-Agent, arXiv 2508.20722, 2025).
+
+    Of each group's samples a share `keep` is trained on: right and wrong ones (score above 0 or not) in proportion, but
+    at least least_right and least_wrong of them where there are so many. The wrong ones are drawn at random, the right
+    ones are those of the least penalty
+
+        p = failed calls / calls of tools (1/2 without any) + 1 - r_form
+
+    r_form: a component of the reward for the form, from 0 to 1, named by `component`; None: without it. So the group
+    size of the run is the paper's oversampled one, twice what is trained on. Groups of equal rewards are left out. Then
+    GRPO's advantages over the rows that are kept (epsilon), and PPO's clip (clip_low, clip_high) averaged over their
+    tokens. This is the released code, which rounds half to even and keeps the right ones of least penalty; the paper
+    draws them with a probability that falls with it. Its form counts answer blocks by turn.
+
+    Defaults. Code: keep, least_right, least_wrong, epsilon, clip_low, clip_high. Ours: component.
+    """
+    check_number("keep", keep, above=0, most=1)
+    check_number("least_right", least_right, least=0, whole=True)
+    check_number("least_wrong", least_wrong, least=0, whole=True)
+    chosen = cleanest_right_rows_out(keep, least_right, least_wrong, component)
+    return Algorithm(
+        chain(leave_out(chosen, {"calls", "failed_calls"}), drop_uniform_groups(), group_relative(epsilon=epsilon)),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+@part
+def discounted_by_round(gamma: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: gamma^(rows of the episode after this one) times the score.
+
+    Without the numbers of episodes and turns each row is an episode.
+    """
+    check_number("gamma", gamma, above=0, most=1)
+
+    def score(batch: Trajectories) -> Array:
+        episode, first = (of_rows(batch, name) for name in ("episode", "first_turn"))
+        if episode is None or first is None:
+            return batch.scores
+        key = joint_key(batch.group, episode.astype(jnp.int32))
+        return gamma ** ranks_within(key, first, first, ~jnp.isnan(batch.scores)) * batch.scores
+
+    return score
+
+
+def eapo_iterresearch(
+    gamma: float = 0.995,
+    epsilon: float = 1e-6,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Algorithm:
+    """Efficiency-Aware Policy Optimization (EAPO of IterResearch, arXiv 2511.07327, 2025).
+
+    In each round of an episode the policy sees a fresh prompt, of the question, its own report and the last result; a
+    round is a row of the batch. Of T rounds with the final reward R round t gets
+
+        r_t = gamma^(T - t) R,    A_t = (r_t - mean_g r) / (std_g r + epsilon),
+
+    g: all rounds of all episodes of the question, so that short successes are worth more than long ones, and long
+    episodes count more often. The loss is GSPO's, with the ratio of a round's whole sequence and its clip (clip_low,
+    clip_high), averaged over rounds (eqs. 5 to 7). The paper drops rows to a multiple of its devices; here batches are
+    filled up with rows that count nowhere.
+
+    Rounds come from `rollouts.agents.agent(ENVIRONMENT, fresh=True)`: each observation is a whole prompt. gamma in the
+    paper was not in what we read, and 0.995 is an example's.
+
+    Defaults. Ours: gamma, epsilon, clip_low, clip_high.
+    """
+    rounds = rescore(discounted_by_round(gamma), {"episode", "first_turn"})
+    return Algorithm(
+        chain(rounds, group_relative(epsilon=epsilon)),
+        policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean()),
+    )

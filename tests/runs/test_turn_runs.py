@@ -1,0 +1,104 @@
+"""Whole runs of the methods of multi-turn credit, by name, with an environment of three turns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_runs as runs
+from test_resume import STEPS, assert_same_run
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.config import TrainConfig
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+METHODS: dict[str, dict[str, Any]] = {
+    "gigpo": {},
+    "hgpo": {},
+    "salt": {},
+    "srgpo": {"size": 8},
+    "trloo": {},
+    "multi_turn_recipe": {},
+    "poad": {},
+    "eapo_iterresearch": {},
+    "g_ra": {},
+    "grpo_roc": {},
+    "grpo_tcr": {},
+}
+# Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
+OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt")
+OF_ROUNDS = ("eapo_iterresearch",)
+
+
+def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
+    """Two steps of groups of four episodes, with a model whose tokenizer has a chat template."""
+    model = folder / "model"
+    if not model.exists():
+        shutil.copytree(runs.MODEL, model, ignore=shutil.ignore_patterns("*.npz"))
+        written = json.loads((model / "tokenizer_config.json").read_text())
+        (model / "tokenizer_config.json").write_text(json.dumps({**written, "chat_template": TEMPLATE}))
+    settings: dict[str, Any] = {
+        "algorithm": name, "hyperparameters": METHODS[name], "model": str(model), "steps": 2, "eval_size": 0,
+        "reward": "starts_even", "top_p": 1.0, "minibatches": 1, "max_new_tokens": 8, "prompts_per_step": 2,
+        "stop": tuple(string.ascii_letters + string.punctuation),  # or replies of random weights have no end
+        "rollout": f"{Path(__file__).parent / 'worlds.py'}:{'rounds' if name in OF_ROUNDS else 'walks'}",
+    }  # fmt: skip
+    return runs.small_config(folder, **{**settings, **changes})
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", METHODS)
+def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, name))
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert len(lines) == 2
+    assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    assert all(line.get("rollout/failed_groups", 0) == 0 for line in lines)
+    assert lines[0]["mismatch"] < 1e-5
+    batch, method = taken[0].scored.batch, algorithms.get(name, **METHODS[name])
+    assert batch.state_key is not None
+    assert len(np.unique(batch.state_key)) in (2, 3), "left and right, and 0 for turns that are not there"
+    if "values" in method.needs:
+        assert all(line["value/loss"] > 0 for line in lines)
+        return
+    found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
+    assert found.any()
+    if name in OF_ROUNDS:
+        assert len(found) > 8, "a row for each turn"
+        assert set(np.asarray((batch.info or {})["first_turn"]).tolist()) == {0.0, 1.0, 2.0}
+        return
+    turn = np.asarray(batch.turn)
+    credit = [[set(row[turn[i] == k].tolist()) for k in range(3)] for i, row in enumerate(found)]
+    assert all(len(one) <= 1 for row in credit for one in row), "all tokens of a turn have the same"
+    assert any(len(set().union(*row)) > 1 for row in credit) == (name not in OF_EPISODES), "turns of an episode differ"
+
+
+@pytest.mark.heavy
+def test_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill behind the last checkpoint it ends the same."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    runs.train(config_of(tmp_path, "gigpo", steps=STEPS, checkpoint_every=1, keep_checkpoints=9))
+    copy = tmp_path / "copy" / "run"
+    shutil.copytree(tmp_path / "run", copy)
+    for later in range(3, STEPS + 1):
+        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
+    loop.resume(str(copy))
+    assert_same_run(copy, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name, need", [("gigpo", "state_key"), ("trloo", "turn_rewards")])
+def test_a_run_without_turns_is_refused(name: str, need: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{name} needs {need} .*--algorithm.without {need},turns$"):
+        loop.train(config_of(tmp_path, name, rollout="group"))
