@@ -45,7 +45,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "score_function",
         "sets",
     ),
-    "Credit: a learnt critic": ("actor_critic", "long_reasoning"),
+    "Credit: a learnt critic": ("actor_critic", "long_reasoning", "masked"),
     "Credit: by token": ("token_credit", "entropy_credit", "tempered"),
     "Credit: by turn, and by episode of several turns": ("turn_credit", "turn_values", "turn_shaped"),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
