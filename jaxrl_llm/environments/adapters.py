@@ -51,10 +51,19 @@ def environments(
 
 
 def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> Environment:
-    """An environment of any of these libraries as one of the protocol. InputError for what has no `reset`."""
+    """An environment of any of these libraries as one of the protocol.
+
+    InputError for what has no `reset`, and for tools beside an environment of another kind than TRL's.
+    """
     if not callable(getattr(world, "reset", None)):
         raise InputError(f"an environment needs a method reset, but {shown(world)} has none")
     step = getattr(world, "step", None)
+    if tools and callable(step) and (hasattr(world, "tools") or not _of_trl(world)):
+        names = ", ".join(getattr(tool, "__name__", shown(tool)) for tool in tools)
+        raise InputError(
+            f"the tools {names} cannot be added to {type(world).__name__}, which has a step that replies go to: leave "
+            "them out, or give an environment whose methods are tools"
+        )
     if callable(step) and hasattr(world, "tools"):
         return world
     if callable(step) and callable(getattr(world, "get_observation", None)):

@@ -54,7 +54,7 @@ class Environment(Protocol):
         """Answer a reply of the policy."""
 
     def close(self) -> float | Awaitable[float | None] | None:
-        """End the episode. Returns (or awaits) its final reward, which is added to its last turn's, or None."""
+        """End the episode. Returns (or awaits) its final reward, beside those of its turns, or None for none."""
 
 
 MakeEnvironment = Callable[[Mapping[str, Any]], Environment]

@@ -53,6 +53,8 @@ class Rollout:
     """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
     hook: Hook | None = None
     """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
+    rewards: frozenset[str] = field(default_factory=frozenset)
+    """Components of the reward that its episodes have already, such as `environment`."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):
