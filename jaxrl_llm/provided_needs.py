@@ -10,6 +10,7 @@ from jaxrl_llm.stand_ins import (
     StandIn,
     no_state_values,
     no_teachers,
+    of_turns,
     own_nodes,
     pairs,
     teachers,
@@ -116,7 +117,17 @@ PROVIDED = (
     Need(
         "turns", "batch.turn", "[N, L]", "number of the turn of each action, in episodes of several turns",
         StandIn("one turn", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 4, logp.shape)),
-        provider="--rollout FILE.py:FUNCTION that returns rollouts.programs.conversation(ENVIRONMENT)",
+        provider="--environment MODULE:NAME, or a --rollout that returns rollouts.programs.conversation(ENVIRONMENT)",
+    ),
+    Need(
+        "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the row's",
+        StandIn("turns have no rewards", of_turns(2)),
+        provider="--environment MODULE:NAME",
+    ),
+    Need(
+        "state_key", "batch.state_key", "[N, K]", "equal for equal states of the environment before a turn, uint32",
+        StandIn("all states differ", of_turns(3)),
+        provider="--environment MODULE:NAME",
     ),
     Need(
         "segment", "info['segment']", "[N, L]", "number of the segment of each action",

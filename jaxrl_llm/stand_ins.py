@@ -36,6 +36,11 @@ def whole(below: int, *more: int) -> Draw:
     return lambda random, logp: random.integers(0, below, (logp.shape[0], *more)).astype(float)
 
 
+def of_turns(below: int) -> Draw:
+    """Whole numbers from 0 on for turns of four tokens, [N, K]."""
+    return lambda random, logp: random.integers(0, below, (logp.shape[0], -(-logp.shape[1] // 4)))
+
+
 def behaviour(draw: Draw) -> StandIn:
     """Log-probabilities as if the policy were still the one that sampled."""
     return StandIn("the behaviour policy", draw, lambda batch, number: batch.behaviour_logp)

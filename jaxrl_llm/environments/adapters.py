@@ -100,6 +100,11 @@ class OfMethods:
         self._world, self._box = world, Toolbox([*tools, *own], seconds)
         self.tools: Sequence[Mapping[str, Any]] = self._box.schemas
 
+    @property
+    def gives_reward(self) -> bool:
+        """Whether it has a reward; else the run's other rewards judge its episodes."""
+        return callable(getattr(self._world, "get_reward", None))
+
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The text of `reset`, if it gives one, comes after the prompt."""
         text = self._world.reset(**row)
@@ -113,7 +118,7 @@ class OfMethods:
     async def close(self) -> float | None:
         """`get_reward()`, if there is one. What the tools keep is closed."""
         await in_thread(self._box.close)
-        if not callable(getattr(self._world, "get_reward", None)):
+        if not self.gives_reward:
             return None
         reward = self._world.get_reward()
         reward = await reward if inspect.isawaitable(reward) else reward

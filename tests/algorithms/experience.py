@@ -19,7 +19,10 @@ N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
 # Drawn apart, so that the data of methods without them stay as they are.
 LATER = {
     "previous_logp", "hint_tokens", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy", "teacher_tokens",
+    "turn_rewards", "state_key",
 }  # fmt: skip
+# In the batch of a method that asks for them alone: others would combine such rewards with theirs.
+IF_NEEDED = {"sound", "turn_rewards", "state_key"}
 
 
 class Case(NamedTuple):
@@ -54,7 +57,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
             continue
         value = need.stand_in.draw(later if need.name in LATER else random, behaviour)
-        if need.name != "sound" or "sound" in algorithm.needs:  # a reward of that name would be combined with others
+        if need.name not in IF_NEEDED or need.name in algorithm.needs:
             for number in values_of(algorithm.needs, need.name) or [None]:
                 put(fields, need, value, number)
     # Of a prompt, not of a completion.
