@@ -45,7 +45,7 @@ class Environment(Protocol):
         """JSON schemas of the tools; () for none."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation | Awaitable[Observation]:
-        """Begin an episode. row: of the data set. seed: for environments that draw; the same seed, the same episode.
+        """Begin an episode. row: of the data set. seed: for environments that draw; all samples of a group have one.
 
         Returns messages that come after those of the row's prompt.
         """

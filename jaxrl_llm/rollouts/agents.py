@@ -161,8 +161,11 @@ async def converse(
 
 
 async def _begun(tools: Tools, task: Task, number: int, make: MakeEnvironment) -> tuple[Environment, Observation]:
-    """An environment and its first observation; made anew once if it fails."""
-    seed = int(tools.random(f"environment {number}").integers(2**31))
+    """An environment and its first observation; made anew once if it fails.
+
+    The samples of a group have environments of one seed, so that their rewards can be compared.
+    """
+    seed = int(tools.random("environment").integers(2**31))
     made: list[Environment] = []
 
     async def begin() -> Observation:

@@ -51,9 +51,9 @@ def make_environment(config: TrainConfig) -> MakeEnvironment:
 
 def agent_digests(config: TrainConfig) -> dict[str, str]:
     """The digests of the files of the environment and the tools, among those of a run's inputs."""
-    specs = [("environment", config.environment)] if config.environment else []
-    specs += [("tool", spec) for spec in config.tools]
-    return {f"the file of the {kind} {spec}": load_value(spec, f"the {kind}")[1] for kind, spec in specs}
+    named = {"the environment's file": config.environment} if config.environment else {}
+    named |= {f"the file of the tool {spec.rpartition(':')[2]}": spec for spec in config.tools}
+    return {name: load_value(spec, name)[1] for name, spec in named.items()}
 
 
 def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenizer: Callable[[], Any]) -> None:

@@ -128,6 +128,7 @@ def test_an_environment_of_gymnasium() -> None:
         assert len(east.turn_rewards) in (2, 3)
         assert sum(east.turn_rewards) == 1.0
         assert west.turn_rewards == (0.0,) * 5
+        assert east.state_keys[0] == west.state_keys[0], "samples of a group have one seed"
         assert west.truncated
         assert not east.truncated
     assert {len(one.episodes[0].turn_rewards) for one in found.groups} == {2, 3}, "seeds differ"
