@@ -25,7 +25,7 @@ from jaxrl_llm.expressions import part
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agent_metrics import COUNTS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
-from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.programs import OBSERVATION, Rollout
 from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
 from jaxrl_llm.threads import in_thread
 
@@ -103,7 +103,13 @@ def agent(
         return [row for one, end in zip(found, ends, strict=True) for row in finished(one, end, turn_rewards)]
 
     provides = {"turns", "state_key"} | ({"turn_rewards"} if turn_rewards else set())
-    return Rollout(program, "agent", frozenset(provides), turns=turns, ragged=True, rewards=frozenset({ENVIRONMENT}))
+    longest = episode_tokens
+    if longest is None and turn_tokens is not None:
+        longest = turns * (turn_tokens + OBSERVATION)
+    return Rollout(
+        program, "agent", frozenset(provides), turns=turns, ragged=True, longest=longest,
+        rewards=frozenset({ENVIRONMENT}),
+    )  # fmt: skip
 
 
 async def converse(

@@ -23,6 +23,7 @@ from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.sources import program_metrics
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.shapes import bucket
 
 ROWS = [{"prompt": "Count up."}, {"prompt": [{"role": "user", "content": "Count on."}]}]
 
@@ -165,6 +166,12 @@ def test_a_new_row_begins_where_the_template_does_not_append() -> None:
     assert last.count("[TOOLS]") == 1
     assert "It is 0" in last
     assert "It is 1" in last
+
+
+def test_the_engine_has_room_for_the_budgets() -> None:
+    assert agent(Counting, turns=4).room(20) == bucket(4 * (20 + 32))
+    assert agent(Counting, turns=4, turn_tokens=8).room(20) == bucket(4 * (8 + 32))
+    assert agent(Counting, turns=4, turn_tokens=8, episode_tokens=50).room(20) == bucket(50)
 
 
 class Broken(Counting):

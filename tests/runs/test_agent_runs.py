@@ -191,6 +191,26 @@ def test_it_trains_and_its_tokens_are_those_that_were_sampled(environment: str, 
 
 
 @pytest.mark.heavy
+def test_environments_that_fail_do_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(tmp_path, "Flaky", steps=2, stream_rewards=True, eval_size=0, num_prompts=4)
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    for line, step in zip(lines, taken, strict=True):
+        batch = step.scored.batch
+        lost = np.isnan(np.asarray(batch.reward))
+        ended = (np.asarray(batch.turn).max(axis=1) == 1).sum()
+        assert line["reward/unscored"] == lost.mean() == 0.5
+        assert not np.asarray(batch.action_mask)[lost].any()
+        assert line["rollout/failed_environments"] == lost.sum() + ended
+        assert all(np.isfinite(value) for value in line.values() if isinstance(value, float))
+    text = caplog.text
+    assert "in reset, so that its episode is not scored: OSError: no server" in text
+    assert "in step, where its episode ends: OSError: the server is gone" in text
+
+
+@pytest.mark.heavy
 def test_slots_do_not_change_episodes(tmp_path: Path) -> None:
     found = []
     for slots in (1, 4, 0):

@@ -37,6 +37,23 @@ class Echo:
         return f"{self.number}?", float(action[:1] < "n"), self.turns == 3, False, {}
 
 
+class Flaky(Echo):
+    """It cannot be reset where the row says so, and fails in the second turn elsewhere."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        if self.row["answer"] == "1":
+            raise OSError("no server")
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.turns == 1:
+            raise OSError("the server is gone")
+        return super().step(action)
+
+
 class Purse:
     """As TRL has them: a tool, and the reward at the end."""
 
