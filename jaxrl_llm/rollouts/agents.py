@@ -74,13 +74,14 @@ def agent(
     episode_tokens: int | None = None,
     turn_rewards: bool = False,
     greedy: bool = False,
+    system: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Rollout:
     """Groups of episodes with an environment.
 
     environment: makes an environment from a row of the data set; see `environments.protocol`. turns, turn_tokens,
-    episode_tokens: see `Limits`. greedy: take the most probable tokens, as an evaluation does. options: of the chat
-    template.
+    episode_tokens: see `Limits`. greedy: take the most probable tokens, as an evaluation does. system: the system
+    message of prompts that have none. options: of the chat template.
 
     The environment's reward is the component `environment` of the run's rewards: the sum of its final reward and those
     of all turns. turn_rewards: those of turns are the batch's `turn_rewards` instead, and the component is the final
@@ -95,7 +96,7 @@ def agent(
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         numbers = range(task.samples)
-        found = await gather(*(converse(tools, task, n, environment, limits, options, greedy) for n in numbers))
+        found = await gather(*(converse(tools, task, n, environment, limits, options, greedy, system) for n in numbers))
         ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}) for one in found]
         known = [end for one, end in zip(found, ends, strict=True) if one.scored]
         graded = iter(await tools.score(known) if known else [])
@@ -120,13 +121,14 @@ async def converse(
     limits: Limits,
     options: Mapping[str, Any] | None = None,
     greedy: bool = False,
+    system: str | None = None,
 ) -> Conversation:
     """One episode of the task's group."""
     one = Conversation([Episode(task.prompt, task.prompt_id, number)], [])
     try:
         world, seen = await _begun(tools, task, number, make)
         chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(options or {}))
-        one.messages = merged([*_messages_of(task.row), *seen.messages])
+        one.messages = merged([*_messages_of(task.row, system), *seen.messages])
         one.rows[0] = replace(one.rows[0], prompt=tuple(chat.begin(one.messages)))
     except (EnvironmentFailed, InputError) as error:
         _failed(one, task, number, f"in reset, so that its episode is not scored: {error}")
@@ -245,13 +247,13 @@ def merged(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def _messages_of(row: Mapping[str, Any]) -> list[Message]:
-    prompt = row.get("prompt")
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}] if prompt else []
-    if is_conversation(prompt):
-        return [dict(message) for message in prompt]  # type: ignore[union-attr]
-    raise InputError("an agent's prompts are texts or messages, which its environment's come after")
+def _messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:
+    prompt: Any = row.get("prompt")
+    if not isinstance(prompt, str) and not is_conversation(prompt):
+        raise InputError("an agent's prompts are texts or messages, which its environment's come after")
+    asked = [{"role": "user", "content": prompt}] * bool(prompt) if isinstance(prompt, str) else [*map(dict, prompt)]
+    has_own = bool(asked) and asked[0].get("role") == "system"
+    return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
 
 
 def _state(seen: Observation) -> str:

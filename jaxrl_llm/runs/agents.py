@@ -36,7 +36,7 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     """
     rollout = agent(
         make_environment(config), config.turns, config.turn_tokens or None, config.episode_tokens or None,
-        TURN_REWARDS in needs, greedy,
+        TURN_REWARDS in needs, greedy, config.system_prompt,
     )  # fmt: skip
     return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
 
@@ -74,8 +74,11 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
             )
         chat = ChatTurns(text_tokenizer, tuple(world.tools))
         assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
-        prompt = row.get("prompt")
-        chat.begin(prompt if is_conversation(prompt) else [{"role": "user", "content": str(prompt)}])
+        prompt: Any = row.get("prompt")
+        asked = prompt if is_conversation(prompt) else [{"role": "user", "content": str(prompt)}]
+        if config.system_prompt is not None and asked[0].get("role") != "system":
+            asked = [{"role": "system", "content": config.system_prompt}, *asked]
+        chat.begin(asked)
         if callable(close := getattr(world, "close", None)) and not inspect.iscoroutinefunction(close):
             with contextlib.suppress(Exception):  # of an environment that was never reset
                 close()

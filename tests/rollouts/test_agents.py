@@ -168,6 +168,16 @@ def test_a_new_row_begins_where_the_template_does_not_append() -> None:
     assert "It is 1" in last
 
 
+def test_a_system_message_comes_first_where_there_is_none() -> None:
+    tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
+    own = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count on."}]}
+    found, _ = run_agents(agent(Counting, system="Count well."), tokenizer, says(end), [ROWS[0], own], samples=1)
+    plain, with_own = (tokenizer.decode(one.episodes[0].prompt) for one in found.groups)
+    assert plain.startswith("<|im_start|>system\nCount well.<|im_end|>\n<|im_start|>user\nCount up.\n\n0?<|im_end|>")
+    assert with_own.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nCount on.")
+    assert "Count well." not in with_own
+
+
 def test_the_engine_has_room_for_the_budgets() -> None:
     assert agent(Counting, turns=4).room(20) == bucket(4 * (20 + 32))
     assert agent(Counting, turns=4, turn_tokens=8).room(20) == bucket(4 * (8 + 32))
