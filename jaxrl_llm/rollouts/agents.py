@@ -251,7 +251,8 @@ def _messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Mess
     prompt: Any = row.get("prompt")
     if not isinstance(prompt, str) and not is_conversation(prompt):
         raise InputError("an agent's prompts are texts or messages, which its environment's come after")
-    asked = [{"role": "user", "content": prompt}] * bool(prompt) if isinstance(prompt, str) else [*map(dict, prompt)]
+    texts: Any = [{"role": "user", "content": prompt}] * bool(prompt)
+    asked: list[Message] = texts if isinstance(prompt, str) else [*map(dict, prompt)]
     has_own = bool(asked) and asked[0].get("role") == "system"
     return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
 
