@@ -23,6 +23,10 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("prompts", "num_prompts", "prompt_column", "answer_column", "prompt_template", "system_prompt", "task_options",
          "max_prompt_tokens", "long_prompts"),
     ),
+    "agent": (
+        "What the policy acts in over several turns: environments and tools, and the budgets of their episodes.",
+        ("environment", "tools", "turns", "turn_tokens", "episode_tokens", "tool_time_limit"),
+    ),
     "reward": (
         "How completions are scored.",
         ("rewards", "reward_time_limit", "stream_rewards", "reward_default", "overlong_tokens"),

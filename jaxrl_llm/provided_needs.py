@@ -24,7 +24,7 @@ from jaxrl_llm.stand_ins import (
 )
 from jaxrl_llm.trajectory import bucket_moments
 
-AGENT = "--rollout FILE.py:FUNCTION that returns rollouts.agents.agent(ENVIRONMENT)"
+AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
 PROVIDED = (
     Need(
         "greedy_reward", "info['greedy_reward']", "[N]", "reward of the greedy completion of the row's prompt",
@@ -123,12 +123,12 @@ PROVIDED = (
     Need(
         "turns", "batch.turn", "[N, L]", "number of the turn of each action, in episodes of several turns",
         StandIn("one turn", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 4, logp.shape)),
-        provider="--rollout FILE.py:FUNCTION that returns rollouts.programs.conversation(ENVIRONMENT)",
+        provider="--environment MODULE:NAME, or a --rollout that returns rollouts.programs.conversation(ENVIRONMENT)",
     ),
     Need(
         "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",
         StandIn("the score comes with the last turn", turn_rewards),
-        provider="--rollout FILE.py:FUNCTION that returns rollouts.agents.agent(ENVIRONMENT, turn_rewards=True)",
+        provider="--environment MODULE:NAME",
     ),
     Need(
         "state_key", "batch.state_key", "[N, K]", "equal where the environment was in the same state before the turn",

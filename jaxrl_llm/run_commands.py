@@ -60,7 +60,8 @@ def eval_command(arguments: list[str]) -> int:
     is_run = RunFolder(args.model, reading=True).is_run()
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
-        from jaxrl_llm.runs.evaluate import evaluate_policy
+        from jaxrl_llm.runs.agents import is_agent
+        from jaxrl_llm.runs.evaluate import evaluate_policy, play
         from jaxrl_llm.runs.inputs import encode_for
         from jaxrl_llm.runs.load_run import load_run
         from jaxrl_llm.runs.metrics import accuracy_line
@@ -71,10 +72,14 @@ def eval_command(arguments: list[str]) -> int:
         _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows)
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
-        result = evaluate_policy(
-            policy, params, prompts, rewards, judge=config.eval_reward, samples=args.samples, temperature=temperature,
-            max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128, seed=config.seed,
-        )  # fmt: skip
+        if is_agent(config):
+            result = play(config, policy, params, prompts, rewards, samples=args.samples, temperature=temperature)
+        else:
+            result = evaluate_policy(
+                policy, params, prompts, rewards, judge=config.eval_reward, samples=args.samples,
+                temperature=temperature, max_new_tokens=config.max_new_tokens, stop=config.stop,
+                slots=config.slots or 128, seed=config.seed,
+            )  # fmt: skip
     print(accuracy_line(result.figures, prompts_of(config, args.prompts, is_run)))
     for k, value in result.figures.get("pass_at", {}).items():
         low, mean, high = (100 * value[name] for name in ("low", "value", "high"))

@@ -3,6 +3,8 @@
 import json
 import re
 import runpy
+import shlex
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -24,7 +26,7 @@ def code_lines(text: str) -> int:
 
 
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    first, second, _, before = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, _, second, _, before = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert code_lines(first) <= 15
     module = types.ModuleType("readme")  # where its functions have their names, as in __main__
     sys.modules[module.__name__], names = module, vars(module)
@@ -55,7 +57,7 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
 @pytest.mark.heavy
 def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
     """With another model and a smaller run than the README's."""
-    first, second, third, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, _, second, third, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     imports = [line for line in first.splitlines() if re.match(r"(from|import) ", line)]
     small = f"TrainConfig(model={TINY!r}, steps=2, prompts_per_step=2, group_size=4, eval_size=2, num_prompts=20, "
     small += "max_new_tokens=6, tensorboard=False, "
@@ -71,6 +73,44 @@ def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
     assert names["run"].config.algorithm == "python:algorithm"
     assert names["Run"](tmp_path / "wider").config.algorithm == "python:wider"
     assert names["curve"].shape == (2,)
+
+
+@pytest.mark.heavy
+def test_the_readmes_agent_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class and its command, with a tiny model and a smaller run."""
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## An agent in ten lines") : text.index("## Compose an algorithm")]
+    (agent,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    (command,) = re.findall(r"```bash\n(.*?)```", section, flags=re.DOTALL)
+    assert code_lines(agent) <= 10
+    names: dict[str, Any] = {}
+    exec(compile(agent, "README.md", "exec"), names)
+    game = names["Guess"]()
+    assert game.reset(seed=3)[0].startswith("Guess")
+    assert game.step("0")[:3] == ("higher", 0.0, False)
+    assert game.step(f"{game.number}")[1:3] == (1.0, True)
+    monkeypatch.chdir(tmp_path)
+    (row,) = re.findall(r"`(\{.*?\})`", section)
+    (tmp_path / "guess.py").write_text(agent)
+    (tmp_path / "games.jsonl").write_text("".join(row.replace("1", f"{i}") + "\n" for i in range(8)))
+    shutil.copytree(TINY, tmp_path / "tiny")
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '' }}\n"
+    template += "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    changes = {"tokenizer_config.json": {"chat_template": template}, "config.json": {"max_position_embeddings": 256}}
+    for name, settings in changes.items():
+        path = tmp_path / "tiny" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    small = ["--model", "tiny", "--steps", "1", "--prompts-per-step", "2", "--group-size", "2", "--eval-size", "2"]
+    words = [word for word in shlex.split(command)[1:]]
+    assert main([*words, *small, "--stop", *"abcdefghijklmnopqrstuvwxyz", "--no-tensorboard"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # its file is found from where the run was started
+    assert main(["train", "--resume", "../runs/guess", "--steps", "2"]) == 0
+    assert main(["eval", "../runs/guess"]) == 0
+    line, _ = [json.loads(one) for one in (tmp_path / "runs/guess/metrics.jsonl").read_text().splitlines()]
+    assert line["rollout/failed_environments"] == 0
+    assert 1 < line["rollout/turns"] <= 7
+    assert line["mismatch"] < 1e-4
 
 
 def test_readme_names_files_that_exist() -> None:

@@ -51,10 +51,19 @@ def environments(
 
 
 def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> Environment:
-    """An environment of any of these libraries as one of the protocol. InputError for what has no `reset`."""
+    """An environment of any of these libraries as one of the protocol.
+
+    InputError for what has no `reset`, and for tools beside an environment of another kind than TRL's.
+    """
     if not callable(getattr(world, "reset", None)):
         raise InputError(f"an environment needs a method reset, but {shown(world)} has none")
     step = getattr(world, "step", None)
+    if tools and callable(step) and (hasattr(world, "tools") or not _of_trl(world)):
+        names = ", ".join(getattr(tool, "__name__", shown(tool)) for tool in tools)
+        raise InputError(
+            f"the tools {names} cannot be added to {type(world).__name__}, which has a step that replies go to: leave "
+            "them out, or give an environment whose methods are tools"
+        )
     if callable(step) and hasattr(world, "tools"):
         return world
     if callable(step) and callable(getattr(world, "get_observation", None)):
@@ -91,6 +100,11 @@ class OfMethods:
         self._world, self._box = world, Toolbox([*tools, *own], seconds)
         self.tools: Sequence[Mapping[str, Any]] = self._box.schemas
 
+    @property
+    def gives_reward(self) -> bool:
+        """Whether it has a reward; else the run's other rewards judge its episodes."""
+        return callable(getattr(self._world, "get_reward", None))
+
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The text of `reset`, if it gives one, comes after the prompt."""
         text = self._world.reset(**row)
@@ -104,7 +118,7 @@ class OfMethods:
     async def close(self) -> float | None:
         """`get_reward()`, if there is one. What the tools keep is closed."""
         await in_thread(self._box.close)
-        if not callable(getattr(self._world, "get_reward", None)):
+        if not self.gives_reward:
             return None
         reward = self._world.get_reward()
         reward = await reward if inspect.isawaitable(reward) else reward

@@ -45,7 +45,7 @@ class Environment(Protocol):
         """JSON schemas of the tools; () for none."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation | Awaitable[Observation]:
-        """Begin an episode. row: of the data set. seed: for environments that draw; the same seed, the same episode.
+        """Begin an episode. row: of the data set. seed: for environments that draw; all samples of a group have one.
 
         Returns messages that come after those of the row's prompt.
         """
@@ -54,7 +54,7 @@ class Environment(Protocol):
         """Answer a reply of the policy."""
 
     def close(self) -> float | Awaitable[float | None] | None:
-        """End the episode. Returns (or awaits) its final reward, which is added to its last turn's, or None."""
+        """End the episode. Returns (or awaits) its final reward, beside those of its turns, or None for none."""
 
 
 MakeEnvironment = Callable[[Mapping[str, Any]], Environment]

@@ -76,6 +76,17 @@ def load_policy(
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 
+def load_tokenizer(path_or_name: str | Path) -> Any:
+    """The tokenizer of a model alone, as `load_policy` gives it; InputError as there."""
+    _expect_no_torch()
+    path, name = path_of(path_or_name, "the model"), str(path_or_name)
+    if name == DEMO_MODEL or name.endswith(".gguf"):
+        from jaxrl_llm.models.gguf import read_gguf, smollm2_path
+
+        return read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser()).tokenizer()
+    return _tokenizer(path if os.path.isdir(path) else _from_hub(name))
+
+
 def _expect_no_torch() -> None:
     """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     about_torch = "PyTorch was not found"

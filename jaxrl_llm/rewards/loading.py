@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from jaxrl_llm.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.rewards import answers, code, graded, verifiers
 from jaxrl_llm.rewards.entries import provided
+from jaxrl_llm.rewards.of_environment import environment
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "environment": environment,
     "exact_match": answers.keyed(verifiers.exact_match, answers.whole_text),
     "number_match": answers.keyed(verifiers.number_match, answers.number),
     "math_verify": answers.keyed(verifiers.math_verify, answers.expression),

@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxrl_llm.errors import InputError, InputErrors, unknown
 from jaxrl_llm.peer_options import reward_hint
 from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS
+from jaxrl_llm.rewards.of_environment import ENVIRONMENT, environment
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.runner import Reward
 
@@ -23,7 +24,7 @@ def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
     """The reward of a spec `NAME[*WEIGHT]`; the weight is 1 by default.
 
     NAME is one of `names()`, some of which take an argument such as `format_match(REGEX)`, `path/to/file.py:FUNCTION`
-    or `package.module:FUNCTION`.
+    or `package.module:FUNCTION`. `environment` is what the environment of an episode gave for it.
     The function is loaded and called in a process of its own with the working directory `folder`; see
     `process.ProcessFunction`. The process can be killed, but it is not sandboxed: the code must be trusted.
 
@@ -39,25 +40,30 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
     """The reward of each spec; their processes start in parallel. Raises InputErrors if several specs are invalid."""
     if isinstance(specs, str):
         raise InputError(f"get_rewards needs a list of strings: write get_rewards([{specs!r}])")
-    started: list[tuple[ProcessFunction, float]] = []
+    started: list[tuple[ProcessFunction | None, float]] = []
     rewards, problems = [], []
     for spec in specs:
         try:
             name, weight = _parse(spec, folder)
+            if name == ENVIRONMENT:  # which episodes have; no process computes it
+                started.append((None, weight))
+                continue
             function = ProcessFunction(name, folder)
             function.start()
             started.append((function, weight))
         except InputError as error:
             problems.append(str(error))
-    for function, weight in started:
+    for process, weight in started:
         try:
-            function.load()
-            rewards.append(Reward(function, weight))
+            if process is not None:
+                process.load()
+            rewards.append(Reward(environment if process is None else process, weight))
         except InputError as error:
             problems.append(str(error))
     if problems:
-        for function, _ in started:
-            function.close()
+        for process, _ in started:
+            if process is not None:
+                process.close()
         raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0])
     return rewards
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm.rewards.entries import SPANS, Entries, chosen, joined, provided
 from jaxrl_llm.rewards.entry_arrays import alike, blank, with_entries
+from jaxrl_llm.rewards.of_environment import environment
 from jaxrl_llm.rewards.runner import Reward, Scores, combine
 from jaxrl_llm.rewards.runner import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
@@ -218,10 +219,24 @@ class StreamedScores:
         return bool(self._scores)
 
     async def episodes(self, row: dict[str, Any], episodes: Sequence[Any]) -> list[Any]:
-        """Score episodes of one prompt and return them with their rewards. Reward functions see the sampled tokens."""
+        """Score episodes of one prompt and return them with their rewards. Reward functions see the sampled tokens.
+
+        The component `environment` is what episodes have already, `Episode.rewards`: no function is called for it.
+        """
         ids = [episode.own.token[episode.actions].tolist() for episode in episodes]
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
-        found = await asyncio.wrap_future(self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids))
+        had = {
+            reward.name: np.asarray([episode.rewards[reward.name] for episode in episodes], np.float32)
+            for reward in self._rewards
+            if reward.function is environment and all(reward.name in episode.rewards for episode in episodes)
+        }
+        called = [reward for reward in self._rewards if reward.name not in had]
+        found = Scores({}, np.zeros(0), {}, {})
+        if called:
+            found = await asyncio.wrap_future(self._thread.submit(_score, called, [row] * len(ids), texts, ids))
+        if had:
+            components = {reward.name: {**found.components, **had}[reward.name] for reward in self._rewards}
+            found = found._replace(components=components, total=combine(self._rewards, components))
         for name, count in found.failures.items():
             self._failures[name] += count
         parts = [{name: float(x[i]) for name, x in found.components.items()} for i in range(len(ids))]
@@ -230,15 +245,17 @@ class StreamedScores:
         return [episode.scored(float(total), part, entries) for episode, total, part, entries in each]
 
     def known(self, episodes: Sequence[Any]) -> Scores:
-        """The scores of episodes that were scored before. Episodes of failed groups get the rewards' defaults."""
+        """The scores of episodes that were scored before. Episodes of failed groups get the rewards' defaults.
+
+        A component that a scored episode does not have is NaN, as where it has the reward NaN because its environment
+        failed.
+        """
         names = [reward.name for reward in self._rewards]
         defaults = {reward.name: reward.default for reward in self._rewards}
         missing = [episode.reward is None for episode in episodes]
+        each = list(zip(episodes, missing, strict=True))
         components = {
-            name: np.asarray(
-                [defaults[name] if lost else e.rewards[name] for e, lost in zip(episodes, missing, strict=True)],
-                np.float32,
-            )
+            name: np.asarray([defaults[name] if lost else e.rewards.get(name, np.nan) for e, lost in each], np.float32)
             for name in names
         }
         total = sum(reward.weight * defaults[reward.name] for reward in self._rewards)

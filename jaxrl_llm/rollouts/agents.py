@@ -8,6 +8,8 @@ its prompt; both rows are trained on with the episode's reward.
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 from asyncio import gather
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +22,14 @@ from jaxrl_llm.data.turns import ChatTurns, Message
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
+from jaxrl_llm.rewards.of_environment import ENVIRONMENT
+from jaxrl_llm.rollouts.agent_metrics import COUNTS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
-from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.rollouts.programs import OBSERVATION, Rollout
+from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
+from jaxrl_llm.threads import in_thread
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
 
 CALLS = ("calls", "failed_calls")  # of tools, which environments count
 
@@ -48,9 +55,19 @@ class Conversation:
     rows: list[Episode]
     messages: list[Message]
     rewards: list[float] = field(default_factory=list)  # of each turn
+    final: float = 0.0  # the reward of the whole
     states: list[str] = field(default_factory=list)  # before each turn
     info: dict[str, float] = field(default_factory=dict)
-    failed: str | None = None  # why the environment failed
+    scored: bool = True  # whether the environment could give its final reward
+
+    def component(self, turn_rewards: bool) -> float:
+        """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
+        total = self.final + (0.0 if turn_rewards else math.fsum(self.rewards))
+        return total if self.scored and math.isfinite(total) else math.nan
+
+
+class EnvironmentFailed(Exception):
+    """An environment raised, hung, or answered what is no observation."""
 
 
 @part
@@ -60,71 +77,132 @@ def agent(
     turn_tokens: int | None = None,
     episode_tokens: int | None = None,
     turn_rewards: bool = False,
-    scored: bool = True,
+    greedy: bool = False,
+    system: str | None = None,
     options: Mapping[str, Any] | None = None,
     fresh: bool = False,
 ) -> Rollout:
     """Groups of episodes with an environment.
 
     environment: makes an environment from a row of the data set; see `environments.protocol`. turns, turn_tokens,
-    episode_tokens: see `Limits`. turn_rewards: the environment's rewards of turns are the batch's `turn_rewards`, and
-    the episode's reward is what is beside them; without it the reward is the sum of all. scored: the run's reward
-    functions score the episodes too, and their reward is added. options: of the chat template. fresh: each observation
-    is the whole prompt of the next turn, which is a row of its own.
+    episode_tokens: see `Limits`. greedy: take the most probable tokens, as an evaluation does. system: the system
+    message of prompts that have none. options: of the chat template. fresh: each observation is the whole prompt of the
+    next turn, which is a row of its own.
+
+    The environment's reward is the component `environment` of the run's rewards: the sum of its final reward and those
+    of all turns. turn_rewards: those of turns are the batch's `turn_rewards` instead, and the component is the final
+    reward alone.
+
+    An environment that fails in `reset` is made anew once; if it fails again, or in `close`, its episode is not scored.
+    One that fails in `step` ends its episode there. Either is logged and counted.
 
     Provides turns, state_key, episode, first_turn, calls and failed_calls, and turn_rewards where asked.
     """
     limits = Limits(turns, turn_tokens, episode_tokens, fresh)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        found = await gather(*(converse(tools, task, n, environment, limits, options) for n in range(task.samples)))
-        ends = [one.rows[-1] for one in found]
-        graded = await tools.score(ends) if scored else [end.scored(0.0) for end in ends]
-        return [row for one, end in zip(found, graded, strict=True) for row in finished(one, end, turn_rewards)]
+        numbers = range(task.samples)
+        found = await gather(*(converse(tools, task, n, environment, limits, options, greedy, system) for n in numbers))
+        ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}) for one in found]
+        known = [end for one, end in zip(found, ends, strict=True) if one.scored]
+        graded = iter(await tools.score(known) if known else [])
+        ends = [next(graded) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
+        return [row for one, end in zip(found, ends, strict=True) for row in finished(one, end, turn_rewards)]
 
     provides = {"turns", "state_key", "episode", "first_turn", *CALLS} | ({"turn_rewards"} if turn_rewards else set())
-    most = (lambda samples: turns * samples) if fresh else None
-    return Rollout(program, "agent", frozenset(provides), turns=1 if fresh else turns, ragged=True, most=most)
+    longest = episode_tokens
+    if longest is None and turn_tokens is not None and not fresh:
+        longest = turns * (turn_tokens + OBSERVATION)
+    return Rollout(
+        program, "agent", frozenset(provides), turns=1 if fresh else turns, ragged=True, longest=longest,
+        rewards=frozenset({ENVIRONMENT}), most=(lambda samples: turns * samples) if fresh else None,
+    )  # fmt: skip
 
 
 async def converse(
-    tools: Tools, task: Task, number: int, make: MakeEnvironment, limits: Limits, options: Mapping[str, Any] | None
+    tools: Tools,
+    task: Task,
+    number: int,
+    make: MakeEnvironment,
+    limits: Limits,
+    options: Mapping[str, Any] | None = None,
+    greedy: bool = False,
+    system: str | None = None,
 ) -> Conversation:
     """One episode of the task's group."""
-    world = make(task.row)
-    chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(options or {}))
-    seed = int(tools.random(f"environment {number}").integers(2**31))
-    opened = await _ask(tools, world.reset, dict(task.row), seed, name=f"{number}/reset")
-    messages = merged([*_messages_of(task.row), *opened.messages])
-    start = Episode(tuple(chat.begin(messages)), task.prompt_id, number)
-    one = Conversation([start], messages, info={**dict.fromkeys(CALLS, 0.0), **opened.info})
-    seen = opened
+    one = Conversation([Episode(task.prompt, task.prompt_id, number)], [])
+    try:
+        world, seen = await _begun(tools, task, number, make)
+        chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(options or {}))
+        one.messages = merged([*_messages_of(task.row, system), *seen.messages])
+        one.rows[0] = replace(one.rows[0], prompt=tuple(chat.begin(one.messages)))
+    except (EnvironmentFailed, InputError) as error:
+        _failed(one, task, number, f"in reset, so that its episode is not scored: {error}")
+        one.scored = False
+        return one
+    one.info = dict(seen.info)
     for turn in range(limits.turns):
         one.states.append(_state(seen))
-        one.rows[-1] = await tools.sample(one.rows[-1], limit=_room(one.rows[-1], task, limits))
+        one.rows[-1] = await tools.sample(one.rows[-1], limit=_room(one, task, limits), greedy=greedy)
         reply = chat.reading(one.rows[-1].last)
         one.messages.append(reply.message)
-        seen = await _ask(tools, world.step, reply, name=f"{number}/{turn}")
-        one.rewards.append(float(seen.reward))
-        for name, value in seen.info.items():
-            one.info[name] = one.info.get(name, 0.0) + float(value)
-        if seen.done or seen.truncated or one.rows[-1].truncated:
-            break
-        one.messages = merged(seen.messages) if limits.fresh else [*one.messages, *seen.messages]
-        if turn + 1 == limits.turns or not _append(one, tools, chat, seen.messages, task, limits):
-            seen = replace(seen, truncated=True)
+        over = True
+        try:
+            seen = await _observed(tools, world.step, reply, name=f"{number}/{turn}")
+            one.rewards.append(seen.reward)
+            for name, value in seen.info.items():
+                one.info[name] = one.info.get(name, 0.0) + float(value)
+            over = seen.done or seen.truncated or one.rows[-1].truncated
+            if not over:
+                one.messages = merged(seen.messages) if limits.fresh else [*one.messages, *seen.messages]
+                over = turn + 1 == limits.turns or not _append(one, tools, chat, seen.messages, task, limits)
+                seen = replace(seen, truncated=over)
+        except (EnvironmentFailed, InputError) as error:
+            _failed(one, task, number, f"in step, where its episode ends: {error}")
+            one.rewards += [0.0] * (turn + 1 - len(one.rewards))
+            seen = Observation(truncated=True)
+        if over:
             break
     one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or seen.truncated)
-    last = await tools.call(_closing(world), name=f"{number}/close", again=True)
-    if last is not None:
-        one.rewards[-1] += float(last)
+    try:
+        last = await _answer(tools, _closing(world), name=f"{number}/close")
+        one.final = 0.0 if last is None else float(last)
+    except EnvironmentFailed as error:
+        if FAILED_ENVIRONMENT not in one.info:
+            _failed(one, task, number, f"in close, so that its episode is not scored: {error}")
+            one.scored = False
     return one
 
 
-def _room(row: Episode, task: Task, limits: Limits) -> int:
+async def _begun(tools: Tools, task: Task, number: int, make: MakeEnvironment) -> tuple[Environment, Observation]:
+    """An environment and its first observation; made anew once if it fails.
+
+    The samples of a group have environments of one seed, so that their rewards can be compared.
+    """
+    seed = int(tools.random("environment").integers(2**31))
+    made: list[Environment] = []
+
+    async def begin() -> Observation:
+        made.append(await in_thread(make, task.row))
+        return await _of(made[-1].reset, dict(task.row), seed)
+
+    try:
+        seen = await _observed(tools, begin, name=f"{number}/reset")
+    except EnvironmentFailed:
+        seen = await _observed(tools, begin, name=f"{number}/reset again")
+    return made[-1], seen
+
+
+def _failed(one: Conversation, task: Task, number: int, why: str) -> None:
+    one.info[FAILED_ENVIRONMENT] = 1.0
+    logger.warning("the environment of sample %d of prompt %d failed %s", number, task.prompt_id, why)
+
+
+def _room(one: Conversation, task: Task, limits: Limits) -> int:
     """Most tokens of the next reply."""
     reply = task.limit if limits.turn_tokens is None else limits.turn_tokens
-    return reply if limits.episode_tokens is None else min(reply, limits.episode_tokens - row.size)
+    used = sum(row.size for row in one.rows)
+    return reply if limits.episode_tokens is None else min(reply, limits.episode_tokens - used)
 
 
 def _append(
@@ -137,22 +215,19 @@ def _append(
         longer = row + given(delta)
     else:
         longer = Episode(tuple(chat.begin(one.messages)), row.prompt_id, row.sample + task.samples)
-    if not tools.fits(longer.tokens) or _room(longer, task, limits) < 1:
+    rows = [*one.rows[:-1], longer] if delta is not None else [*one.rows, longer]
+    if not tools.fits(longer.tokens) or _room(replace(one, rows=rows), task, limits) < 1:
         return False
-    if delta is not None:
-        one.rows[-1] = longer
-    else:
-        one.rows.append(longer)
-        if not limits.fresh:
-            one.info["new_rows"] = one.info.get("new_rows", 0.0) + 1
+    one.rows = rows
+    one.info["new_rows"] = one.info.get("new_rows", 0.0) + (delta is None and not limits.fresh)
     return True
 
 
 def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episode]:
     """The rows of an episode with its reward. end: its last row, scored by the run's reward functions."""
-    outcome = 0.0 if end.reward is None else end.reward
-    total = float(sum(one.rewards))
-    reward = outcome if turn_rewards else outcome + total
+    assert end.reward is not None
+    parts = {ENVIRONMENT: one.component(turn_rewards), **end.rewards}
+    info = {**dict.fromkeys(COUNTS, 0.0), **one.info, "episode": float(one.rows[0].sample)}
     rows, turn = [], 0
     for row in one.rows:
         count = int(row.turns.max(initial=-1)) + 1
@@ -160,8 +235,8 @@ def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episod
         keys = tuple(checksum(np.frombuffer(state.encode(), np.uint8)) for state in one.states[turn : turn + count])
         rows.append(
             replace(row, state_keys=keys, turn_rewards=own)
-            .scored(reward, {**end.rewards, "environment": total}, end.entries)
-            .with_info(episode=float(one.rows[0].sample), first_turn=float(turn), **one.info)
+            .scored(end.reward, parts, end.entries)
+            .with_info(**info, first_turn=float(turn))
         )
         turn += count
     return rows
@@ -178,30 +253,51 @@ def merged(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def _messages_of(row: Mapping[str, Any]) -> list[Message]:
-    prompt = row.get("prompt")
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}] if prompt else []
-    if is_conversation(prompt):
-        return [dict(message) for message in prompt]  # type: ignore[union-attr]
-    raise InputError("an agent's prompts are texts or messages, which its environment's come after")
+def _messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:
+    prompt: Any = row.get("prompt")
+    if not isinstance(prompt, str) and not is_conversation(prompt):
+        raise InputError("an agent's prompts are texts or messages, which its environment's come after")
+    texts: Any = [{"role": "user", "content": prompt}] * bool(prompt)
+    asked: list[Message] = texts if isinstance(prompt, str) else [*map(dict, prompt)]
+    has_own = bool(asked) and asked[0].get("role") == "system"
+    return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
 
 
 def _state(seen: Observation) -> str:
     return repr([dict(message) for message in seen.messages]) if seen.state is None else seen.state
 
 
-async def _ask(tools: Tools, method: Any, *arguments: Any, name: str) -> Observation:
-    """An observation from a method of the environment, by way of the log."""
+async def _of(method: Any, *arguments: Any) -> Any:
+    """What a method returns; plain ones run in a thread."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*arguments)
+    found = await in_thread(method, *arguments)
+    return await found if inspect.isawaitable(found) else found
 
-    async def asynchronous() -> Any:
-        return (await method(*arguments)).as_json()
 
-    def plain() -> Any:
-        return method(*arguments).as_json()
+async def _answer(tools: Tools, method: Any, *arguments: Any, name: str) -> Any:
+    """What a method of the environment returns, by way of the log. EnvironmentFailed if it raises or hangs."""
 
-    function = asynchronous if inspect.iscoroutinefunction(method) else plain
-    return Observation(**await tools.call(function, name=name, again=True))
+    async def call() -> Any:
+        return await _of(method, *arguments)
+
+    found = await tools.call(call, name=name, again=True, failing=True)
+    if isinstance(found, dict) and set(found) == {FAILED}:
+        raise EnvironmentFailed(found[FAILED])
+    return found
+
+
+async def _observed(tools: Tools, method: Any, *arguments: Any, name: str) -> Observation:
+    """An observation from a method of the environment, as `_answer`."""
+
+    async def observation() -> Any:
+        found = await _of(method, *arguments)
+        return replace(
+            found, reward=float(found.reward), done=bool(found.done), truncated=bool(found.truncated),
+            info={name: float(value) for name, value in found.info.items()},
+        ).as_json()  # fmt: skip
+
+    return Observation(**await _answer(tools, observation, name=name))
 
 
 def _closing(world: Environment) -> Any:

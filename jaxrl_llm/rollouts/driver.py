@@ -231,6 +231,8 @@ class _Run:
         try:
             await asyncio.wait_for(self.progressed.wait(), self.driver.time_limit)
         except TimeoutError:
+            if self.progressed.is_set():  # a call reached its own time limit at the same moment, and was answered
+                return
             for group in self.groups:
                 # External calls have time limits of their own, and waiting for the engine is not limited.
                 if not (group.over or group.outside or group.sampling or group.meeting):

@@ -257,13 +257,13 @@ def _round(
 def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:
     """The batch with its rewards, some of which may be known already."""
     rows = rows_of(found.groups)
+    episodes = [episode for one in found.groups for episode in one.episodes]
+    if any(episode.reward is not None for episode in episodes):
+        known = streamed.known(episodes)
+        return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)
     if setup.stream_rewards and streamed.any:
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, streamed.scores())
     which = None
     if batch.info is not None and "window" in batch.info:
         which = np.asarray(batch.info["window"]).any(axis=1) & ~np.asarray(batch.info["unfinished"])
-    episodes = [episode for one in found.groups for episode in one.episodes]
-    if any(episode.reward is not None for episode in episodes):
-        known = streamed.known(episodes)
-        return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)
     return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.errors import InputError, error_line, shown
 from jaxrl_llm.models.experts import NOT_RECORDED
 from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
 from jaxrl_llm.rollouts.sample_numbers import SampleNumbers
-from jaxrl_llm.rollouts.tools import Decide, Meeting, NotDeterministicError, Task, Tools
+from jaxrl_llm.rollouts.tools import FAILED, Decide, Meeting, NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.recorded import in_order
 from jaxrl_llm.sampling.requests import Completion, Draws, Request
 
@@ -224,9 +224,9 @@ class GroupRun:
         found = await self._remember(name, score, False, None)
         return [episode.scored(*known) for episode, known in zip(episodes, found, strict=True)]
 
-    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
+    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
         """See `tools.ProgramHost`."""
-        return await self._remember(name, call, again, self.run.driver.time_limit)
+        return await self._remember(name, call, again, self.run.driver.time_limit, failing)
 
     async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
         """See `tools.ProgramHost`."""
@@ -250,20 +250,29 @@ class GroupRun:
             raise InputError(f"the program calls {name!r} twice: give each call its own name")
         self.named.add(name)
 
-    async def _remember(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None) -> Any:
+    async def _remember(
+        self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None, failing: bool = False
+    ) -> Any:
         self._take_name(name)
         known = name in self.recorded
-        if known and not again:
+        failed = failing and known and isinstance(self.recorded[name], dict) and set(self.recorded[name]) == {FAILED}
+        if known and (failed or not again):
             return self.recorded[name]
         self.outside += 1
         try:
-            found = await asyncio.wait_for(call(), limit)
-        except TimeoutError:
-            raise TimeoutError(f"{name!r} did not answer within {limit} s") from None
+            found = as_json(name, await asyncio.wait_for(call(), limit))
+        except TimeoutError as error:
+            why = str(error) or f"{name!r} did not answer within {limit} s"
+            if not failing:
+                raise TimeoutError(why) from None
+            found = {FAILED: why}
+        except Exception as error:
+            if not failing:
+                raise
+            found = {FAILED: error_line(error).removeprefix("RuntimeError: ")}
         finally:
             self.outside -= 1
             self.run.moved()
-        found = as_json(name, found)
         if known and found != self.recorded[name]:
             raise self._not_deterministic(f"{name!r} returns another answer than before")
         self.recorded[name] = found

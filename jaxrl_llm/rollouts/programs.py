@@ -53,6 +53,10 @@ class Rollout:
     """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
     hook: Hook | None = None
     """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
+    longest: int | None = None
+    """Most tokens of an episode after its prompt, for which the engine has room; None: by `turns`."""
+    rewards: frozenset[str] = field(default_factory=frozenset)
+    """Components of the reward that its episodes have already, such as `environment`."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):
@@ -66,6 +70,8 @@ class Rollout:
 
     def room(self, limit: int) -> int:
         """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more."""
+        if self.longest is not None:
+            return bucket(self.longest)
         return bucket(limit, least=4) if self.turns == 1 else bucket(self.turns * (limit + OBSERVATION))
 
 

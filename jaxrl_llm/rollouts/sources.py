@@ -19,6 +19,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.agent_metrics import agent_metrics
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.sampling.requests import Stats
@@ -297,6 +298,7 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))
+    out |= agent_metrics(one.episodes for one in groups)
     trees = [[episode for episode in one.episodes if "node" in episode.info] for one in groups]
     if any(trees):
         tokens = sum(episode.size for tree in trees for episode in tree)

@@ -45,6 +45,7 @@ class Meeting(NamedTuple):
 
 
 Decide = Callable[[list[Any]], Any]
+FAILED = "failed"  # key of the answer of an external call that failed
 
 
 class ProgramHost(Protocol):
@@ -60,7 +61,7 @@ class ProgramHost(Protocol):
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with their rewards."""
 
-    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool) -> Any:
+    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
         """The result of an external call, recorded under its name."""
 
     async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
@@ -157,13 +158,16 @@ class Tools:
             raise InputError(f"tools.score takes a list of episodes, but found {shown(episodes)}")
         return await self._host.scores(list(episodes))
 
-    async def call(self, function: Callable[..., Any], *arguments: Any, name: str, again: bool = False) -> Any:
+    async def call(
+        self, function: Callable[..., Any], *arguments: Any, name: str, again: bool = False, failing: bool = False
+    ) -> Any:
         """Call an external function, such as a tool, a judge or a step of an environment.
 
         A plain function runs in a thread, an async one in the event loop. The result must be a JSON value. It is
         recorded under `name`, which must be unique in the group, and returned without a call when the program is rerun
         from its log. again: call the function even then, because it has state, such as an environment's; a result that
-        differs from the recorded one raises NotDeterministicError.
+        differs from the recorded one raises NotDeterministicError. failing: a call that raises or exceeds the time
+        limit returns {FAILED: why} instead, which is recorded too; it is then not called again.
         """
 
         async def run() -> Any:
@@ -171,7 +175,7 @@ class Tools:
                 return await function(*arguments)
             return await in_thread(function, *arguments)
 
-        return await self._host.answer(name, run, again)
+        return await self._host.answer(name, run, again, failing)
 
     async def meet(self, value: Any, *, name: str, decide: Decide | None = None) -> Meeting:
         """Wait until all programs of the step meet or are over, and return what those that meet brought.

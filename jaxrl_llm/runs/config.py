@@ -8,29 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_llm.errors import InputError, gather, require, shown
-from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
+from jaxrl_llm.rewards.of_environment import ENVIRONMENT, is_among
+from jaxrl_llm.runs.config_checks import COUNT, RANGES, check_together
 from jaxrl_llm.settings import coerce_fields, raise_error
 
 if TYPE_CHECKING:
     from jaxrl_llm.sampling.requests import SamplingConfig
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
-COUNT = 2**31 - 1  # largest int32, the integer type on devices
-# Smallest and largest allowed values; None stands for COUNT.
-RANGES: dict[str, tuple[float, float | None]] = {
-    "steps": (1, None), "num_prompts": (1, None), "max_prompt_tokens": (1, None), "prompts_per_step": (1, 2**20),
-    "group_size": (1, 2**20), "max_new_tokens": (1, 2**24), "epochs": (1, 2**20), "minibatches": (1, 2**20),
-    "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
-    "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
-    "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
-    "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
-    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
-    "reward_default": (-1e30, 1e30), "speculative_tokens": (0, 64),
-    "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
-    "spike_window": (4, 2**20), "replay_megabytes": (0, None), "spike_rollbacks": (1, 2**20),
-}  # fmt: skip
 _NAMES = ("model", "output", "prompts", "algorithm", "rollout")
-GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
 
 
 @dataclass(frozen=True)
@@ -135,9 +122,28 @@ class TrainConfig:
     rollout_time_limit: float = 60.0
     """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed."""
 
+    environment: str | None = None
+    """What the policy acts in, over several turns: path/to/file.py:NAME or package.module:NAME, a class or function
+    that makes an environment of TRL's kind (its methods are tools), Gymnasium's, TextArena's or TextWorld's, or a dict
+    of them by the rows' column `environment`."""
+    tools: tuple[str, ...] = ()
+    """Functions that the policy may call, path/to/file.py:FUNCTION or package.module:FUNCTION, with type hints and a
+    docstring that says what each argument is; alone, or beside the tools of an environment of TRL's kind."""
+    turns: int = 8
+    """Most replies of an episode with an environment or tools."""
+    turn_tokens: int = 0
+    """Most tokens of a reply there; 0 is max_new_tokens."""
+    episode_tokens: int = 0
+    """Most tokens of an episode there, replies and observations, after its prompt; 0 is as the model's context
+    allows."""
+    tool_time_limit: float = 30.0
+    """Seconds that a call of a tool may take; after that the policy is told so. An environment's other methods have
+    rollout_time_limit."""
+
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
-    path/to/file.py:FUNCTION or package.module:FUNCTION."""
+    path/to/file.py:FUNCTION or package.module:FUNCTION, or environment, what the environment gives, which is the
+    default where there is one."""
     reward_time_limit: float = 10.0
     """Time limit of each reward function, in seconds, for a step's completions (with stream_rewards: for a group's)."""
     stream_rewards: bool = False
@@ -195,7 +201,8 @@ class TrainConfig:
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
     eval_reward: str | None = None
-    """Name of the reward that marks an answer as correct (at 1); by default the first."""
+    """Name of the reward that marks an answer as correct (at 1); by default environment, where it is one of them, else
+    the first."""
 
     checkpoint_every: int = 50
     """Steps between checkpoints; 0 saves only at the end."""
@@ -243,8 +250,14 @@ class TrainConfig:
             raise InputError(
                 "algorithm is a value, but must be a name here: give the value to train(config, algorithm=)"
             )
+        usual = self.rewards is TrainConfig.rewards
         wrong = coerce_fields(self)
+        if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
+            object.__setattr__(self, "rewards", TrainConfig.rewards if self.environment is None else (ENVIRONMENT,))
         texts = [] if wrong else [self._check_texts]  # only if every field has its type
+        judged = self.eval_reward is not None or self.environment is None
+        if not judged and "rewards" not in wrong and is_among(self.rewards):
+            object.__setattr__(self, "eval_reward", ENVIRONMENT)
         ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
         gather(
             *(partial(raise_error, error) for error in wrong.values()),
@@ -252,49 +265,19 @@ class TrainConfig:
             *([] if "optimizer" in wrong else [partial(check_optimizer, self.optimizer)]),
             *texts,
         )
-        self._check_together()
+        check_together(self)
 
     def _check_texts(self) -> None:
-        for name in (*_NAMES, "eval_prompts", "prompt_column", "answer_column", "wandb"):
+        for name in (*_NAMES, "eval_prompts", "prompt_column", "answer_column", "wandb", "environment"):
             text = getattr(self, name)
             if text is not None and (not text.strip() or "\0" in text):
                 raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
         if not self.rewards:
             raise InputError("rewards is empty: name at least one reward function")
+        if blank := [text for text in self.tools if not text.strip() or "\0" in text]:
+            raise InputError(f"tools holds {shown(blank[0])}: name a function, FILE.py:FUNCTION or MODULE:FUNCTION")
         if "" in self.stop:
             raise InputError("stop holds an empty string, which every text contains: remove it")
-
-    def _check_together(self) -> None:
-        """Checks that involve several settings."""
-        if self.overlong_tokens > self.max_new_tokens:
-            raise InputError(f"overlong_tokens is {self.overlong_tokens}, but must be at most max_new_tokens")
-        if not self.lora_rank and (self.lora_targets or self.lora_alpha != TrainConfig.lora_alpha):
-            given = "lora_targets are" if self.lora_targets else "lora_alpha is"
-            raise InputError(f"{given} given, but lora_rank is 0 (off): set lora_rank too")
-        if self.lora_rank and self.reference_memory == "host":
-            raise InputError(
-                "reference_memory is host, but with lora_rank the reference policy is the frozen model, which has no "
-                "second copy: leave it out"
-            )
-        if self.same_rounding and self.weight_dtype == "dtype":
-            raise InputError("same_rounding is given, but weight_dtype is not int8 or float8: set it, or leave it out")
-        if self.task_options and not self.prompts.startswith(GENERATED):
-            raise InputError(
-                f"task_options apply to {GENERATED}TASK only, but prompts is {shown(self.prompts)}: leave them out"
-            )
-        if self.spike_factor and not self.checkpoint_every:
-            raise InputError("spike_factor is given, but checkpoint_every is 0: there would be nothing to go back to")
-        if not self.eval_size and (self.eval_prompts or self.eval_every):
-            raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which disables evaluation")
-        parts = self.minibatches * self.micro_batches
-        # Micro-batches of a single minibatch may cut groups that are too large for the memory: credit is assigned to
-        # the whole batch before, and losses add up over micro-batches.
-        cut = self.minibatches == 1 and self.prompts_per_step * self.group_size % parts == 0
-        if self.prompts_per_step % parts and not cut:
-            raise InputError(
-                f"prompts_per_step is {self.prompts_per_step}, but must be a multiple of minibatches "
-                f"{self.minibatches} x micro_batches {self.micro_batches} = {parts}, so that groups stay whole"
-            )
 
 
 def _in_range(name: str, value: float, least: float, most: float | None) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from jaxrl_llm.data.hub import is_hub_data
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
-from jaxrl_llm.runs.config import GENERATED, TrainConfig
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.storage import is_url
 
 
@@ -38,7 +39,7 @@ def from_dict(raw: dict[str, Any]) -> TrainConfig:
 
 
 def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
-    """The configuration with relative paths of models, prompts, rewards, rollouts and algorithms resolved.
+    """The configuration with relative paths of models, prompts, and files of functions resolved.
 
     folder: that they are relative to. `output` is left alone, and so are models and data sets of the hub, which have
     the form of a name there and are no existing path.
@@ -52,7 +53,8 @@ def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
         file, mark, function = spec.rpartition(":")
         return f"{path(file)}:{function}" if mark and file.endswith(".py") and "(" not in file else spec
 
-    changes: dict[str, Any] = {"rewards": tuple(map(in_file, config.rewards))}
+    changes: dict[str, Any] = {name: tuple(map(in_file, getattr(config, name))) for name in ("rewards", "tools")}
+    changes["environment"] = None if config.environment is None else in_file(config.environment)
     changes |= {name: in_file(getattr(config, name)) for name in ("rollout", "algorithm")}
     for name in ("prompts", "eval_prompts"):
         source = getattr(config, name)

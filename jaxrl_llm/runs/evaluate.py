@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,11 +22,18 @@ from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
+from jaxrl_llm.rollouts.experience import experience
+from jaxrl_llm.rollouts.experience_setup import Experience
+from jaxrl_llm.rollouts.sources import Curriculum
+from jaxrl_llm.runs.agents import agent_of, is_agent
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.trajectory import Trajectories, map_rows
+
+EVALUATION = 2**31 - 1  # step of the episodes of evaluations, which keys the seeds of environments; no run has it
 
 
 class Evaluation(NamedTuple):
@@ -136,13 +144,18 @@ def evaluate_policy(
         return score_batch(rewards, policy.tokenizer, [prompts.rows[i] for i in chosen], batch)
 
     scored = _on_all(hosts, len(prompts.ids), samples, complete, lambda: take_weights(policy, params, mesh))
+    return _evaluation(scored, len(prompts.ids), samples, temperature, judge or names[0])
+
+
+def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, judge: str) -> Evaluation:
+    """What scored completions say, `samples` of each prompt."""
     batch = scored.batch
     assert scored.batch.rewards is not None
-    correct = np.asarray(scored.batch.rewards[judge or names[0]]) >= CORRECT
-    count = correct.reshape(len(prompts.ids), samples).sum(axis=1)
+    correct = np.asarray(scored.batch.rewards[judge]) >= CORRECT
+    count = correct.reshape(prompts, samples).sum(axis=1)
     lengths, reward = np.asarray(batch.action_mask).sum(axis=1), np.asarray(scored.batch.reward)
     figures: dict[str, Any] = {
-        "prompts": len(prompts.ids),
+        "prompts": prompts,
         "samples": samples,
         "temperature": temperature,
         "accuracy": float(correct.mean()),
@@ -184,14 +197,64 @@ def _on_all(
     return concatenate_groups([led[place % hosts.units][place // hosts.units] for place in range(prompts)])
 
 
+def play(
+    config: TrainConfig,
+    policy: Policy,
+    params: Params,
+    prompts: PromptSet,
+    rewards: Sequence[Reward],
+    *,
+    samples: int = 1,
+    temperature: float = 0.0,
+    mesh: jax.sharding.Mesh | None = None,
+    hosts: Hosts = ALONE,
+    watch: Callable[[Stats], object] = lambda stats: None,
+) -> Evaluation:
+    """`evaluate_policy` of a run with an environment or tools: whole episodes, as the run samples them.
+
+    Seeds of environments are none of those of training, and the same in each evaluation. Of an episode of several rows
+    the last stands for all.
+    """
+    sampling = dataclasses.replace(
+        config.sampling, temperature=temperature or 1.0, top_p=1.0, top_k=0, min_p=0.0,
+        slots=config.slots or config.prompts_per_step * config.group_size,
+    )  # fmt: skip
+    every = np.arange(len(prompts.ids), dtype=np.int32)
+    order = Curriculum(lambda: 0, lambda state, count: (every, state), lambda state, step: state)
+    source = experience(
+        Experience(
+            policy, prompts, rewards, order, sampling, agent_of(config, greedy=temperature == 0),
+            prompts_per_step=len(every), group_size=samples, time_limit=config.rollout_time_limit, mesh=mesh,
+            hosts=hosts, watch=watch,
+        )
+    )  # fmt: skip
+    found, _ = source.next(source.init(), params, jax.random.key(config.seed), EVALUATION)
+    kept = np.flatnonzero(last_rows(found.scored.batch))
+    batch = map_rows(lambda x: np.asarray(x)[kept], found.scored.batch)
+    scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept])
+    judge = config.eval_reward or rewards[0].name
+    return _evaluation(scored, len(every), samples, temperature, judge)
+
+
+def last_rows(batch: Trajectories) -> np.ndarray:
+    """bool[N]: the last row of each episode; an episode's rows follow each other."""
+    first_turn = np.asarray((batch.info or {}).get("first_turn", np.zeros(len(batch.group))))
+    return ~np.append(first_turn[1:] > 0, False)
+
+
 def evaluate_run(
     config: TrainConfig, parts: RunParts, params: Params, watch: Callable[[Stats], object] = lambda stats: None
 ) -> Evaluation:
-    """Greedy accuracy on a run's held-out prompts; see `evaluate_policy`."""
+    """Greedy accuracy on a run's held-out prompts; see `evaluate_policy`, and `play` for a run with an environment."""
     assert parts.held_out is not None
+    mesh = None if parts.sampler.size == 1 else parts.sampler
+    if is_agent(config):
+        return play(
+            config, parts.policy, params, parts.held_out, parts.rewards, mesh=mesh, hosts=parts.hosts, watch=watch
+        )
     return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
-        mesh=None if parts.sampler.size == 1 else parts.sampler, hosts=parts.hosts, watch=watch,
+        mesh=mesh, hosts=parts.hosts, watch=watch,
     )  # fmt: skip

@@ -14,7 +14,8 @@ from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, gather, shown, unknown
 from jaxrl_llm.models.source import check_source
 from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns
-from jaxrl_llm.runs.config import GENERATED, TrainConfig
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.runs.run_folder import RunFolder
 
 Rows = list[dict[str, Any]]

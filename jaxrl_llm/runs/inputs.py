@@ -17,7 +17,8 @@ from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, InputErrors, gather
 from jaxrl_llm.reporting.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
-from jaxrl_llm.runs.config import GENERATED, TrainConfig
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.runs.first_checks import (
     Rows,
     check_model,

@@ -9,9 +9,11 @@ from typing import Any
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.hooks import Hook
+from jaxrl_llm.rewards.of_environment import ENVIRONMENT, is_among
 from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.rollouts.programs import Rollout, with_greedy_baseline
 from jaxrl_llm.rollouts.rules import Partial
+from jaxrl_llm.runs.agents import agent_of, is_agent
 from jaxrl_llm.runs.config import TrainConfig
 
 GREEDY = "greedy_reward"
@@ -32,6 +34,10 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
         )
     strategy_of(config, algorithm)
     check_hook(config, algorithm, rollout)
+    if is_among(config.rewards) and ENVIRONMENT not in rollout.rewards:
+        raise InputError(
+            "rewards has environment, but the run has no environment that gives it: give one, or another reward"
+        )
 
 
 def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
@@ -89,8 +95,24 @@ def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapp
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     """The configured rollout program, else the method's, with a greedy baseline if the method needs one.
 
-    InputError for an unknown program.
+    Of a run with an environment or tools, `rollouts.agents.agent`. InputError for an unknown program, and for an
+    environment or tools beside another rollout.
     """
+    if is_agent(config):
+        what = "environment" if config.environment else "tools"
+        if config.rollout != TrainConfig.rollout:
+            raise InputError(f"{what} is given, but the rollout is {config.rollout}: leave out one of the two")
+        if algorithm.rollout is not None:
+            raise InputError(
+                f"{what} is given, but {config.algorithm} has a rollout of its own, {algorithm.rollout.name}: choose "
+                "another method, or leave it out"
+            )
+        if GREEDY in algorithm.needs:
+            raise InputError(
+                f"{what} is given, but {config.algorithm} needs the reward of a greedy completion, which episodes of "
+                "several turns do not have: choose another method"
+            )
+        return agent_of(config, algorithm.needs)
     rollout = rollout_by_name(config.rollout)
     if config.rollout == TrainConfig.rollout and algorithm.rollout is not None:
         rollout = algorithm.rollout

@@ -28,10 +28,12 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest
+from jaxrl_llm.models.load import load_tokenizer
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import values_of
 from jaxrl_llm.rewards import Reward
+from jaxrl_llm.runs.agents import agent_digests, check_agent, is_agent
 from jaxrl_llm.runs.checksums import checksums, structure
 from jaxrl_llm.runs.code_digest import code_digest
 from jaxrl_llm.runs.config import TrainConfig
@@ -182,12 +184,15 @@ def set_up(
     check_components(config, inputs.rewards)
     if not own_source:  # which has no rollout
         check_columns(config, algorithm, inputs.prompts.training)
+        if is_agent(config):
+            check_agent(config, inputs.prompts.training, lambda: load_tokenizer(config.model))
     policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
     algorithm = with_routing(config, algorithm, policy.config)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
     digests = {**inputs.digests, **method_digests(config, given), **model_digests(params, tokenizer)}
+    digests |= agent_digests(config)
     hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)

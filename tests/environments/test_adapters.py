@@ -21,6 +21,7 @@ from jaxrl_llm.environments.adapters import OfTextArena, adapted, environments
 from jaxrl_llm.environments.tools import Toolbox, WithTools, result_text, schema_of
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.episode import Episode
 
 END = TEMPLATES["hermes"][1]
 
@@ -72,16 +73,21 @@ def seven(text: str, sample: int) -> str:
     return (call("add", number=5) if "2 coins" in text else call("lose", number=2)) + END
 
 
+def reward_of(episode: Episode) -> float:
+    """What the environment gave."""
+    return episode.rewards["environment"]
+
+
 def test_a_class_of_trl() -> None:
     tokenizer = tokenizer_of("hermes")
-    found, _ = run_agents(agent(environments(Purse), scored=False), tokenizer, seven, ROWS)
-    assert [[episode.reward for episode in one.episodes] for one in found.groups] == [[1.0, 0.0], [1.0, 0.0]]
+    found, _ = run_agents(agent(environments(Purse)), tokenizer, seven, ROWS)
+    assert [[reward_of(episode) for episode in one.episodes] for one in found.groups] == [[1.0, 0.0], [1.0, 0.0]]
     right, idle = found.groups[0].episodes
     text = tokenizer.decode(right.tokens)
     assert "Have seven.\n\nYou have 2 coins." in text
     assert "<tool_response>\nnow 7\n</tool_response>" in text
     assert (right.info["calls"], right.info["failed_calls"]) == (1.0, 0.0)
-    assert "calls" not in idle.info
+    assert idle.info["calls"] == 0.0
     assert '"name": "add"' in text
     assert "_hidden" not in text
     assert "get_reward" not in text
@@ -94,8 +100,8 @@ def test_several_environments_by_the_row() -> None:
 
     tokenizer, kinds = tokenizer_of("hermes"), {"purse": Purse, "other": Other}
     rows = [{**row, "environment": name} for row, name in zip(ROWS, ("purse", "other"), strict=True)]
-    found, _ = run_agents(agent(environments(kinds), scored=False), tokenizer, lambda *_: f"Done.{END}", rows)
-    assert [one.episodes[0].reward for one in found.groups] == [0.0, 1.0]
+    found, _ = run_agents(agent(environments(kinds)), tokenizer, lambda *_: f"Done.{END}", rows)
+    assert [reward_of(one.episodes[0]) for one in found.groups] == [0.0, 1.0]
     with pytest.raises(InputError, match="environment"):
         environments(kinds)({"environment": "third"})
 
@@ -115,13 +121,14 @@ class Corridor:
 
 def test_an_environment_of_gymnasium() -> None:
     tokenizer = tokenizer_of("hermes")
-    rollout = agent(environments(Corridor), turns=5, turn_rewards=True, scored=False)
+    rollout = agent(environments(Corridor), turns=5, turn_rewards=True)
     found, _ = run_agents(rollout, tokenizer, lambda _, sample: ("west" if sample else "east") + END, ROWS)
     for one in found.groups:
         east, west = one.episodes
         assert len(east.turn_rewards) in (2, 3)
         assert sum(east.turn_rewards) == 1.0
         assert west.turn_rewards == (0.0,) * 5
+        assert east.state_keys[0] == west.state_keys[0], "samples of a group have one seed"
         assert west.truncated
         assert not east.truncated
     assert {len(one.episodes[0].turn_rewards) for one in found.groups} == {2, 3}, "seeds differ"
@@ -144,7 +151,7 @@ class Scores:
 
 
 def test_an_environment_of_textworld() -> None:
-    rollout = agent(environments(Scores), turns=3, turn_rewards=True, scored=False)
+    rollout = agent(environments(Scores), turns=3, turn_rewards=True)
     found, _ = run_agents(rollout, tokenizer_of("hermes"), lambda *_: f"open{END}", ROWS[:1], samples=1)
     (episode,) = found.groups[0].episodes
     assert episode.turn_rewards == (1.0, 1.0)
@@ -182,9 +189,9 @@ def test_a_game_of_textarena_draws_its_own_numbers() -> None:
 
     def played(samples: int) -> list[tuple[Any, Any]]:
         random.seed(samples)
-        rollout = agent(environments(Guess), turns=4, scored=False)
+        rollout = agent(environments(Guess), turns=4)
         (one,) = run_agents(rollout, tokenizer_of("hermes"), guess, ROWS[:1], samples=samples)[0].groups
-        return [(episode.tokens, episode.reward) for episode in one.episodes]
+        return [(episode.tokens, reward_of(episode)) for episode in one.episodes]
 
     many = played(10)
     assert played(3) == many[:3]

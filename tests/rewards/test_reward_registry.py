@@ -44,8 +44,8 @@ def test_examples_in_docstrings() -> None:
 
 def test_names_are_all_known() -> None:
     assert names() == [
-        "by_mode", "code_tests", "coverage", "distances", "exact_match", "format_match", "math_verify", "number_match",
-        "reasoning_gym", "tagged_levels", "tagged_match",
+        "by_mode", "code_tests", "coverage", "distances", "environment", "exact_match", "format_match", "math_verify",
+        "number_match", "reasoning_gym", "tagged_levels", "tagged_match",
     ]  # fmt: skip
     for name in names():
         argument = {

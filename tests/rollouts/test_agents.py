@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,15 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.rewards import Reward, get_rewards
+from jaxrl_llm.rewards.scoring import StreamedScores
 from jaxrl_llm.rollouts.agents import agent, merged
 from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.log import GroupLog
+from jaxrl_llm.rollouts.sources import program_metrics
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.shapes import bucket
 
 ROWS = [{"prompt": "Count up."}, {"prompt": [{"role": "user", "content": "Count on."}]}]
 
@@ -97,20 +105,20 @@ def test_rewards_and_states_of_turns() -> None:
     found, _ = run_agents(agent(Counting, turn_rewards=True), tokenizer, says(end, wrong=1), ROWS[:1])
     (one,) = found.groups
     right, wrong = one.episodes
-    assert right.turn_rewards == (1.0, 1.0, 11.0)
-    assert wrong.turn_rewards == (0.0, 0.0, 10.0)
+    assert right.turn_rewards == (1.0, 1.0, 1.0)
+    assert wrong.turn_rewards == (0.0, 0.0, 0.0)
     assert right.state_keys == wrong.state_keys
     assert len(set(right.state_keys)) == 3
     assert right.reward == right.actions.sum()
-    assert right.rewards == {"environment": 13.0}
+    assert right.rewards == {"environment": 10.0}, "what turns had is beside it"
     assert (right.info["wrong"], wrong.info["wrong"]) == (0.0, 3.0)
     batch = to_batch(found.groups, SamplingConfig(max_new_tokens=200), 0)
-    np.testing.assert_array_equal(batch.turn_rewards, [[1, 1, 11], [0, 0, 10]])
+    np.testing.assert_array_equal(batch.turn_rewards, [[1, 1, 1], [0, 0, 0]])
     assert batch.state_key.dtype == np.uint32
     assert (batch.state_key > 0).all()
     # The sum alone is what methods without turns learn from.
-    (one,) = run_agents(agent(Counting, scored=False), tokenizer, says(end, wrong=1), ROWS[:1])[0].groups
-    assert [episode.reward for episode in one.episodes] == [13.0, 10.0]
+    (one,) = run_agents(agent(Counting), tokenizer, says(end, wrong=1), ROWS[:1])[0].groups
+    assert [episode.rewards for episode in one.episodes] == [{"environment": 13.0}, {"environment": 10.0}]
     assert all(not episode.turn_rewards for episode in one.episodes)
 
 
@@ -171,12 +179,135 @@ def test_a_new_row_begins_where_the_template_does_not_append() -> None:
     assert len(one.episodes) == 3
     assert [episode.info["new_rows"] for episode in one.episodes] == [2.0] * 3
     assert [episode.info["first_turn"] for episode in one.episodes] == [0.0, 1.0, 2.0]
-    assert [episode.turn_rewards for episode in one.episodes] == [(1.0,), (1.0,), (11.0,)]
+    assert [episode.turn_rewards for episode in one.episodes] == [(1.0,), (1.0,), (1.0,)]
     assert len({episode.reward for episode in one.episodes}) == 1
     last = tokenizer.decode(one.episodes[-1].prompt)
     assert last.count("[TOOLS]") == 1
     assert "It is 0" in last
     assert "It is 1" in last
+
+
+def test_a_system_message_comes_first_where_there_is_none() -> None:
+    tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
+    own = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count on."}]}
+    found, _ = run_agents(agent(Counting, system="Count well."), tokenizer, says(end), [ROWS[0], own], samples=1)
+    plain, with_own = (tokenizer.decode(one.episodes[0].prompt) for one in found.groups)
+    assert plain.startswith("<|im_start|>system\nCount well.<|im_end|>\n<|im_start|>user\nCount up.\n\n0?<|im_end|>")
+    assert with_own.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nCount on.")
+    assert "Count well." not in with_own
+
+
+def test_the_engine_has_room_for_the_budgets() -> None:
+    assert agent(Counting, turns=4).room(20) == bucket(4 * (20 + 32))
+    assert agent(Counting, turns=4, turn_tokens=8).room(20) == bucket(4 * (8 + 32))
+    assert agent(Counting, turns=4, turn_tokens=8, episode_tokens=50).room(20) == bucket(50)
+
+
+class Broken(Counting):
+    """It fails where the row says so."""
+
+    made = 0
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        super().__init__(row)
+        Broken.made += 1
+        self.row, self.first = row, Broken.made == 1
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        if row["fails"] == "reset" or (row["fails"] == "once" and self.first):
+            raise ValueError("no such level")
+        if row["fails"] == "hang":
+            time.sleep(1.0)
+        return super().reset(row, seed)
+
+    def step(self, reply: Reply) -> Observation:
+        if self.row["fails"] == "step" and self.number == 1:
+            raise OSError("the server is gone")
+        if self.row["fails"] == "nonsense":
+            return "nothing"  # type: ignore[return-value]
+        return super().step(reply)
+
+    def close(self) -> float:
+        if self.row["fails"] in ("close", "step"):
+            raise OSError("the server is gone")
+        return 10.0
+
+
+FAULTS = {
+    "reset": (np.nan, 0, 1.0, "in reset, so that its episode is not scored: ValueError: no such level"),
+    "hang": (np.nan, 0, 1.0, "in reset, so that its episode is not scored: '0/reset again' did not answer within"),
+    "once": (13.0, 3, 0.0, ""),
+    "step": (1.0, 2, 1.0, "in step, where its episode ends: OSError: the server is gone"),
+    "nonsense": (10.0, 1, 1.0, "in step, where its episode ends: "),
+    "close": (np.nan, 3, 1.0, "in close, so that its episode is not scored: OSError: the server is gone"),
+    "never": (13.0, 3, 0.0, ""),
+}
+
+
+@pytest.mark.parametrize("fails", FAULTS)
+def test_an_environment_that_fails_is_counted_and_said(fails: str, caplog: pytest.LogCaptureFixture) -> None:
+    reward, turns, failed, said = FAULTS[fails]
+    tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
+    Broken.made, rows = 0, [{"prompt": "Count up.", "fails": fails}]
+    found, _ = run_agents(agent(Broken), tokenizer, says(end), rows, samples=1, time_limit=0.3)
+    (one,) = found.groups
+    (episode,) = one.episodes
+    assert not one.failed
+    np.testing.assert_equal(episode.rewards.get("environment", np.nan), reward)
+    assert np.isnan(episode.reward or 0.0) == np.isnan(reward)
+    assert int(episode.turns.max(initial=-1)) + 1 == turns
+    assert episode.info["failed_environments"] == failed
+    assert len(caplog.records) == (1 if said else 0)
+    assert said in caplog.text
+    metrics = program_metrics(found.groups)
+    assert metrics["rollout/failed_environments"] == failed
+    assert metrics["rollout/turns"] == turns
+
+
+def test_a_failure_is_not_called_again_when_a_program_is_rerun() -> None:
+    """A flaky environment that answers in the rerun: what was recorded counts."""
+    tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
+    Broken.made, rows = 0, [{"prompt": "Count up.", "fails": "once"}]
+    logs = (GroupLog((1,), 0, 1, 0, recorded={"0/reset": {"failed": "it was away"}, "0/reset again": {"failed": "x"}}),)
+    found, _ = run_agents(agent(Broken), tokenizer, says(end), rows, samples=1, flight=logs)
+    assert np.isnan(found.groups[0].episodes[0].reward or 0.0)
+    assert Broken.made == 0
+
+
+def test_rows_of_one_episode_count_once() -> None:
+    class WithTools(Counting):
+        tools = ({"type": "function", "function": {"name": "add", "description": "", "parameters": {}}},)
+
+    tokenizer, end = tokenizer_of("moving"), TEMPLATES["moving"][1]
+    found, _ = run_agents(agent(WithTools), tokenizer, says(end), ROWS, samples=2)
+    metrics = program_metrics(found.groups)
+    assert sum(len(one.episodes) for one in found.groups) == 12
+    assert (metrics["rollout/turns"], metrics["rollout/new_rows"], metrics["rollout/calls"]) == (3.0, 2.0, 0.0)
+
+
+def test_the_environments_reward_is_a_component_of_the_runs() -> None:
+    """It is weighted beside others, and no function is called for it; without others none is called at all."""
+    tokenizer, calls = tokenizer_of("plain"), list[int]()
+
+    def long(completions: list[str]) -> list[float]:
+        calls.append(len(completions))
+        return [float(len(text)) for text in completions]
+
+    episodes = [Episode((1,)) + given([65] * size) for size in (0, 0)]
+    episodes = [replace(e, rewards={"environment": value}) for e, value in zip(episodes, (1.0, np.nan), strict=True)]
+    for rewards, totals in (
+        ([*get_rewards(["environment*2"]), Reward(long, 0.5)], [2.0, 0.0]),
+        (get_rewards(["environment"]), [1.0, np.nan]),
+    ):
+        with StreamedScores(rewards, tokenizer) as streamed:
+            scored = asyncio.run(streamed.episodes({"prompt": "x"}, episodes))
+            known = streamed.known(scored)
+        np.testing.assert_equal([episode.reward for episode in scored], totals)
+        np.testing.assert_equal(known.components["environment"], [1.0, np.nan])
+        assert known.failures["environment"] == 0
+    assert calls == [2]
+    with pytest.raises(ValueError, match="without an environment"):
+        get_rewards(["environment"])[0].function([""])
 
 
 def test_messages_of_a_user_are_one() -> None:

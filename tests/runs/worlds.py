@@ -28,6 +28,103 @@ class Adding:
         return f" [{self.total}] ", False
 
 
+class Echo:
+    """As Gymnasium has them: three turns; letters in the first half of the alphabet are rewarded."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        self.number, self.turns = (seed or 0) % 10, 0
+        return f"{self.number}?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        time.sleep(float(os.environ.get("WORLD_SECONDS", 0)))
+        self.turns, self.number = self.turns + 1, (self.number + len(action)) % 10
+        return f"{self.number}?", float(action[:1] < "n"), self.turns == 3, False, {}
+
+
+class Flaky(Echo):
+    """It cannot be reset where the row says so, and fails in the second turn elsewhere."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        if self.row["answer"] == "1":
+            raise OSError("no server")
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.turns == 1:
+            raise OSError("the server is gone")
+        return super().step(action)
+
+
+class Purse:
+    """As TRL has them: a tool, and the reward at the end."""
+
+    def reset(self, **row: Any) -> str:
+        self.coins = len(row["answer"])
+        return f"{self.coins} coins"
+
+    def add(self, text: str) -> str:
+        """Put coins in.
+
+        Args:
+            text: one coin for each letter.
+        """
+        self.coins += len(text)
+        return f"{self.coins} coins"
+
+    def get_reward(self) -> float:
+        """Whether their number is even."""
+        return float(self.coins % 2 == 0)
+
+
+BOTH = {"echo": Echo, "purse": Purse}
+
+
+class NoReset:
+    """No environment."""
+
+    def step(self, action: str) -> None:
+        """Do nothing."""
+
+
+class NoReward:
+    """Its episodes need another reward."""
+
+    def reset(self, **row: Any) -> None:
+        """Begin."""
+
+
+class Undescribed(Purse):
+    """A tool without a docstring."""
+
+    def take(self, text):  # type: ignore[no-untyped-def]
+        return text
+
+
+class Unmade:
+    """It cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no server")
+
+    def reset(self, **row: Any) -> None:
+        """Never called."""
+
+
+def double(number: int) -> int:
+    """Twice a number.
+
+    Args:
+        number: which.
+    """
+    return 2 * number
+
+
+NUMBER = 3
+
+
 def talk() -> Rollout:
     """Two turns."""
     return conversation(Adding, turns=2)

@@ -1,0 +1,28 @@
+"""What a step's episodes with environments did, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxrl_llm.rollouts.episode import Episode
+
+FAILED_ENVIRONMENT = "failed_environments"
+COUNTS = ("calls", "failed_calls", "malformed_calls", "new_rows", FAILED_ENVIRONMENT)
+"""Entries of `Episode.info` that all episodes of agents have, so that batches have the same entries in all steps."""
+
+
+def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
+    """Means per episode of turns, calls and new rows, and the number of environments that failed; {} without agents.
+
+    Rows of one episode count as one: the first of them stands for all.
+    """
+    rows = [[episode for episode in one if "first_turn" in episode.info] for one in groups]
+    if not any(rows):
+        return {}
+    firsts = [episode for one in rows for episode in one if episode.info["first_turn"] == 0]
+    turns = sum(int(episode.turns.max(initial=-1)) + 1 for one in rows for episode in one)
+    out = {f"rollout/{name}": float(np.mean([one.info[name] for one in firsts])) for name in COUNTS[:-1]}
+    failed = float(np.sum([one.info[FAILED_ENVIRONMENT] for one in firsts]))
+    return {"rollout/turns": turns / len(firsts), **out, f"rollout/{FAILED_ENVIRONMENT}": failed}

@@ -1,0 +1,135 @@
+"""The environment and the tools of a run: loaded by name, tried before the model is loaded, made a rollout."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxrl_llm.data.chat import is_conversation
+from jaxrl_llm.data.turns import ChatTurns
+from jaxrl_llm.environments.adapters import environments
+from jaxrl_llm.environments.protocol import Environment, MakeEnvironment
+from jaxrl_llm.environments.tools import WithTools
+from jaxrl_llm.errors import InputError, error_line, shown, unknown
+from jaxrl_llm.rewards.loading import check_file, load_function, load_value
+from jaxrl_llm.rewards.of_environment import is_among
+from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.runs.config import TrainConfig
+
+TURN_REWARDS = "turn_rewards"
+
+
+def is_agent(config: TrainConfig) -> bool:
+    """Whether the run's episodes have an environment or tools."""
+    return bool(config.environment or config.tools)
+
+
+def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = False) -> Rollout:
+    """The rollout of a run with an environment or tools.
+
+    needs: of the method; rewards of turns are apart from the episode's where it needs `turn_rewards`. greedy: for
+    evaluations. InputError for what cannot be loaded.
+    """
+    rollout = agent(
+        make_environment(config), config.turns, config.turn_tokens or None, config.episode_tokens or None,
+        TURN_REWARDS in needs, greedy, config.system_prompt,
+    )  # fmt: skip
+    return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
+
+
+def make_environment(config: TrainConfig) -> MakeEnvironment:
+    """What makes a row's environment. InputError for an environment or tools that cannot be loaded."""
+    tools = tuple(_tool(spec) for spec in config.tools)
+    if config.environment is None:
+        return lambda row: WithTools(tools, config.tool_time_limit)
+    return environments(_factory(config.environment), tools, config.tool_time_limit)
+
+
+def agent_digests(config: TrainConfig) -> dict[str, str]:
+    """The digests of the files of the environment and the tools, among those of a run's inputs."""
+    named = {"the environment's file": config.environment} if config.environment else {}
+    named |= {f"the file of the tool {spec.rpartition(':')[2]}": spec for spec in config.tools}
+    return {name: load_value(spec, name)[1] for name, spec in named.items()}
+
+
+def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenizer: Callable[[], Any]) -> None:
+    """Try the environments of a run before its model is loaded: each is made once, and their tools described.
+
+    tokenizer: reads the model's. Raises InputError, in one line, for an environment that cannot be made or has no
+    `reset`, tools that are not described, names in the column `environment` that the run does not have, a reward
+    `environment` that the environment does not give, a tokenizer without a chat template, and a template whose calls
+    of tools cannot be read.
+    """
+    make = make_environment(config)
+    text_tokenizer = tokenizer()
+    for name, row in _kinds(config, rows).items():
+        world = _made(config, make, row)
+        if is_among(config.rewards) and not getattr(world, "gives_reward", True):
+            raise InputError(
+                f"the environment {name} has no get_reward, but rewards has environment: give another reward"
+            )
+        chat = ChatTurns(text_tokenizer, tuple(world.tools))
+        assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
+        prompt: Any = row.get("prompt")
+        asked = prompt if is_conversation(prompt) else [{"role": "user", "content": str(prompt)}]
+        if config.system_prompt is not None and asked[0].get("role") != "system":
+            asked = [{"role": "system", "content": config.system_prompt}, *asked]
+        chat.begin(asked)
+        if callable(close := getattr(world, "close", None)) and not inspect.iscoroutinefunction(close):
+            with contextlib.suppress(Exception):  # of an environment that was never reset
+                close()
+
+
+def _kinds(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """A row for each kind of environment that the rows name; of rows that are read as they are drawn, the first."""
+    factory = _factory(config.environment) if config.environment else None
+    first = dict(rows[0]) if isinstance(rows, list) else dict(next(iter(rows[:1])))
+    if not isinstance(factory, Mapping):
+        return {str(config.environment or "tools"): first}
+    known: dict[str, Mapping[str, Any]] = {}
+    for row in rows if isinstance(rows, list) else [first]:
+        name = str(row.get("environment"))
+        if "environment" not in row:
+            raise InputError(
+                f"{config.environment} has several environments: each row must name one in its column environment, but "
+                "one has no such column"
+            )
+        if name not in factory:
+            raise unknown("environment", name, factory)
+        known.setdefault(name, row)
+    return known
+
+
+def _made(config: TrainConfig, make: MakeEnvironment, row: Mapping[str, Any]) -> Environment:
+    try:
+        return make(row)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"the environment {config.environment} cannot be made: {error_line(error)}") from None
+
+
+def _factory(spec: str) -> Any:
+    """A class, a function, or a dict of them. InputError for anything else, and a name without a module."""
+    found = _loaded(spec, "the environment", load_value)[0]
+    if not callable(found) and not (isinstance(found, Mapping) and found and all(map(callable, found.values()))):
+        raise InputError(
+            f"the environment {spec} is {shown(found)}, but must be a class, a function that makes one, or a dict of "
+            "them"
+        )
+    return found
+
+
+def _tool(spec: str) -> Any:
+    return _loaded(spec, "the tool", load_function)[0]
+
+
+def _loaded(spec: str, what: str, load: Callable[[str, str], Any]) -> Any:
+    check_file(spec, what)
+    if ":" not in spec:
+        raise InputError(f"{what} {spec!r} has no module: write FILE.py:NAME or MODULE:NAME")
+    return load(spec, what)

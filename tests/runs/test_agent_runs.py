@@ -1,0 +1,241 @@
+"""Runs with environments and tools: what is refused before a model is loaded, exact tokens, resumption, evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import string
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs as runs
+from test_resume import STEPS, assert_same_run
+
+from jaxrl_llm.data.calls import Call, Reply
+from jaxrl_llm.data.turns import ChatTurns
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.models import load_policy
+from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.reporting.files import read_json
+from jaxrl_llm.runs import loop, setup
+from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config_json import from_dict, located, to_dict
+from jaxrl_llm.runs.method import make_algorithm
+from jaxrl_llm.runs.rollout import rollout_of
+from jaxrl_llm.transform import stateless
+
+WORLDS = Path(__file__).with_name("worlds.py")
+# Short, since the model's context is 128 letters. Replies end with the token that ends texts.
+TEMPLATE = (
+    "{% if tools %}{% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
+    "{{ '<eos>' if m.role == 'assistant' else '\n' }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def model_of(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """The tiny model, with a chat template."""
+    shutil.copytree(runs.MODEL, folder / "model", dirs_exist_ok=True)
+    path = folder / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **({"chat_template": template} if template else {})}))
+    return folder / "model"
+
+
+def config_of(folder: Path, environment: str | None = "Echo", **changes: Any) -> TrainConfig:
+    """A run of conversations, of which two in five replies reach their limit, which ends an episode."""
+    settings: dict[str, Any] = {
+        "model": str(model_of(folder, changes.pop("template", TEMPLATE))), "turns": 3, "top_p": 1.0, "minibatches": 1,
+        "stop": tuple(string.ascii_letters[:20] + string.digits), "max_new_tokens": 12,
+        "environment": None if environment is None else f"{WORLDS}:{environment}", **changes,
+    }  # fmt: skip
+    config = to_dict(runs.small_config(folder))
+    return TrainConfig(**{**vars(from_dict(config)), "rewards": ("environment",), **settings})
+
+
+class AsCalls:
+    """A policy of random weights calls no tool: each of its replies is read as a call of the first."""
+
+    def __init__(self, chat: ChatTurns) -> None:
+        self.chat = chat
+
+    def __call__(self, ids: Any) -> Reply:
+        text = self.chat.tokenizer.decode(list(ids), skip_special_tokens=True)
+        call = Call("add", {"text": text})
+        said = {"type": "function", "function": {"name": "add", "arguments": {"text": text}}}
+        return Reply({"role": "assistant", "content": "", "tool_calls": [said]}, (call,))
+
+
+@pytest.fixture
+def calling(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = cached_property(AsCalls)
+    reading.__set_name__(ChatTurns, "reading")
+    monkeypatch.setattr(ChatTurns, "reading", reading)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no reset": ({"environment": "NoReset"}, "an environment needs a method reset, but .* has none"),
+    "no reward": ({"environment": "NoReward"}, "NoReward has no get_reward, but rewards has environment"),
+    "cannot be made": ({"environment": "Unmade"}, "Unmade cannot be made: OSError: no server"),
+    "tools not described": ({"environment": "Undescribed"}, "the tool take is not described: give it type hints"),
+    "not an environment": ({"environment": "NUMBER"}, "NUMBER is 3, but must be a class, a function"),
+    "no such name": ({"environment": "Eco"}, "Eco.*Echo"),
+    "no column": ({"environment": "BOTH"}, "each row must name one in its column environment"),
+    "no chat template": ({"template": None}, "conversations need a chat template, but this tokenizer has none"),
+    "tools beside steps": ({"tools": (f"{WORLDS}:double",)}, "the tools double cannot be added to Echo"),
+    "another rollout": ({"rollout": "forked(2)"}, r"environment is given, but the rollout is forked\(2\)"),
+    "the method's rollout": ({"algorithm": "treepo"}, "environment is given, but treepo has a rollout of its own"),
+    "a greedy baseline": ({"algorithm": "remax"}, "environment is given, but remax needs the reward of a greedy"),
+    "tools give no reward": (
+        {"environment": None, "tools": (f"{WORLDS}:double",)}, "rewards has environment, but the run has no environment"
+    ),
+    "unread calls": (
+        {
+            "environment": "Purse",
+            "template": TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}look(){% endif %}"),
+        },
+        "writes calls of tools in a format other than JSON",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_before_the_model_is_loaded(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, said = REFUSED[case]
+
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(setup, "load_policy", loaded)
+    with pytest.raises(InputError, match=said) as found:
+        runs.train(config_of(tmp_path, **changes))
+    assert "\n" not in str(found.value)
+
+
+def test_settings_of_agents_need_an_environment() -> None:
+    with pytest.raises(InputError, match="turns, tool_time_limit are given, but the run has neither"):
+        TrainConfig(turns=3, tool_time_limit=2.0)
+    with pytest.raises(InputError, match="tools holds '': name a function"):
+        TrainConfig(tools=("",))
+    assert TrainConfig(environment="a:b").rewards == ("environment",)
+    assert TrainConfig(environment="a:b").eval_reward == "environment"
+    chosen = TrainConfig(environment="a:b", rewards=("reasoning_gym", "environment*0.5"))
+    assert chosen.rewards == ("reasoning_gym", "environment*0.5")
+    assert chosen.eval_reward == "environment"
+    assert TrainConfig(environment="a:b", rewards=("reasoning_gym",)).rewards == ("reasoning_gym",)
+    assert TrainConfig(tools=("a:b",)).rewards == ("reasoning_gym",)
+    assert TrainConfig().eval_reward is None
+    assert from_dict(to_dict(chosen)) == chosen
+    here = located(TrainConfig(environment="a.py:b", tools=("c.py:d", "e:f")), "/at")
+    assert (here.environment, here.tools) == ("/at/a.py:b", ("/at/c.py:d", "e:f"))
+
+
+def test_the_method_says_whether_turns_have_their_own_rewards() -> None:
+    config = TrainConfig(environment=f"{WORLDS}:Echo")
+    grpo = make_algorithm(config)
+    assert rollout_of(config, grpo).provides == {"turns", "state_key"}
+    by_turn = dataclasses.replace(grpo, transform=stateless(lambda batch: batch, frozenset({"turn_rewards"})))
+    assert rollout_of(config, by_turn).provides == {"turns", "state_key", "turn_rewards"}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("environment", ["Echo", "Purse"])
+def test_it_trains_and_its_tokens_are_those_that_were_sampled(environment: str, tmp_path: Path, calling: None) -> None:
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, environment, steps=2, episode_tokens=90))
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert [line["rollout/failed_environments"] for line in lines] == [0.0, 0.0]
+    assert all("rollout/failed_groups" not in line for line in lines)
+    assert all(1 < line["rollout/turns"] <= 3 for line in lines)
+    assert all(line["rollout/calls"] == (line["rollout/turns"] if environment == "Purse" else 0) for line in lines)
+    assert lines[0]["mismatch"] < 1e-5
+    policy, _, tokenizer = load_policy(tmp_path / "model")
+    several = 0
+    for step in taken:
+        batch = step.scored.batch
+        action, turn, tokens = (np.asarray(x) for x in (batch.action_mask, batch.turn, batch.tokens))
+        logp = np.asarray(jax.jit(policy_outputs, static_argnums=0)(policy, step.params, batch).logp)
+        np.testing.assert_allclose(np.asarray(batch.behaviour_logp)[action], logp[action], rtol=0, atol=1e-4)
+        np.testing.assert_array_equal(action, turn >= 0)
+        assert set(batch.rewards or {}) == {"environment"}
+        np.testing.assert_array_equal(batch.reward, (batch.rewards or {})["environment"])
+        for row in range(len(tokens)):
+            text = tokenizer.decode(tokens[row, : np.argmax(action[row])])
+            who, told = ("add u:", " coins") if environment == "Purse" else ("u:", "?")
+            assert text.startswith(f"{who}number ")
+            assert text.endswith(f"{told}\na:")
+            several += turn[row].max() > 0
+            for number in range(1, turn[row].max() + 1):
+                before, here = np.flatnonzero(turn[row] == number - 1)[-1], np.flatnonzero(turn[row] == number)[0]
+                said = tokenizer.decode(tokens[row, before + 1 : here])
+                given = said.removeprefix("<eos>")
+                assert given.startswith("t:" if environment == "Purse" else "u:")
+                assert given.endswith(f"{told}\na:")
+                assert (tokens[row, before] == 256) == (said == given), "the end of a reply is written once"
+    assert several > 5, "too few conversations: this test shows nothing"
+    summary = read_json(tmp_path / "run" / "summary.json")
+    assert summary["eval_before"]["prompts"] == 4
+    evaluated = [
+        line for line in runs.lines_of(tmp_path / "run" / "completions.jsonl") if line["phase"] == "eval_before"
+    ]
+    assert len(evaluated) == 4
+    mean = np.mean([line["rewards"]["environment"] for line in evaluated])
+    assert summary["eval_before"]["reward"] == pytest.approx(mean)
+
+
+@pytest.mark.heavy
+def test_environments_that_fail_do_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(tmp_path, "Flaky", steps=2, stream_rewards=True, eval_size=0, num_prompts=4)
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    for line, step in zip(lines, taken, strict=True):
+        batch = step.scored.batch
+        lost = np.isnan(np.asarray(batch.reward))
+        ended = (np.asarray(batch.turn).max(axis=1) == 1).sum()
+        assert line["reward/unscored"] == lost.mean() == 0.5
+        assert not np.asarray(batch.action_mask)[lost].any()
+        assert line["rollout/failed_environments"] == lost.sum() + ended
+        assert all(np.isfinite(value) for value in line.values() if isinstance(value, float))
+    text = caplog.text
+    assert "in reset, so that its episode is not scored: OSError: no server" in text
+    assert "in step, where its episode ends: OSError: the server is gone" in text
+
+
+@pytest.mark.heavy
+def test_slots_do_not_change_episodes(tmp_path: Path) -> None:
+    found = []
+    for slots in (1, 4, 0):
+        taken: list[runs.Taken] = []
+        with runs.watched(taken):
+            runs.train(config_of(tmp_path, steps=1, slots=slots, eval_size=0, output=str(tmp_path / f"run{slots}")))
+        found.append(taken[0].scored.batch)
+    for batch in found[1:]:
+        for name in ("tokens", "turn", "reward", "state_key", "truncated"):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(found[0], name))
+
+
+@pytest.mark.heavy
+def test_conversations_in_flight_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes go on over several steps; a run that is cut off between any of them ends the same."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    config = config_of(tmp_path, steps=STEPS, segment_tokens=4, oversample=2.0, checkpoint_every=1, keep_checkpoints=9)
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    middle = sum(len(log.recorded) > 1 for log in taken[2].pool)
+    assert middle, "no conversation is in flight: this test shows nothing"
+    copy = tmp_path / "copy" / "run"
+    shutil.copytree(tmp_path / "run", copy)
+    for later in range(4, STEPS + 1):
+        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
+    loop.resume(str(copy))
+    assert_same_run(copy, tmp_path / "run")
