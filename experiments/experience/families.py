@@ -5,7 +5,7 @@ Results are of e, f, g and j. Of a to d there were short trials only, see RESULT
 
 from __future__ import annotations
 
-from experiments.experience import tasks
+from experiments.experience import locks, tasks
 from experiments.experience.compare import Family, Method
 
 FAMILIES = {
@@ -25,20 +25,17 @@ FAMILIES = {
         ),
         Family(
             "c", "hints and repair",
-            "A lock: each prompt has a key of four digits, and only the whole key is right. The policy was taught to "
-            "copy from a hint and to guess the rest.",
-            tasks.sparse_lock,
-            [
-                Method("nurl", {"source": "column"}),
-                Method("ghpo", {"stages": 1}),
-                Method("scaf_grpo", {"hints_from": 0}),
-            ],
+            "A lock: each prompt has a key of three letters out of twelve, and only the whole key, once in 1,728 guesses, "
+            "is right. A right answer to each prompt is stored, for a group that fails.",
+            locks.lock,
+            [Method("ampo_multi_guidance")],
         ),
         Family(
             "d", "given prefixes",
-            "The lock of c; the key is stored as a trace, whose first digits are given to half of the samples.",
-            tasks.sparse_lock,
-            [Method("prefixrl")],
+            "A lock of two prompts, right once in 1,000 guesses; the key is stored as a trace, of which the first one or "
+            "two letters are given to half of the samples.",
+            locks.small_lock,
+            [Method("prefixrl", {"prefix_low": 0.34, "prefix_high": 1.0})],
         ),
         Family(
             "e", "trees",
