@@ -1,6 +1,6 @@
 """The comparisons: each family of methods with the task that is made for it.
 
-Results are of e, f, g and j. Of a to d there were short trials only, see RESULTS.md.
+Results are of c, e, f, f2, g and j. Of a, b and d there were short trials only, see RESULTS.md.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FAMILIES = {
         ),
         Family(
             "c", "hints and repair",
-            "A lock: each prompt has a key of three letters out of twelve, and only the whole key, once in 1,728 guesses, "
-            "is right. A right answer to each prompt is stored, for a group that fails.",
+            "A lock: each prompt has a key of three letters out of twelve, and only the whole key is right, once "
+            "in 1,728 guesses. A right answer to each prompt is stored, for a group that fails.",
             locks.lock,
             [Method("ampo_multi_guidance")],
         ),
         Family(
             "d", "given prefixes",
-            "A lock of two prompts, right once in 1,000 guesses; the key is stored as a trace, of which the first one or "
-            "two letters are given to half of the samples.",
-            locks.small_lock,
+            "The lock of c; the key is stored as a trace, of which the first one or two letters are given to half of "
+            "the samples.",
+            locks.lock,
             [Method("prefixrl", {"prefix_low": 0.34, "prefix_high": 1.0})],
         ),
         Family(
@@ -64,6 +64,16 @@ FAMILIES = {
                     "arpo_replay",
                     why="2.9 at the end, and 4.6 in the mean of the curve: seeds differ by more than for GRPO.",
                 )
+            ],
+        ),
+        Family(
+            "f2", "replay of what came before",
+            "The first quarter of the steps has four prompts with an answer of their own out of 0 to 4, the others "
+            "have four for which any of 5 to 9 is right. All eight are measured at the end.",
+            locks.one_after_the_other,
+            [
+                Method("wmar_reservoir_replay", {"replay_share": 0.5}),
+                Method("symphony_fading_replay", {"replay_share": 0.5}),
             ],
         ),
         Family(

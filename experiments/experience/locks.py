@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.experience.measure import Row, Task
-from experiments.experience.tasks import DIGITS, NAMES, SYMBOLS, exact, guesses, random_digits
+from experiments.experience.tasks import DIGITS, NAMES, SYMBOLS, begins, exact, guesses, random_digits
 from experiments.experience.tiny import END, Examples
 from jaxrl_llm.rollouts.curricula import choose_prompts
 from jaxrl_llm.rollouts.curricula_stages import staged
@@ -46,28 +46,22 @@ def lock(keys: int = 4, length: int = 3, letters: str = LETTERS, tokens: int = 6
     )  # fmt: skip
 
 
-def one_after_the_other(names: int = 4, first: int = 12, steps: int = 48, rate: float = 1e-2) -> Task:
+def one_after_the_other(names: int = 4, first: int = 14, steps: int = 56, rate: float = 5e-3) -> Task:
     """Two sets of prompts, of which the second overwrites what a small policy has learnt of the first.
 
-    The `first` steps have the prompts of the first set, the others those of the second. All are measured.
+    The `first` steps have the prompts of the first set, each with an answer of its own out of 0 to 4; the others have
+    those of the second, for which any of 5 to 9 is right. All are measured.
     """
     random = np.random.default_rng(8)
-    rows: list[Row] = []
-    for number, mark in enumerate("12"):
-        answers = random.permutation(list(DIGITS))[:names]
-        chosen = NAMES[number * names : (number + 1) * names]
-        rows += [
-            {"prompt": name, "answer": str(answer), "set": mark} for name, answer in zip(chosen, answers, strict=True)
-        ]
+    answers = [str(one) for one in random.permutation(list(DIGITS[:5]))[:names]] + [DIGITS[5:]] * names
+    rows: list[Row] = [
+        {"prompt": name, "answer": answer, "set": str(1 + number // names)}
+        for number, (name, answer) in enumerate(zip(NAMES[: 2 * names], answers, strict=True))
+    ]
     prompts = [row["prompt"] for row in rows]
     group = 16
     return Task(
-        rows, NAMES + DIGITS, exact, "exact", length=1, tokens=steps * names * group, prompts_per_step=names,
+        rows, NAMES + DIGITS, begins, "begins", length=1, tokens=steps * names * group, prompts_per_step=names,
         group_size=group, rate=rate, examples=guesses(prompts, 1), taught_steps=100,
         curriculum=choose_prompts(staged("set", first)),
     )  # fmt: skip
-
-
-def small_lock() -> Task:
-    """A `lock` of two prompts and ten letters, and a longer run: each letter of a key is learnt after those behind it."""
-    return lock(keys=2, letters=DIGITS, tokens=12_288)
