@@ -18,7 +18,7 @@ import jaxrl_llm
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.process import compiles
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rollouts.sources import Source
+from jaxrl_llm.rollouts.sources import MakeCurriculum, Source
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.inputs import Inputs, Prompts
@@ -63,6 +63,8 @@ class Task:
     """A further model for the run, by seed."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the runs."""
+    curriculum: MakeCurriculum | None = None
+    """The order of the prompts; None: the method's."""
 
 
 class Measured(NamedTuple):
@@ -100,7 +102,10 @@ def counting(task: Task, config: TrainConfig, found: dict[str, Any]) -> Callable
 
     def make(parts: RunParts) -> Source:
         stats: list[Stats] = []
-        inner = source_of(config, parts, lambda name: contextlib.nullcontext(), watch=stats.append)
+        choose, order = task.curriculum, None
+        if choose is not None:
+            order = lambda rows: choose(rows, config.seed)  # noqa: E731
+        inner = source_of(config, parts, lambda name: contextlib.nullcontext(), order, watch=stats.append)
 
         def measure(params: Any) -> None:
             found["curve"].append(mean_score(task, parts, params, seed=10_000 * config.seed + len(found["curve"])))
