@@ -16,7 +16,7 @@ FAMILIES = {
             "400 prompts, of which 360 are never right, whatever the answer. For the other 40 the policy guesses among "
             "four digits, of which one is right. Those 40 are measured.",
             sampling_tasks.mostly_impossible,
-            [Method("vade"), Method("v0_value")],
+            [Method("vade")],
         ),
         Family(
             "b", "counts",
@@ -51,6 +51,10 @@ FAMILIES = {
                     "treepo",
                     {"segment": 16, "depth": 2, "first_least": 1, "first_most": 1, "branches": 16,
                      "dynamic_sampling": False},
+                ),
+                Method(
+                    "spo_segment",
+                    {"form": "tree", "segment": 16, "levels": 2, "branches": 4, "kl_coefficient": 0},
                 ),
             ],
         ),
