@@ -52,6 +52,7 @@ FAMILIES = {
                     {"segment": 16, "depth": 2, "first_least": 1, "first_most": 1, "branches": 16,
                      "dynamic_sampling": False},
                 ),
+                Method("branchgrpo", {"forks": 2, "spacing": 16, "branches": 4}),
                 Method(
                     "spo_segment",
                     {"form": "tree", "segment": 16, "levels": 2, "branches": 4, "kl_coefficient": 0},
