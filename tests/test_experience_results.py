@@ -24,11 +24,11 @@ def harness() -> Iterator[SimpleNamespace]:
     sys.path.insert(0, str(ROOT))
     try:
         from experiments.experience import __main__ as command
-        from experiments.experience import compare, families, measure, rewards, tables, tasks, tiny
+        from experiments.experience import compare, families, measure, rewards, sampling_tasks, tables, tasks, tiny
 
         yield SimpleNamespace(
             compare=compare, families=families, measure=measure, rewards=rewards, tables=tables, tasks=tasks, tiny=tiny,
-            command=command,
+            command=command, sampling_tasks=sampling_tasks,
         )  # fmt: skip
     finally:
         sys.path.remove(str(ROOT))
@@ -83,6 +83,9 @@ def test_rewards_are_the_judges(harness: SimpleNamespace) -> None:
         found = getattr(harness.rewards, name)(texts, answers)
         assert found == [judge(text, {"answer": one}) for text, one in zip(texts, answers, strict=True)]
     assert harness.rewards.begins(texts, answers) == [1, 1, 1, 0, 1]
+    texts, free = ["12", "32", "13", "2", "123"], [".2"] * 5
+    assert harness.rewards.matches(texts, free) == [1, 1, 0, 0, 0]
+    assert [harness.sampling_tasks.matches(text, {"answer": ".2"}) for text in texts] == [1, 1, 0, 0, 0]
     assert harness.rewards.tested(["12", "1"], ["13", "13"]) == {"reward": [0, 0], "tests": [[1, 0], [1, 0]]}
 
 

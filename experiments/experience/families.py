@@ -5,7 +5,7 @@ Results are of c, e, f, f2, g and j. Of a, b and d there were short trials only,
 
 from __future__ import annotations
 
-from experiments.experience import locks, tasks
+from experiments.experience import locks, sampling_tasks, tasks
 from experiments.experience.compare import Family, Method
 
 FAMILIES = {
@@ -13,9 +13,10 @@ FAMILIES = {
     for family in (
         Family(
             "a", "curricula",
-            "24 prompts can be learnt, of 256: others are right whatever the answer, or never. Those 24 are measured.",
-            tasks.long_tail,
-            [Method("vade"), Method("v0_value")],
+            "400 prompts, of which 360 are never right, whatever the answer. For the other 40 the policy guesses among "
+            "four digits, of which one is right. Those 40 are measured.",
+            sampling_tasks.mostly_impossible,
+            [Method("vade")],
         ),
         Family(
             "b", "counts",
@@ -39,19 +40,19 @@ FAMILIES = {
         ),
         Family(
             "e", "trees",
-            "Answers of eight digits out of five, of which each right one earns an eighth: the score of a sample says "
-            "little of any one digit. Trees fork every two tokens, and tokens before a fork are sampled once.",
-            tasks.many_digits,
+            "Answers of eighteen digits, of which only the last two matter: they must be a key, the same for all "
+            "prompts, right once in 100 guesses. Trees fork after the first sixteen, which are then sampled once.",
+            sampling_tasks.late_key,
             [
                 Method(
-                    "spo_segment",
-                    {"form": "tree", "segment": 2, "levels": 4, "branches": 2, "kl_coefficient": 0},
-                    why="below GRPO; not explained. Perhaps forks into two give values of too few leaves.",
-                ),
-                Method(
                     "treepo",
-                    {"segment": 2, "depth": 4, "first_most": 2, "dynamic_sampling": False},
-                    why="below GRPO; not explained. Perhaps because leaves share digits, so that groups have fewer.",
+                    {"segment": 16, "depth": 2, "first_least": 1, "first_most": 1, "branches": 16,
+                     "dynamic_sampling": False},
+                ),
+                Method("branchgrpo", {"forks": 2, "spacing": 16, "branches": 4}),
+                Method(
+                    "spo_segment",
+                    {"form": "tree", "segment": 16, "levels": 2, "branches": 4, "kl_coefficient": 0},
                 ),
             ],
         ),

@@ -15,6 +15,12 @@ def begins(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [float(one == "any" or text[:1] in tuple(one)) for text, one in zip(completions, answer, strict=True)]
 
 
+def matches(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 for a text as long as the answer with the same digits, but any at the answer's dots."""
+    return [float(len(text) == len(one) and all(b in (a, ".") for a, b in zip(text, one, strict=True)))
+            for text, one in zip(completions, answer, strict=True)]  # fmt: skip
+
+
 def right_digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """The share of the answer's digits that are right."""
     pairs = zip(completions, answer, strict=True)

@@ -1,0 +1,56 @@
+"""Tasks of the methods that choose where samples go: to which prompts, from which fork, at which temperature."""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+
+from experiments.experience.measure import Row, Task
+from experiments.experience.tasks import DIGITS, NAMES, NEVER, SYMBOLS, begins, guesses, random_digits
+from experiments.experience.tiny import Examples
+
+FREE = "."  # a digit that does not matter
+
+
+def narrowed(choices: dict[str, str]) -> Examples:
+    """Examples that teach to answer each prompt with one of its digits, all equally likely."""
+    prompts = list(choices)
+
+    def make(random: np.random.Generator, count: int) -> list[tuple[str, str]]:
+        drawn = [prompts[i] for i in random.integers(len(prompts), size=count)]
+        return [(prompt, random_digits(random, 1, choices[prompt])) for prompt in drawn]
+
+    return make
+
+
+def mostly_impossible(useful: int = 40, impossible: int = 360, steps: int = 150, rate: float = 1e-3) -> Task:
+    """Nine prompts in ten are never right, whatever the answer. For the others the policy guesses among four digits, of
+    which one is right."""
+    random = np.random.default_rng(11)
+    letters = string.ascii_letters[:useful]
+    pairs = [a + b for a in SYMBOLS for b in letters]
+    prompts = [*letters, *(pairs[i] for i in random.permutation(len(pairs))[:impossible])]
+    choices = {prompt: "".join(random.permutation(list(DIGITS))[:4]) for prompt in letters}
+    answers = [choices[prompt][0] for prompt in letters] + [NEVER] * impossible
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+    return Task(
+        rows, letters + SYMBOLS + DIGITS, begins, "begins", range(useful), length=1, tokens=64 * steps, rate=rate,
+        examples=narrowed(choices), taught_steps=400,
+    )  # fmt: skip
+
+
+def matches(text: str, row: Row) -> float:
+    """1 for a text as long as the answer that has its digits; any other will do at FREE places."""
+    pairs = zip(text, row["answer"], strict=False)
+    return float(len(text) == len(row["answer"]) and all(b in (a, FREE) for a, b in pairs))
+
+
+def late_key(prompts: int = 4, free: int = 16, key: int = 2, tokens: int = 13_824) -> Task:
+    """Completions of which the first digits do not matter, and the last must be the key, the same for all prompts."""
+    names, answer = list(NAMES[:prompts]), FREE * free + random_digits(np.random.default_rng(12), key)
+    return Task(
+        [{"prompt": name, "answer": answer} for name in names], NAMES + DIGITS, matches, "matches", length=free + key,
+        tokens=tokens, prompts_per_step=4, group_size=16, rate=1e-3, examples=guesses(names, free + key),
+        taught_steps=200,
+    )  # fmt: skip
