@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jaxrl_llm.environments.sandbox import LAYERS, Limits, Result, Session, available, guards, require_guards, run_code
-from jaxrl_llm.environments.sandbox.layers import bubblewrap
+from jaxrl_llm.environments.sandbox.layers import bubblewrap, counts_processes
 from jaxrl_llm.environments.sandbox.run import family
 from jaxrl_llm.errors import InputError
 
@@ -144,6 +144,8 @@ def run(code: str, limits: Limits = QUICK) -> Result:
     ids=["a loop", "no SIGTERM", "a fork bomb", "memory times forks"],
 )
 def test_limits_that_end_it(code: str, stopped: str) -> None:
+    if stopped == "processes" and not counts_processes(available()):
+        pytest.skip("the kernel does not count the processes of root: a fork bomb might get away on a busy machine")
     found = run(code)
     assert (found.stopped, found.status) == (stopped, None)
     assert found.seconds < 10

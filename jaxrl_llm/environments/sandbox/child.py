@@ -163,6 +163,10 @@ def main() -> None:
             opened.write(text)
     if "limits" in settings["layers"]:
         limit(settings["limits"])
+    if settings["user"] is not None:
+        os.setgroups([])
+        os.setgid(settings["user"])
+        os.setuid(settings["user"])
     if "landlock" in settings["layers"]:
         confine_files(settings["readable"], [settings["folder"]])
     if "seccomp" in settings["layers"]:

@@ -10,6 +10,7 @@ No layer needs root. Each is tried once, with the same call as a run.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -34,12 +35,33 @@ def bubblewrap() -> str | None:
 
 
 @cache
+def as_another_user() -> bool:
+    """Whether this is root and bubblewrap can give code a user of its own, whose processes the kernel counts.
+
+    Root's are not counted, so that without it a fork bomb is only found by looking.
+    """
+    wrap = bubblewrap() if os.geteuid() == 0 else None
+    return wrap is not None and _works([wrap, *OF_ROOT, "--ro-bind", "/", "/", "--proc", "/proc", "true"])
+
+
+def counts_processes(layers: Iterable[str]) -> bool:
+    """Whether the kernel refuses code of these layers more processes than it may have."""
+    held = {"limits", "namespaces"} <= set(layers)
+    return held and (as_another_user() if os.geteuid() == 0 else bubblewrap() is not None or unshare() is not None)
+
+
+@cache
 def unshare() -> str | None:
     """The program unshare, if it is there and can make namespaces here."""
     found = shutil.which("unshare")
     return found if found and _works([found, *UNSHARE, "true"]) else None
 
 
+# All namespaces but that of users, because root within it would be nobody else outside.
+OF_ROOT = (
+    "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-add",
+    "CAP_SETUID", "--cap-add", "CAP_SETGID",
+)  # fmt: skip
 UNSHARE = (
     "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child",
     "--mount-proc",

@@ -14,20 +14,27 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.environments.sandbox.layers import (
     CHILD,
+    OF_ROOT,
     UNSHARE,
+    as_another_user,
     available,
     bubblewrap,
+    counts_processes,
     require_guards,
     unshare,
 )
 
 TICK = 0.02  # seconds between two looks at memory and processes
 MEBIBYTE = 2**20
+# Users that no system has; each sandbox has one, because the kernel counts the processes of a user.
+FIRST_USER, USERS = 1_000_000_000, 1_000_000
+_USERS = count(os.getpid() * 997)
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class Box:
         if not weak:
             require_guards(self.layers)
         self.own = "namespaces" in self.layers
+        self.user = FIRST_USER + next(_USERS) % USERS if self.own and as_another_user() else None
         self.folder = tempfile.mkdtemp(prefix="sandbox-")
         # The interpreter's own files: the base of a virtual environment, whose links lead there.
         paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")} | {
@@ -110,16 +118,17 @@ class Box:
         """For the child; see `child.main`."""
         memory, disk = self.limits.memory * MEBIBYTE, self.limits.disk * MEBIBYTE
         wrapped = self.own and bubblewrap() is not None
+        # Threads count as processes here; those that the limit allows are looked for by `over`.
+        tasks = 8 * self.limits.processes if counts_processes(self.layers) else 4096
         limits = {
-            "AS": memory, "CPU": int(self.limits.seconds) + 1, "FSIZE": disk, "NOFILE": 64, "CORE": 0,
-            "NPROC": 4096,
+            "AS": memory, "CPU": int(self.limits.seconds) + 1, "FSIZE": disk, "NOFILE": 64, "CORE": 0, "NPROC": tasks,
         }  # fmt: skip
         if run.get("session"):
             del limits["CPU"]  # its seconds are those of a block
         return ascii({
             "layers": sorted(self.layers), "limits": limits, "readable": self.readable, "disk": disk,
             "folder": "/box" if wrapped else self.folder, "own_folder": self.own and not wrapped,
-            "session": False, "code": "", "files": {}, **run,
+            "session": False, "code": "", "files": {}, "user": self.user, **run,
         })  # fmt: skip
 
     def command(self, settings: str) -> list[str]:
@@ -134,13 +143,18 @@ class Box:
             found = unshare()
             assert found is not None  # `available` has tried it
             return [found, *UNSHARE, *inner]
-        command = [wrap, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
+        namespaces = OF_ROOT if self.user is not None else ("--unshare-all",)
+        command = [wrap, *namespaces, "--die-with-parent", "--new-session", "--as-pid-1"]
+        parents = {str(one) for path in self.readable for one in Path(path).parents} - {"/"}
+        for parent in sorted(parents - set(self.readable)):  # another user has to get through them
+            command += ["--perms", "0755", "--dir", parent]
         for path in self.readable:
             if os.path.islink(path):
                 command += ["--symlink", os.readlink(path), path]
             else:
                 command += ["--ro-bind-try", path, path]
-        command += ["--proc", "/proc", "--dev", "/dev", "--size", str(self.limits.disk * MEBIBYTE), "--tmpfs", "/box"]
+        command += ["--proc", "/proc", "--dev", "/dev", "--size", str(self.limits.disk * MEBIBYTE)]
+        command += ["--perms", "0777", "--tmpfs", "/box"]
         return [*command, "--chdir", "/box", *inner]
 
     def start(self, **run: Any) -> subprocess.Popen[bytes]:
