@@ -93,7 +93,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     ('grpo', 'grpo')
     """
     plain, name = {one.lower(): one for one in known}, name[:200].lower()
-    near = difflib.get_close_matches(name, plain, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, plain, n=10, cutoff=0.6)
     near.sort(key=lambda one: sorted(one) != sorted(name))
     return plain[near[0]] if near else None
 

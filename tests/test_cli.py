@@ -33,7 +33,7 @@ from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import from_dict, to_dict
 from jaxrl_llm.sampling import completion_texts, live
-from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Stats
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Stats, Tokens
 from jaxrl_llm.sampling.sampler import requests_of
 
 
@@ -434,7 +434,7 @@ def engine_of(*texts: tuple[bytes, bool], step: int = 1) -> Any:
             text, ended = texts[index]
             token = np.frombuffer(text, np.uint8).astype(np.int32)
             others = (np.full(len(text), -0.5, np.float32) for _ in range(4))
-            yield Completion(index, NO_TOKENS._make((token, *others, token)), ended, 1000)
+            yield Completion(index, Tokens(token, *others, token), ended, 1000)
 
     return stream
 

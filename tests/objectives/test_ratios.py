@@ -28,11 +28,11 @@ def outputs_of(logp: Any) -> PolicyOutputs:
     return PolicyOutputs(jnp.asarray(logp, jnp.float32), jnp.zeros((2, 3)))
 
 
-@pytest.mark.parametrize("against", ["behaviour", "old", "reference", "previous"])
+@pytest.mark.parametrize("against", ["behaviour", "untruncated", "old", "reference", "previous"])
 def test_each_source(against: str) -> None:
     others = {name: jnp.full((2, 3), -float(i)) for i, name in enumerate(SOURCES.values())}
     batch = batch_of(**others)
-    shift = {"behaviour": 0.0, "old": -1.0, "reference": -2.0, "previous": -3.0}[against]
+    shift = {"behaviour": 0.0, "untruncated": -1.0, "old": -2.0, "reference": -3.0, "previous": -4.0}[against]
     expected = np.where(MASK, np.exp(np.array(LOGP) - shift), 1.0)
     np.testing.assert_allclose(token_ratio(against)(outputs_of(LOGP), batch), expected, rtol=1e-6)
     assert source(batch, against) is others[SOURCES[against]]

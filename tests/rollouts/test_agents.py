@@ -130,7 +130,7 @@ def test_fresh_prompts_are_rows_of_their_own() -> None:
     (one,) = run_agents(program, tokenizer, says(end, wrong=1), ROWS[:1])[0].groups
     assert [episode.info["episode"] for episode in one.episodes] == [0, 0, 0, 1, 1, 1]
     assert [episode.info["first_turn"] for episode in one.episodes] == [0, 1, 2] * 2
-    assert [episode.turn_rewards for episode in one.episodes] == [(1,), (1,), (11,), (0,), (1,), (11,)]
+    assert [episode.turn_rewards for episode in one.episodes] == [(1,), (1,), (1,), (0,), (1,), (1,)]
     for number, episode in enumerate(one.episodes[:3]):
         asked = [{"role": "user", "content": f"{number}?" if number else "Count up.\n\n0?"}]
         assert tokenizer.decode(episode.prompt) == tokenizer.apply_chat_template(

@@ -23,7 +23,7 @@ from jaxrl_llm.runs.config import TrainConfig
 
 OF_REWARDS = (
     "gdro", "brorl", "brain", "open_rs", "carl_multiplicative_reward", "p3o_pairwise", "srpo_self_referential",
-    "subpo", "c_morl", "ui_r1", "ttrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl",
+    "subpo", "c_morl", "ui_r1", "ttrl", "ettrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl",
 )  # fmt: skip
 MODEL = "smollm2-135m"
 REWARDS = """

@@ -139,9 +139,10 @@ def test_settings_of_agents_need_an_environment() -> None:
 def test_the_method_says_whether_turns_have_their_own_rewards() -> None:
     config = TrainConfig(environment=f"{WORLDS}:Echo")
     grpo = make_algorithm(config)
-    assert rollout_of(config, grpo).provides == {"turns", "state_key"}
+    known = {"turns", "state_key", "episode", "first_turn", "calls", "failed_calls"}
+    assert rollout_of(config, grpo).provides == known
     by_turn = dataclasses.replace(grpo, transform=stateless(lambda batch: batch, frozenset({"turn_rewards"})))
-    assert rollout_of(config, by_turn).provides == {"turns", "state_key", "turn_rewards"}
+    assert rollout_of(config, by_turn).provides == known | {"turn_rewards"}
 
 
 @pytest.mark.heavy

@@ -187,7 +187,7 @@ def test_problems_are_found_before_anything_is_written(tmp_path: Path) -> None:
         (plain, algorithms.get("grpo"), "is a value, which has no hyper-parameters: leave out clip_hihg"),
         (config, f"{wrong}:mine", "own.py:mine returns of the type int, but must return an Algorithm"),
         (config, f"{wrong}:yours", "unknown name in .*own.py' 'yours'"),
-        (config, algorithms.get("epo"), "the algorithm needs turns .*: use --rollout"),
+        (config, algorithms.get("epo"), "the algorithm needs turns .*: use --environment"),
     ]:
         with pytest.raises(InputError, match=message):
             loop.train(changed, algorithm=given)
