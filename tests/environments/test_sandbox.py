@@ -171,6 +171,7 @@ def test_nothing_lives_on() -> None:
             os.setsid()
             if os.fork() == 0:
                 {mark} = time.sleep(60)
+            os._exit(0)
         print("gone", flush=True)
         os._exit(0)
     """)
