@@ -47,7 +47,7 @@ def signal_of(name: str, reward: Any = None, lone: bool = False) -> float:
     changes = (
         {} if reward is None else {"reward": np.full(N, reward), "rewards": dict.fromkeys("ab", np.full(N, reward))}
     )
-    batch = case(11, algorithm, **changes).batch
+    batch = case(12, algorithm, **changes).batch
     if lone:
         batch = batch.replace(group=jnp.arange(N, dtype=jnp.int32))
     _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
