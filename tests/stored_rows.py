@@ -7,8 +7,21 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts import replays, swaps
 from jaxrl_llm.rollouts.sources import Replay
 from jaxrl_llm.trajectory import Trajectories
+
+REPLAYS = {
+    "whole_groups": replays.whole_groups(groups=5),
+    "faded": replays.whole_groups(1.5, replays.faded(), 5),
+    "young": replays.whole_groups(max_age=1),
+    "recent_and_reservoir": replays.recent_and_reservoir(0.7, 6, 5),
+    "own_good_rows": replays.own_good_rows(2, 8, 2),
+    "refilled": replays.refilled(9, 3),
+    "swapped_successes": swaps.swapped_successes(each=2),
+    "random place": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "random"),
+    "best_of_prompt": swaps.best_of_prompt(4),
+}
 
 
 def scored_of(rewards: list[list[float]], prompts: list[int], step: int, seed: int = 0) -> Scored:

@@ -101,13 +101,11 @@ def solved_without(
 
 
 def joint_key(*keys: jax.Array) -> jax.Array:
-    """int32[N]: equal for rows that agree in all keys [N]. Overflows int32 above N = 46,000 with two keys."""
-    size = keys[0].shape[0]
-    indices = [jnp.unique(key, return_inverse=True, size=size)[1].reshape(-1) for key in keys]
-    joint = indices[0]
-    for index in indices[1:]:
-        joint = joint * size + index
-    return joint.astype(jnp.int32)
+    """int32, equal where all keys, of one shape, are equal."""
+    size, shape = keys[0].size, keys[0].shape
+    indices = [jnp.unique(key.reshape(-1), return_inverse=True, size=size)[1].reshape(-1) for key in keys]
+    rows = jnp.stack(indices, axis=1)  # and not a product of the indices, which overflows for many
+    return jnp.unique(rows, axis=0, return_inverse=True, size=size)[1].reshape(shape).astype(jnp.int32)
 
 
 def subgroup_advantage(

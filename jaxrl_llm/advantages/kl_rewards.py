@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -71,11 +73,27 @@ def adaptive_kl(
     check_number("KL target", target, above=0)
     check_number("KL horizon", horizon, above=0)
 
-    def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+    def divergence_and_step(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
         rows = jnp.sum(batch.lengths > 0).astype(jnp.float32)
         per_row = row_means(_divergence(batch, estimator, of, to), batch.replace(weights=None))
-        error = jnp.clip(jnp.sum(per_row) / jnp.maximum(rows, 1) / target - 1, -0.2, 0.2)
-        return beta * (1 + error * rows / horizon), batch.with_controls(**{name: beta})
+        return jnp.sum(per_row) / jnp.maximum(rows, 1), rows / horizon
+
+    return _controller(start, target, name, divergence_and_step, needs)
+
+
+def _controller(
+    start: Number, target: Number, name: str, measured: Callable[[Trajectories], tuple[jax.Array, Number]],
+    needs: frozenset[str],
+) -> Transform:  # fmt: skip
+    """beta <- beta (1 + step clip(KL / target - 1, -0.2, 0.2)), written as a control before its own update.
+
+    measured: batch -> (KL, step).
+    """
+
+    def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+        divergence, step = measured(batch)
+        error = jnp.clip(divergence / target - 1, -0.2, 0.2)
+        return beta * (1 + error * step), batch.with_controls(**{name: beta})
 
     return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)
 
@@ -98,9 +116,7 @@ def stepwise_kl(
     check_number("KL target", target, above=0)
     check_number("KL rate", rate, least=0)
 
-    def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
-        tokens = jnp.maximum(jnp.sum(batch.action_mask), 1)
-        error = jnp.clip(jnp.sum(_divergence(batch, "k1", of, to)) / tokens / target - 1, -0.2, 0.2)
-        return beta * (1 + rate * error), batch.with_controls(**{name: beta})
+    def divergence_and_step(batch: Trajectories) -> tuple[jax.Array, Number]:
+        return jnp.sum(_divergence(batch, "k1", of, to)) / jnp.maximum(jnp.sum(batch.action_mask), 1), rate
 
-    return Transform(lambda: jnp.asarray(start, jnp.float32), apply, needs)
+    return _controller(start, target, name, divergence_and_step, needs)

@@ -105,20 +105,12 @@ def above_buckets(
     """
     flat = jnp.where(mask, values, jnp.nan).reshape(-1)
     above = above_baseline(flat, keys.reshape(-1), baseline)
-    if alone == "value":
-        above = jnp.where((bucket_moments(keys.reshape(-1), flat)[0] == 1) & ~jnp.isnan(flat), flat, above)
+    count, _, deviation = bucket_moments(keys.reshape(-1), flat, ddof)
     if scale == "std":
-        above = above / (bucket_moments(keys.reshape(-1), flat, ddof)[2] + epsilon)
+        above = above / (deviation + epsilon)
+    if alone == "value":  # as it is: a bucket of one has no deviation to divide it by
+        above = jnp.where((count == 1) & ~jnp.isnan(flat), flat, above)
     return above.reshape(values.shape)
-
-
-def _joined(*keys: Array) -> Array:
-    """int32, equal where all keys of one shape are equal."""
-    flat = [key.reshape(-1) for key in keys]
-    joint = flat[0]
-    for key in flat[1:]:  # in pairs, so that the number of turns may be large
-        joint = joint_key(joint, key)
-    return joint.reshape(keys[0].shape).astype(jnp.int32)
 
 
 def _of_group(batch: Trajectories, turns: int) -> Array:
@@ -140,7 +132,7 @@ def same_state(last: int = 1) -> OfTurns:
         for back in range(last):
             past = jnp.pad(states, ((0, 0), (back, 0)))[:, :turns]
             missing = jnp.broadcast_to(jnp.arange(turns) < back, states.shape).astype(jnp.int32)
-            joint = _joined(joint, jax.lax.bitcast_convert_type(past, jnp.int32), missing)
+            joint = joint_key(joint, jax.lax.bitcast_convert_type(past, jnp.int32), missing)
         return joint
 
     return keys
@@ -153,7 +145,7 @@ def same_turn() -> OfTurns:
     def keys(batch: Trajectories) -> Array:
         turns = turn_count(batch)
         group = _of_group(batch, turns)
-        return _joined(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
+        return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
 
     return keys
 
@@ -259,7 +251,7 @@ def mean_over_equal(advantage: OfTurns, history: int = 0) -> OfTurns:
         after = jnp.pad(batch.need("state_key").astype(jnp.uint32), ((0, 0), (0, 1)))[:, 1:]
         followed = jnp.pad(mask, ((0, 0), (0, 1)))[:, 1:]
         own = jnp.where(followed, jax.lax.bitcast_convert_type(after, jnp.int32), 0)
-        keys = _joined(keys, _of_tokens(batch, mask.shape[1]), own, followed.astype(jnp.int32))
+        keys = joint_key(keys, _of_tokens(batch, mask.shape[1]), own, followed.astype(jnp.int32))
         flat = jnp.where(mask, advantage(batch), jnp.nan).reshape(-1)
         return jnp.where(mask, bucket_moments(keys.reshape(-1), flat)[1].reshape(mask.shape), 0.0)
 

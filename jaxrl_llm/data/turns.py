@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jaxrl_llm.data.calls import Reading, reading_of
-from jaxrl_llm.errors import InputError, shown
-
-Message = Mapping[str, Any]
+from jaxrl_llm.data.calls import Message, Reading, reading_of
+from jaxrl_llm.errors import InputError
 
 REPLIES = "assistant reply one", "and a reply of another length: 2."
 """Replies of the synthetic conversations. What follows them must not depend on them."""
@@ -206,10 +204,3 @@ def _joined(messages: Sequence[Message], role: str) -> list[Message]:
     results = [str(message["content"]) for message in messages if message.get("role") == "tool"]
     others = [message for message in messages if message.get("role") != "tool"]
     return [{"role": role, "content": "\n".join(results)}, *others]
-
-
-def check_messages(messages: Any) -> list[Message]:
-    """The messages; InputError for anything but a list of dicts with a role."""
-    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) and m.get("role") for m in messages):
-        raise InputError(f"messages are a list of {{'role': ..., 'content': ...}}, but found {shown(messages)}")
-    return list(messages)

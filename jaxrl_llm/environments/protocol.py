@@ -10,9 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from jaxrl_llm.data.calls import Reply
-
-Message = Mapping[str, Any]
+from jaxrl_llm.data.calls import Message, Reply
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 from jaxrl_llm.rollouts.episode import Episode
 
 FAILED_ENVIRONMENT = "failed_environments"
-COUNTS = ("calls", "failed_calls", "malformed_calls", "new_rows", FAILED_ENVIRONMENT)
+CALLS = ("calls", "failed_calls")  # of tools, which environments count and methods may need
+COUNTS = (*CALLS, "malformed_calls", "new_rows", FAILED_ENVIRONMENT)
 """Entries of `Episode.info` that all episodes of agents have, so that batches have the same entries in all steps."""
 
 

@@ -17,21 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.data.calls import Message
 from jaxrl_llm.data.chat import is_conversation
-from jaxrl_llm.data.turns import ChatTurns, Message
+from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
-from jaxrl_llm.rollouts.agent_metrics import COUNTS, FAILED_ENVIRONMENT
+from jaxrl_llm.rollouts.agent_metrics import CALLS, COUNTS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
 from jaxrl_llm.rollouts.programs import OBSERVATION, Rollout
 from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
 from jaxrl_llm.threads import in_thread
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
-
-CALLS = ("calls", "failed_calls")  # of tools, which environments count
 
 
 @dataclass(frozen=True)

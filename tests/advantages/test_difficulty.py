@@ -60,3 +60,11 @@ def test_a_subgroup_shares_its_first_term() -> None:
     reward, target = jnp.array([1.0, 3.0, 2.0, 2.0, 7.0, jnp.nan]), jnp.full(6, 2.5)
     A = subgroup_advantage(reward, target, GROUP, jnp.array([0, 0, 0, 1, 0, 0]))
     np.testing.assert_allclose(A, [-0.5 - 0.5**0.5, -0.5 + 0.5**0.5, -0.5, -0.5, 0, 0], atol=1e-5)
+
+
+def test_joint_keys_of_many_rows() -> None:
+    """In base 65,536 the index of the first of three keys would be a multiple of 2^32, and so be lost."""
+    first, zeros = jnp.zeros(2**16, jnp.int32).at[1].set(1), jnp.zeros(2**16, jnp.int32)
+    key = joint_key(first, zeros, zeros)
+    assert key[0] != key[1]
+    assert key[0] == key[2]

@@ -149,3 +149,10 @@ def test_what_does_not_fit() -> None:
         t.turn_advantages(t.of_episode(), weights=(1.0, 2.0))
     with pytest.raises(InputError, match="state_key"):
         t.turn_advantages(t.compared(t.turn_returns(), t.same_state())).apply((), GIGPO.replace(state_key=None))
+
+
+def test_a_turn_alone_keeps_its_value_also_where_others_are_scaled() -> None:
+    batch = episodes([[1], [1], [2]], [[0], [2], [5]])
+    credit = t.compared(t.turn_returns(), t.same_state(), "std", alone="value")
+    deviation = 2**0.5 + 1e-6
+    assert_close(of_turns(batch, t.turn_advantages(credit)), [[-1 / deviation], [1 / deviation], [5.0]])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_rows import all_facts, run, scored_of, some_steps
+from stored_rows import REPLAYS, all_facts, run, scored_of, some_steps
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.scoring import Scored
@@ -19,18 +19,8 @@ from jaxrl_llm.rollouts.sources import Replay
 from jaxrl_llm.sampling.drafts import Drafts
 
 pytest.importorskip("array_record")
-EVERY = {
-    "whole_groups": replays.whole_groups(groups=5),
-    "faded": replays.whole_groups(1.5, replays.faded(), 5),
-    "young": replays.whole_groups(max_age=1),
-    "recent_and_reservoir": replays.recent_and_reservoir(0.7, 6, 5),
-    "own_good_rows": replays.own_good_rows(2, 8, 2),
-    "refilled": replays.refilled(9, 3),
-    "swapped_successes": swaps.swapped_successes(each=2),
-    "random place": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "random"),
-    "best_of_prompt": swaps.best_of_prompt(4),
-    "staged": swaps.with_staged_reward(replays.whole_groups(groups=4), {"form": 0.1, "right": 1.0}),
-}
+STAGED = swaps.with_staged_reward(replays.whole_groups(groups=4), {"form": 0.1, "right": 1.0})
+EVERY = {**REPLAYS, "staged": STAGED}
 every = pytest.mark.parametrize("replay", EVERY.values(), ids=EVERY)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_rows import all_facts, facts, run, scored_of, some_steps
+from stored_rows import REPLAYS, all_facts, facts, run, scored_of, some_steps
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts import replays, stores, swaps
@@ -18,18 +18,7 @@ from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.sources import Replay, Step, replayed
 from jaxrl_llm.sampling.drafts import Drafts
 
-EVERY = {
-    "whole_groups": replays.whole_groups(groups=5),
-    "faded": replays.whole_groups(1.5, replays.faded(), 5),
-    "young": replays.whole_groups(max_age=1),
-    "recent_and_reservoir": replays.recent_and_reservoir(0.7, 6, 5),
-    "own_good_rows": replays.own_good_rows(2, 8, 2),
-    "refilled": replays.refilled(9, 3),
-    "swapped_successes": swaps.swapped_successes(each=2),
-    "random place": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "random"),
-    "best_of_prompt": swaps.best_of_prompt(4),
-    "valued_groups": swaps.valued_groups(),
-}
+EVERY = {**REPLAYS, "valued_groups": swaps.valued_groups()}
 EMPTY = {
     "whole_groups": replays.whole_groups(groups=0),
     "no share": replays.whole_groups(0.0),
