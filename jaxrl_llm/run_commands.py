@@ -99,14 +99,15 @@ def prompts_of(config: TrainConfig, source: str | None, is_run: bool) -> str:
 
 
 def sample_command(arguments: list[str]) -> int:
-    """Print completions of prompts; on a terminal, a single one is streamed."""
+    """Print completions of prompts; on a terminal, a single one is streamed. With an environment, play episodes."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
         model: Annotated[str, positional()]
         """A run's folder, or a model as for jaxrl train."""
         prompts: Annotated[tuple[str, ...], positional()]
-        """One or more prompts; chat models apply their template."""
+        """One or more prompts; chat models apply their template. With an environment, a JSON object is a row with all
+        its columns, and there may be no prompt."""
         samples: int = 1
         """Completions of each."""
         max_new_tokens: int | None = None
@@ -127,15 +128,23 @@ def sample_command(arguments: list[str]) -> int:
         """Template in which {prompt} is the prompt. Default: the run's."""
         seed: int = 0
         """Seed of the sampling."""
+        environment: str | None = None
+        """Environment to play with, as for jaxrl train. Default: the run's."""
+        tools: tuple[str, ...] | None = None
+        """Tools that the policy may call, as for jaxrl train. Default: the run's."""
+        turns: int | None = None
+        """Most replies of an episode. Default: the run's."""
         jsonl: bool = False
-        """One JSON object per completion: prompt, sample, text, ended, tokens, mean_logp."""
+        """One JSON object per completion: prompt, sample, text, ended, tokens, mean_logp; or per episode: row, sample,
+        messages, turn_rewards, reward, done."""
         stats: bool = False
         """Tokens per second, time to the first token and occupancy, on stderr."""
 
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
+    plays = args.environment is not None or bool(args.tools)
     gather(
-        partial(_some_prompts, args.prompts),
+        lambda: require("--turns", 1 if args.turns is None else args.turns, least=1, most=2**16),
         lambda: require("--samples", args.samples, least=1, most=2**20),
         lambda: require(
             "--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1, most=2**24
@@ -146,9 +155,13 @@ def sample_command(arguments: list[str]) -> int:
         lambda: require("--min-p", args.min_p, least=0, most=1),
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
     )
+    from jaxrl_llm.runs.agents import is_agent
     from jaxrl_llm.runs.run_folder import run_config
 
     config = run_config(args.model)
+    if plays or is_agent(config):
+        return _play(args, config, accept)
+    _some_prompts(args.prompts)
     prompts = filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
                              else args.prompt_template)  # fmt: skip
     system = config.system_prompt if args.system_prompt is None else args.system_prompt
@@ -177,6 +190,43 @@ def sample_command(arguments: list[str]) -> int:
     if figures.interrupted:
         print("interrupted", file=sys.stderr)
         return 130
+    return 0
+
+
+def _play(args: Any, config: TrainConfig, accept: bool) -> int:
+    """Play episodes, as sample_command's arguments say."""
+    names = ("environment", "tools", "turns", "max_new_tokens", "stop", "system_prompt", "top_p", "top_k", "min_p")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if "environment" in given:
+        given |= {"rewards": ("number_match",), "eval_reward": None}  # only the environment rewards here
+    config = dataclasses.replace(config, **given)
+    from jaxrl_llm.runs.load_run import load_run
+    from jaxrl_llm.runs.played import play_rows, rows_to_play, transcript
+    from jaxrl_llm.sampling.live import throughput_line
+    from jaxrl_llm.sampling.requests import Stats
+
+    rows = rows_to_play(filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
+                                       else args.prompt_template))  # fmt: skip
+    _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept)
+    alone, stats = len(rows) * args.samples == 1 and not args.jsonl, list[Stats]()
+    try:
+        found = play_rows(
+            config, policy, params, rows, partial(print, flush=True) if alone else lambda line: None,
+            samples=args.samples, seed=args.seed, temperature=args.temperature, watch=stats.append,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    for number, one in enumerate(found):
+        if args.jsonl:
+            print(one.as_json(number % args.samples))
+            continue
+        if not alone:
+            print(f"episode {number % args.samples + 1}/{args.samples} of {json.dumps(one.row, default=str)}")
+            print("\n".join(map(transcript, one.said)))
+        print(one.outcome)
+    if args.stats and stats:
+        print(throughput_line(stats[0]), file=sys.stderr)
     return 0
 
 

@@ -16,6 +16,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import prompt_text
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.reporting.conversations import common_prefix, observation
 from jaxrl_llm.reporting.shading import LEVELS, level_value, shade_level, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.sampling.arguments import check_not_negative, check_tokenizer
@@ -30,6 +31,8 @@ _STYLE = """
 background:none;color:inherit}
 .jaxrl-completions i{font-style:normal}
 .jaxrl-completions .given{opacity:.6}
+.jaxrl-completions details.given{border-left:3px solid;padding-left:.6em}
+.jaxrl-completions .given summary{cursor:pointer;white-space:normal}
 """
 
 
@@ -40,7 +43,7 @@ class ShownRow(NamedTuple):
     ids: np.ndarray  # int32[n]
     action: np.ndarray  # bool[n]
     numbers: dict[str, np.ndarray]  # [n] values of the tokens, by name
-    known_prompt: int  # length of the prompt if the previous row has the same one, which is not repeated; else 0
+    known: int  # tokens that the previous row begins with, too, which are not repeated: a prompt, or a path to a fork
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,10 +68,11 @@ class Completions:
             values = values[np.isfinite(values)]
             lines.append(row.about + (f", mean {self.by} {values.mean(dtype=np.float64):.3g}" if values.size else ""))
             given = _leading(row)
-            for start, stop, mark in ((row.known_prompt, given, "  "), (given, len(row.ids), "> ")):
-                if stop > start:
-                    text = html.unescape(visible(self._text(row.ids[start:stop])))
-                    lines.append(textwrap.indent(text.rstrip("\n"), mark, lambda line: True))
+            if row.known > given:
+                lines.append("  [as the row before up to here]")
+            for is_action, places in _runs(row):
+                text = html.unescape(visible(self._text(row.ids[places])))
+                lines.append(textwrap.indent(text.rstrip("\n"), "> " if is_action else "  ", lambda line: True))
         return "\n".join(lines + self._more())
 
     __repr__ = __str__
@@ -85,14 +89,17 @@ class Completions:
 
     def _elements(self, row: ShownRow, kind: str, limit: float) -> Iterator[str]:
         """One HTML element per action and per run of other tokens, in order."""
-        actions = int(row.action.sum())
+        actions = int(row.action[row.known :].sum())
         head = actions if actions <= MOST_TOKENS else MOST_TOKENS * 3 // 4
         tail, seen = actions - (MOST_TOKENS - head), 0
         texts = token_texts(self.tokenizer, row.ids.tolist())
-        for is_action, run in groupby(range(row.known_prompt, len(row.ids)), key=lambda i: bool(row.action[i])):
-            places = list(run)
+        if row.known > _leading(row):
+            yield "<em>[as the row before up to here]</em>"
+        for is_action, places in _runs(row):
             if not is_action:
-                yield f'<i class="given">{visible(self._text(row.ids[places]))}</i>'
+                text = self._text(row.ids[places])
+                behind = places[0] > _leading(row)
+                yield observation(text) if behind else f'<i class="given">{visible(text)}</i>'
                 continue
             for i in places:
                 if seen < head or seen >= tail:
@@ -143,13 +150,17 @@ def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) 
     numbers = {name: np.asarray(columns[name][:count]) for name in named}
     numbers["policy_step"] = step
     check_not_negative(tokens, real)
+    nodes = None if "node" not in (batch.info or {}) else np.asarray((batch.info or {})["node"][:count])
     out: list[ShownRow] = []
     for n in range(count):
         own = {name: x[n][real[n]] for name, x in numbers.items()}
         row = ShownRow(_about(batch, n), tokens[n][real[n]], action[n][real[n]], own, 0)
         given = _leading(row)
         same = bool(out) and _leading(out[-1]) == given and np.array_equal(out[-1].ids[:given], row.ids[:given])
-        out.append(row._replace(known_prompt=given) if same else row)
+        if same and nodes is not None:  # tokens with the same node were sampled once
+            paths = [nodes[row_number][real[row_number]] for row_number in (n - 1, n)]
+            given += common_prefix(*(path[given:] for path in paths))
+        out.append(row._replace(known=given) if same else row)
     return Completions(tuple(out), tokenizer, by, batch.tokens.shape[0] - count)
 
 
@@ -193,7 +204,18 @@ def _about(batch: Trajectories, n: int) -> str:
     if batch.reward is not None:
         said.append(f"reward {float(batch.reward[n]):.3g}")
     said.append(f"{int(np.sum(np.asarray(batch.action_mask[n])))} tokens")
+    if batch.turn_rewards is not None:
+        turns = int(np.max(np.asarray(batch.turn[n]), initial=-1)) + 1
+        said.append(
+            f"rewards of turns {' '.join(f'{float(x):.3g}' for x in np.asarray(batch.turn_rewards[n])[:turns])}"
+        )
     return ", ".join(said) + (", truncated" if bool(batch.truncated[n]) else "")
+
+
+def _runs(row: ShownRow) -> Iterator[tuple[bool, list[int]]]:
+    """The places of consecutive actions, or of other tokens, behind those that are known."""
+    for is_action, run in groupby(range(row.known, len(row.ids)), key=lambda i: bool(row.action[i])):
+        yield is_action, list(run)
 
 
 def _leading(row: ShownRow) -> int:

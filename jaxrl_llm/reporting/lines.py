@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.reporting.conversations import fault_of_turns
 from jaxrl_llm.reporting.files import is_number, iterate_jsonl
 
 _VALUES = ("advantage", "logp", "entropy")  # each a number per token, or null
@@ -48,7 +49,7 @@ def _fault(line: dict[str, Any]) -> str | None:
         return f"its rewards are {shown(rewards)}, but must be numbers by name"
     if not isinstance(line.get("prompt", ""), str):
         return f"its prompt is {shown(line['prompt'])}, but must be text"
-    return None
+    return fault_of_turns(line)
 
 
 def _is_whole(value: Any, least: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, missing_package, shown
 from jaxrl_llm.reporting.charts import COLOURS
+from jaxrl_llm.reporting.conversations import as_tree
 from jaxrl_llm.reporting.curves import (
     DARK,
     LIGHT,
@@ -106,7 +107,7 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
             for one in examples
         ],
         "changes": reward_changes(run.rows),
-        "groups": [(group, [samples[row.offset] for row in shown_of(group)]) for group in chosen],
+        "groups": [(group, as_tree([samples[row.offset] for row in shown_of(group)])) for group in chosen],
         "logged_groups": len(groups),
         "prompts": _prompts(run),
         "scales": {part: [_scale(kind, limit) for kind, limit in own.items()] for part, own in limits.items()},

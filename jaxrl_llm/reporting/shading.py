@@ -82,23 +82,34 @@ def style_rules(kind: str) -> str:
 
 
 def shaded_tokens(
-    tokens: Sequence[str], values: Mapping[str, Sequence[Any]], limits: Mapping[str, float], most: int | None = None
+    tokens: Sequence[str],
+    values: Mapping[str, Sequence[Any]],
+    limits: Mapping[str, float],
+    most: int | None = None,
+    between: Mapping[int, Sequence[str]] | None = None,
 ) -> str:
-    """An HTML element per token, shaded by classes, with its numbers as title. Beyond `most`, the middle is omitted."""
+    """An HTML element per token, shaded by classes, with its numbers as title. Beyond `most`, the middle is omitted.
+
+    between: HTML that comes before the tokens with these numbers, 0 to len(tokens), and is never omitted.
+    """
     for kind, column in values.items():
         if len(column) != len(tokens):
             raise InputError(f"{len(column)} values of {kind} for {len(tokens)} tokens: pass one value for each token")
     left_out = max(0, len(tokens) - (len(tokens) if most is None else most))
     head = (len(tokens) - left_out) * 3 // 4
-    parts = []
+    parts: list[str] = []
+    before, done = dict(between or {}), 0
     for i in chain(range(head), range(head + left_out, len(tokens))):
         if i == head + left_out and left_out:
             parts.append(f"<em>[{left_out:,} tokens left out]</em>")
+        parts += [text for place in range(done, i + 1) for text in before.get(place, ())]
+        done = i + 1
         here = {kind: value for kind in values if math.isfinite(value := as_number(values[kind][i]))}
         levels = {kind: shade_level(value, limits[kind], kind) for kind, value in here.items()}
         classes = " ".join(f"{kind[0]}{level}" for kind, level in levels.items() if level)
         title = ", ".join(f"{kind} {value:.3f}" for kind, value in here.items())
         parts.append(f'<i class="{classes}" title="{title}">{visible(tokens[i])}</i>')
+    parts += [text for place in range(done, len(tokens) + 1) for text in before.get(place, ())]
     return "".join(parts)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.reporting.conversations import marks
 from jaxrl_llm.reporting.run_data import Row, RunData
 from jaxrl_llm.reporting.shading import KINDS, shaded_tokens
 from jaxrl_llm.reporting.statistics import typical_size
@@ -150,7 +151,8 @@ def shaded_samples(
         limits[part] = {kind: typical_size(columns[kind]) for kind in shown}
         for sample in own:
             values = {kind: sample[kind] for kind in given if sample.get(kind)}
-            sample["html"] = shaded_tokens(sample["tokens"], values, limits[part], most=max(60, TOKENS // total))
+            most = max(60, TOKENS // total)
+            sample["html"] = shaded_tokens(sample["tokens"], values, limits[part], most=most, between=marks(sample))
     return samples, limits
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from jaxrl_llm.reporting.conversations import common_prefix
 from jaxrl_llm.reporting.run_data import CORRECT
 
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.scoring import Scored
+    from jaxrl_llm.trajectory import Trajectories
 
 
 def completion_lines(
@@ -18,7 +21,8 @@ def completion_lines(
 ) -> Iterator[dict[str, Any]]:
     """The completions of the first `groups` groups of a batch.
 
-    rows: of the data set, one for each group. judge: the reward that is 1 for a correct answer, if any.
+    rows: of the data set, one for each group. judge: the reward that is 1 for a correct answer, if any. A conversation
+    also has what was given between its replies, and the rewards of its turns; a tree's path, how it begins.
     """
     from jaxrl_llm.sampling import completion_ids  # here: the module of run folders needs no JAX
 
@@ -30,6 +34,7 @@ def completion_lines(
     rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
     past = np.asarray((batch.info or {}).get("replayed", np.zeros(len(ids)))) > 0
     number: dict[int, int] = {}
+    begins = shared_beginnings(batch)
     for i in chosen:
         group = int(batch.group[i])
         number[group] = number.get(group, -1) + 1
@@ -46,7 +51,53 @@ def completion_lines(
             "truncated": bool(batch.truncated[i]),
             **({"replayed": True} if past[i] else {}),
             **({"correct": bool(rewards[judge][i] >= CORRECT)} if judge in rewards else {}),
+            **_conversation(tokenizer, batch, int(i)),
+            **({"begins": begins[int(i)]} if int(i) in begins else {}),
         }
+
+
+def _conversation(tokenizer: Any, batch: Trajectories, i: int) -> dict[str, Any]:
+    """ "given": pairs of the number of sampled tokens before and a text that was given there; "turn_rewards"; "turn",
+    the number of the row's first turn, if its episode has an earlier row."""
+    found: dict[str, Any] = {}
+    if runs := given_runs(np.asarray(batch.token_mask[i]), np.asarray(batch.action_mask[i])):
+        tokens = np.asarray(batch.tokens[i])
+        found["given"] = [[before, tokenizer.decode(tokens[places].tolist())] for before, places in runs]
+    if batch.turn_rewards is not None:
+        found["turn_rewards"] = [_number(x) for x in np.asarray(batch.turn_rewards[i])[: len(runs) + 1]]
+    if first := float(np.asarray((batch.info or {}).get("first_turn", np.zeros(i + 1)))[i]):
+        found["turn"] = int(first)
+    return found
+
+
+def given_runs(real: npt.NDArray[Any], action: npt.NDArray[Any]) -> list[tuple[int, npt.NDArray[Any]]]:
+    """The runs of given tokens behind the first action of a row: how many actions come before, and their places.
+
+    >>> real, action = np.array([1, 1, 1, 1, 1, 0], bool), np.array([0, 1, 0, 0, 1, 0], bool)
+    >>> [(before, places.tolist()) for before, places in given_runs(real, action)]
+    [(1, [2, 3])]
+    """
+    before = np.cumsum(action)
+    places = np.flatnonzero(real & ~action & (before > 0))
+    return [(int(count), places[before[places] == count]) for count in np.unique(before[places])]
+
+
+def shared_beginnings(batch: Trajectories) -> dict[int, tuple[int, int]]:
+    """For rows of trees that share sampled tokens with earlier rows of their group: the number in the group of the one
+    that shares most, and of those tokens. Rows have an entry `node` of info where they are paths of trees."""
+    nodes: Mapping[str, Any] = batch.info or {}
+    if "node" not in nodes:
+        return {}
+    node, action, group = (np.asarray(x) for x in (nodes["node"], batch.action_mask, batch.group))
+    paths = [node[i][action[i]] for i in range(len(group))]
+    found: dict[int, tuple[int, int]] = {}
+    for i, path in enumerate(paths):
+        earlier = np.flatnonzero(group[:i] == group[i])
+        counts = [common_prefix(path, paths[j]) for j in earlier]
+        if counts and max(counts) > 0:
+            best = int(np.argmax(counts))
+            found[i] = best, counts[best]
+    return found
 
 
 def _prompt_text(prompt: Any) -> str:

@@ -71,8 +71,13 @@ def write_completions(
         else:
             mark = f"{prompts[prompt]} {number + 1}/{each}" if terminal and each > 1 else prompts[prompt]
             line = f"[{mark}] {text}"
-            print(line.translate(_SIGNS) if terminal else line, file=out, flush=True)
+            print(visible_text(line) if terminal else line, file=out, flush=True)
     return stats
+
+
+def visible_text(text: str) -> str:
+    """The text with symbols for control characters, which a terminal would execute."""
+    return text.translate(_SIGNS)
 
 
 def in_order(completions: Iterable[Completion]) -> Iterator[Completion]:
@@ -124,7 +129,7 @@ def throughput_line(stats: Stats) -> str:
 def _show(out: TextIO, shown: str, text: str) -> str:
     """Write the new part of the text to a terminal. Returns the text that is shown now."""
     if piece := unseen(shown, text):
-        out.write(piece.translate(_SIGNS))
+        out.write(visible_text(piece))
         out.flush()
     return shown if shown.startswith(text) else text
 

@@ -138,13 +138,13 @@ def test_a_prompt_is_shown_once_for_neighbours_that_share_it() -> None:
     assert [line for line in lines if line.startswith("> ")] == ["> a", "> b", "> c", "> d"]
 
 
-def test_tokens_of_the_environment_are_pale() -> None:
+def test_tokens_of_the_environment_are_folded() -> None:
     batch = batch_of([("Q", "abcd")])
     mask = batch.action_mask.at[0, 2:4].set(False)
     page = show(batch.replace(action_mask=mask), Bytes())._repr_html_()
-    assert GIVEN.findall(page) == ["Q", "bc"]
+    assert GIVEN.findall(page) == ["Q"]
     assert [m["text"] for m in ACTION.finditer(page)] == ["a", "d"]
-    assert page.index(">a</i>") < page.index(">bc</i>") < page.index(">d</i>")
+    assert page.index(">a</i>") < page.index("<summary>bc</summary>bc</details>") < page.index(">d</i>")
 
 
 def test_the_text() -> None:

@@ -1,0 +1,120 @@
+"""Conversations and trees in reports: what is logged of them, how they are drawn, and which lines are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_runs import write_run
+from test_completions_shown import Bytes, batch_of
+from test_report import Page
+from turn_episodes import episodes
+
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.reporting import show
+from jaxrl_llm.reporting.conversations import marks, observation
+from jaxrl_llm.reporting.report import write_report
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.runs.completion_lines import completion_lines
+
+ROWS: list[dict[str, Any]] = [{"prompt": "Play."}]
+
+
+def lines_of(batch: Any) -> list[dict[str, Any]]:
+    scored = Scored(batch.replace(rewards={}), [""] * len(batch.group), {})
+    return list(completion_lines(Bytes(), scored, ROWS, 1))
+
+
+def test_a_line_has_the_observations_and_rewards_of_its_turns() -> None:
+    batch = episodes([[1, 2], [3]], [[0.5, 1.0], [0.25]], actions=[[65, 66], [67]])
+    long, short = lines_of(batch.replace(info={"first_turn": jnp.asarray([0.0, 2.0])}))
+    assert long["tokens"] == ["A", "\0", "B", "\1"]
+    assert [before for before, _ in long["given"]] == [2, 4]  # an observation comes after the last turn, too
+    assert long["turn_rewards"][:2] == [0.5, 1.0]
+    assert "turn" not in long and short["turn"] == 2
+    assert short["turn_rewards"][0] == 0.25
+
+
+def test_a_group_has_none_of_it() -> None:
+    (line, other) = lines_of(batch_of([("Q: ", "yes"), ("Q: ", "no")], reward=jnp.zeros(2)))
+    assert not {"given", "turn_rewards", "turn", "begins"} & (line.keys() | other.keys())
+    assert marks(line) == {}
+
+
+def tree() -> Any:
+    """Paths abcd, abxy and abxz of one tree, and one of another."""
+    batch = batch_of([("Q", "abcd"), ("Q", "abxy"), ("Q", "abxz"), ("Q", "abcd")], reward=jnp.zeros(4))
+    nodes = np.zeros(batch.tokens.shape, np.float32)
+    nodes[:, 1:5] = [[0, 0, 1, 1], [0, 0, 2, 3], [0, 0, 2, 4], [5, 5, 5, 5]]
+    return batch.replace(info={"node": jnp.asarray(nodes)}, group=jnp.zeros(4, jnp.int32))
+
+
+def test_paths_of_a_tree_say_what_they_share() -> None:
+    assert [line.get("begins") for line in lines_of(tree())] == [None, (0, 2), (1, 3), None]
+
+
+def test_show_folds_observations_and_what_a_path_shares() -> None:
+    found = show(tree(), Bytes())
+    assert str(found).splitlines()[1:] == [
+        "row 0, group 0, reward 0, 4 tokens, mean logp -1.5", "  Q", "> abcd",
+        "row 1, group 0, reward 0, 4 tokens, truncated, mean logp -1.5", "  [as the row before up to here]", "> xy",
+        "row 2, group 0, reward 0, 4 tokens, mean logp -1.5", "  [as the row before up to here]", "> z",
+        "row 3, group 0, reward 0, 4 tokens, mean logp -1.5", "> abcd",
+    ]  # fmt: skip
+    page = found._repr_html_()
+    assert page.count("[as the row before up to here]") == 2 and page.count(">a</i>") == 2
+
+
+def test_marks_are_where_turns_begin() -> None:
+    line = {"tokens": ["a", "b", "c"], "given": [[2, "saw <b>"]], "turn_rewards": [0.5, None], "turn": 3}
+    assert marks(line) == {
+        0: ['<span class="turn">turn 4, reward 0.5</span>'],
+        2: [observation("saw <b>"), '<span class="turn">turn 5</span>'],
+    }
+    assert "characters left out" in observation("x" * 1000) and "&lt;b&gt;" in observation("saw <b>")
+
+
+def conversations(folder: Path, **changes: Any) -> Path:
+    run = write_run(folder)
+    own = {
+        "step": 0, "phase": "train", "prompt_id": 900, "prompt": "Play.", "tokens": ["go", " left", "stop"],
+        "advantage": [1.0, 1.0, -1.0], "logp": [-0.1] * 3, "entropy": [0.2] * 3, "reward": 1.0, "rewards": {},
+        "truncated": False,
+    }  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        {**own, "sample": 0, "given": [[2, "a <wall>"]], "turn_rewards": [0.25, 0.75]},
+        {**own, "sample": 1, "reward": 0.0, "begins": [0, 2], **changes},
+    ]
+    old = (run / "completions.jsonl").read_text()
+    (run / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + old)
+    return run
+
+
+def test_a_report_draws_turns_and_forks(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    text = write_report(conversations(tmp_path / "run")).read_text()
+    page = Page(text)
+    said = " ".join(page.text)
+    assert (
+        "turn 1, reward 0.25" in said and "turn 2, reward 0.75" in said and "begins with 2 tokens of sample 1" in said
+    )
+    assert text.count("a &lt;wall&gt;</details>") == 1 and "<wall>" not in text
+    assert "margin-left:1.5rem" in text
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"given": [[9, "x"]]}, "its given is behind its 3 tokens"),
+        ({"given": [["x", 1]]}, "its given is not a list of pairs"),
+        ({"turn_rewards": 3}, "its turn_rewards are not a list of numbers"),
+        ({"begins": [1]}, "its begins is not a pair"),
+    ],
+)
+def test_damaged_lines_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=rf"completions.jsonl, line 2: {said}"):
+        write_report(conversations(tmp_path / "run", **changes))
