@@ -35,7 +35,8 @@ def test_a_line_has_the_observations_and_rewards_of_its_turns() -> None:
     assert long["tokens"] == ["A", "\0", "B", "\1"]
     assert [before for before, _ in long["given"]] == [2, 4]  # an observation comes after the last turn, too
     assert long["turn_rewards"][:2] == [0.5, 1.0]
-    assert "turn" not in long and short["turn"] == 2
+    assert "turn" not in long
+    assert short["turn"] == 2
     assert short["turn_rewards"][0] == 0.25
 
 
@@ -66,7 +67,8 @@ def test_show_folds_observations_and_what_a_path_shares() -> None:
         "row 3, group 0, reward 0, 4 tokens, mean logp -1.5", "> abcd",
     ]  # fmt: skip
     page = found._repr_html_()
-    assert page.count("[as the row before up to here]") == 2 and page.count(">a</i>") == 2
+    assert page.count("[as the row before up to here]") == 2
+    assert page.count(">a</i>") == 2
 
 
 def test_marks_are_where_turns_begin() -> None:
@@ -75,7 +77,8 @@ def test_marks_are_where_turns_begin() -> None:
         0: ['<span class="turn">turn 4, reward 0.5</span>'],
         2: [observation("saw <b>"), '<span class="turn">turn 5</span>'],
     }
-    assert "characters left out" in observation("x" * 1000) and "&lt;b&gt;" in observation("saw <b>")
+    assert "characters left out" in observation("x" * 1000)
+    assert "&lt;b&gt;" in observation("saw <b>")
 
 
 def conversations(folder: Path, **changes: Any) -> Path:
@@ -99,10 +102,11 @@ def test_a_report_draws_turns_and_forks(tmp_path: Path) -> None:
     text = write_report(conversations(tmp_path / "run")).read_text()
     page = Page(text)
     said = " ".join(page.text)
-    assert (
-        "turn 1, reward 0.25" in said and "turn 2, reward 0.75" in said and "begins with 2 tokens of sample 1" in said
-    )
-    assert text.count("a &lt;wall&gt;</details>") == 1 and "<wall>" not in text
+    assert "turn 1, reward 0.25" in said
+    assert "turn 2, reward 0.75" in said
+    assert "begins with 2 tokens of sample 1" in said
+    assert text.count("a &lt;wall&gt;</details>") == 1
+    assert "<wall>" not in text
     assert "margin-left:1.5rem" in text
 
 

@@ -38,14 +38,17 @@ def test_episodes_are_played(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [line["sample"] for line in lines] == [0, 1]
     for line in lines:
         says = [message for message in line["messages"] if message["role"] == "assistant"]
-        assert len(says) == len(line["turn_rewards"]) <= 2 and line["row"] == {"prompt": "Hi."}
+        assert len(says) == len(line["turn_rewards"]) <= 2
+        assert line["row"] == {"prompt": "Hi."}
         assert line["turn_rewards"] == [float(message["content"][:1] < "n") for message in says]
         assert line["reward"] == sum(line["turn_rewards"])
     assert lines[0]["messages"][0] == lines[1]["messages"][0]  # one seed for the samples of a prompt
 
     assert main([*asked, "--temperature", "0"]) == 0
     first = capsys.readouterr().out
-    assert first.startswith("[user] ") and "\n[assistant] " in first and "cut off after " in first
+    assert first.startswith("[user] ")
+    assert "\n[assistant] " in first
+    assert "cut off after " in first
     assert main([*asked, "--temperature", "0"]) == 0
     assert capsys.readouterr().out == first
 
