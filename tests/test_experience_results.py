@@ -89,6 +89,19 @@ def test_rewards_are_the_judges(harness: SimpleNamespace) -> None:
     assert harness.rewards.tested(["12", "1"], ["13", "13"]) == {"reward": [0, 0], "tests": [[1, 0], [1, 0]]}
 
 
+def test_few_prompts_can_be_learnt_or_are_hard(harness: SimpleNamespace) -> None:
+    """What is measured can be right and wrong; the other prompts are always wrong (a), or always right (b)."""
+    digits, pairs = list("0123456789"), [f"{n:02}" for n in range(100)]
+    for name, texts, score, useful in (("mostly_impossible", digits, 0, 8), ("few_hard", pairs, 1, 4)):
+        task = getattr(harness.sampling_tasks, name)()
+        assert task.measured == range(useful)
+        for place, row in enumerate(task.rows):
+            found = getattr(harness.rewards, task.reward)(texts, [row["answer"]] * len(texts))
+            assert found == [task.judge(text, row) for text in texts]
+            assert sum(found) == (1 if place < useful else score * len(texts))
+        assert len({row["prompt"] for row in task.rows}) == len(task.rows)
+
+
 def test_a_comparison_runs_from_end_to_end(harness: SimpleNamespace) -> None:
     """Two steps of GRPO and of a method that tries failed groups again: all of its tokens count."""
     task = replace(

@@ -24,19 +24,19 @@ def narrowed(choices: dict[str, str]) -> Examples:
     return make
 
 
-def mostly_impossible(useful: int = 40, impossible: int = 360, steps: int = 150, rate: float = 1e-3) -> Task:
+def mostly_impossible(useful: int = 8, impossible: int = 72, steps: int = 100, rate: float = 3e-4) -> Task:
     """Nine prompts in ten are never right, whatever the answer. For the others the policy guesses among four digits, of
-    which one is right."""
+    which one is right. A step has two prompts, so that most uniform steps have no gradient."""
     random = np.random.default_rng(11)
     letters = string.ascii_letters[:useful]
-    pairs = [a + b for a in SYMBOLS for b in letters]
+    pairs = [a + b for a in SYMBOLS for b in SYMBOLS]
     prompts = [*letters, *(pairs[i] for i in random.permutation(len(pairs))[:impossible])]
     choices = {prompt: "".join(random.permutation(list(DIGITS))[:4]) for prompt in letters}
     answers = [choices[prompt][0] for prompt in letters] + [NEVER] * impossible
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, answers, strict=True)]
     return Task(
-        rows, letters + SYMBOLS + DIGITS, begins, "begins", range(useful), length=1, tokens=64 * steps, rate=rate,
-        examples=narrowed(choices), taught_steps=400,
+        rows, letters + SYMBOLS + DIGITS, begins, "begins", range(useful), length=1, tokens=16 * steps, rate=rate,
+        prompts_per_step=2, group_size=8, examples=narrowed(choices), taught_steps=300,
     )  # fmt: skip
 
 
@@ -44,6 +44,18 @@ def matches(text: str, row: Row) -> float:
     """1 for a text as long as the answer that has its digits; any other will do at FREE places."""
     pairs = zip(text, row["answer"], strict=False)
     return float(len(text) == len(row["answer"]) and all(b in (a, FREE) for a, b in pairs))
+
+
+def few_hard(easy: int = 28, hard: int = 4) -> Task:
+    """Most prompts need no samples, as any two digits are right; a few are right once in a hundred answers at first."""
+    random = np.random.default_rng(3)
+    prompts = list((NAMES + SYMBOLS)[: easy + hard])
+    answers = [random_digits(random, 2) for _ in range(hard)] + [FREE * 2] * easy
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+    return Task(
+        rows, NAMES + SYMBOLS + DIGITS, matches, "matches", range(hard), length=2, tokens=25_600, prompts_per_step=16,
+        rate=1e-3, examples=guesses(prompts, 2), taught_steps=100,
+    )  # fmt: skip
 
 
 def late_key(prompts: int = 4, free: int = 16, key: int = 2, tokens: int = 13_824) -> Task:

@@ -89,18 +89,6 @@ def sparse_lock(keys: int = 4, length: int = 4, digits: str = DIGITS) -> Task:
     )  # fmt: skip
 
 
-def few_hard(easy: int = 28, hard: int = 4) -> Task:
-    """Most prompts are solved soon, and need no more samples; a few are right once in a hundred answers at first."""
-    random = np.random.default_rng(3)
-    prompts = list((NAMES + SYMBOLS)[: easy + hard])
-    answers = [random_digits(random, 2) for _ in range(hard)] + [ALWAYS] * easy
-    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, answers, strict=True)]
-    return Task(
-        rows, NAMES + SYMBOLS + DIGITS, exact, "exact", range(hard), length=2, tokens=25_600, prompts_per_step=16,
-        rate=1e-3, examples=guesses(prompts, 2), taught_steps=100,
-    )  # fmt: skip
-
-
 def rare(prompts: int = 12, length: int = 2) -> Task:
     """Answers of two digits, right once in a hundred at first, so that most groups of a prompt have no success."""
     random = np.random.default_rng(4)
