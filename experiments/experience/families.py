@@ -1,6 +1,6 @@
 """The comparisons: each family of methods with the task that is made for it.
 
-Results are of a, c, e, f, f2, g and j. Of b and d there were short trials only, see RESULTS.md.
+Results are of all but b, of which there were short trials only, see RESULTS.md.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ FAMILIES = {
         ),
         Family(
             "d", "given prefixes",
-            "The lock of c; the key is stored as a trace, of which the first one or two letters are given to half of "
-            "the samples.",
-            locks.lock,
+            "All prompts have the same key of three letters, one of twenty for each place, and only the whole key is "
+            "right, once in 8,000 guesses. It is stored as a trace, of which the first one or two letters are given to "
+            "half of the samples; the policy was taught which letters each place can have.",
+            locks.combination_lock,
             [Method("prefixrl", {"prefix_low": 0.34, "prefix_high": 1.0})],
         ),
         Family(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from experiments.experience.measure import Row, Task
@@ -64,4 +66,35 @@ def one_after_the_other(names: int = 4, first: int = 14, steps: int = 56, rate: 
         rows, NAMES + DIGITS, begins, "begins", length=1, tokens=steps * names * group, prompts_per_step=names,
         group_size=group, rate=rate, examples=guesses(prompts, 1), taught_steps=100,
         curriculum=choose_prompts(staged("set", first)),
+    )  # fmt: skip
+
+
+WHEELS = ("ABCDEFGHIJKLMNOPQRST", "abcdefghijklmnopqrst", "0123456789uvwxyzUVWX")  # letters of a key, place by place
+
+
+def one_of_each(prompts: list[str], wheels: Sequence[str]) -> Examples:
+    """Examples that teach to answer with a random letter of each of the wheels, in their order."""
+
+    def make(random: np.random.Generator, count: int) -> list[tuple[str, str]]:
+        return [(str(random.choice(prompts)), turned(random, wheels)) for _ in range(count)]
+
+    return make
+
+
+def turned(random: np.random.Generator, wheels: Sequence[str]) -> str:
+    """A random letter of each of the wheels."""
+    return "".join(str(random.choice(list(wheel))) for wheel in wheels)
+
+
+def combination_lock(
+    wheels: int = 3, prompts: int = 4, tokens: int = 9_216, rate: float = 1e-3, turns: int = 20
+) -> Task:
+    """One key for all prompts, a letter of each wheel, and nothing less than the whole is rewarded. It is stored."""
+    letters = [wheel[:turns] for wheel in WHEELS[:wheels]]
+    key = turned(np.random.default_rng(9), letters)
+    rows: list[Row] = [{"prompt": name, "answer": key, "trace": key, "response": key} for name in SYMBOLS[:prompts]]
+    return Task(
+        rows, SYMBOLS + "".join(letters), exact, "exact", length=wheels, tokens=tokens, rate=rate,
+        prompts_per_step=prompts, group_size=16, examples=one_of_each(list(SYMBOLS[:prompts]), letters),
+        taught_steps=200,
     )  # fmt: skip
