@@ -87,8 +87,8 @@ def provided(task: Task) -> frozenset[str]:
 
 
 def by_turn(method: Algorithm) -> bool:
-    """Whether a method is given the rewards of turns apart from the final one: those that need them or equal states, and
-    those of turns with a critic. Others learn from the sum."""
+    """Whether a method is given the rewards of turns apart from the final one: those that need them or equal states,
+    and those of turns with a critic. Others learn from the sum."""
     return (
         asks(method, "turn_rewards") or asks(method, "state_key") or (asks(method, "turns") and asks(method, "values"))
     )

@@ -74,9 +74,9 @@ def sample_episodes(
 ) -> tuple[Trajectories, Array]:  # fmt: skip
     """A scored batch of so many episodes of each of so many fresh prompts; and those prompts, int32[n, P + H].
 
-    by_turn: rewards of turns are the batch's `turn_rewards`, and its reward is the rest; otherwise the reward is the return
-    and there are no `turn_rewards`. The batch has `state_key`, and in its info `episode`, `first_turn`, the return as
-    `true_reward`, and with tools `calls` and `failed_calls`.
+    by_turn: rewards of turns are the batch's `turn_rewards`, and its reward is the rest; otherwise the reward is the
+    return and there are no `turn_rewards`. The batch has `state_key`, and in its info `episode`, `first_turn`, the
+    return as `true_reward`, and with tools `calls` and `failed_calls`.
     """
     for_prompts, for_tokens = jax.random.split(key)
     fresh = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))

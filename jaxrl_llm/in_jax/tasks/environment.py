@@ -1,7 +1,8 @@
 """Environments over several turns as pure functions, and episodes with them.
 
 N rows, P prompt tokens, H hidden numbers, K turns, O tokens of an observation, A tokens of a reply. Each turn is an
-observation and then a reply, so that a completion has T = K (O + A) tokens. Lengths are fixed: a reply always has A tokens.
+observation and then a reply, so that a completion has T = K (O + A) tokens. Lengths are fixed: a reply always has A
+tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from jaxrl_llm.selection.noise import mix
 
 State = Any
 Act = Callable[[Any, State, Array, Any], tuple[Any, Array, Any]]
-"""(carry, states [N, ...], observations int32[N, O], inputs of the turn) -> carry, replies int32[N, A], what to keep."""
+"""(carry, states [N, ...], observations int32[N, O], inputs of the turn) -> carry, replies int32[N, A], what to
+keep."""
 
 
 class Environment(NamedTuple):
-    """Functions of one episode, of which callers make rows by `vmap`; they are pure, so chance is in the prompt's H hidden
-    numbers, which all episodes of a group share.
+    """Functions of one episode, of which callers make rows by `vmap`; they are pure, so chance is in the prompt's H
+    hidden numbers, which all episodes of a group share.
 
     A state is any pytree of arrays. Rewards of turns and the final reward add up to the episode's return.
     """
@@ -33,7 +35,8 @@ class Environment(NamedTuple):
     reset: Callable[[Array], tuple[State, Array]]
     """prompt int32[P + H] -> state, first observation int32[O]"""
     step: Callable[[State, Array], tuple[State, Array, Array, Array]]
-    """state, reply int32[A] -> state, observation int32[O], reward of the turn f32[], whether the episode is over bool[]"""
+    """state, reply int32[A] -> state, observation int32[O], reward of the turn f32[], whether the episode is over
+    bool[]"""
     state_number: Callable[[State], Array]
     """state -> int32[], equal for states that a method may compare with each other; within a group"""
     score: Callable[[State], tuple[Scores, Array]]

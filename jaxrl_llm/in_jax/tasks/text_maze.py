@@ -1,4 +1,5 @@
-"""A maze that the policy has to learn: it hears after each move where it is, and is rewarded for every step nearer."""
+"""A maze that the policy has to learn: it hears after each move where it is, and is rewarded for each that leads nearer
+to its goal."""
 
 from __future__ import annotations
 
@@ -12,14 +13,18 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.in_jax.tasks.environment import Environment, environment_task
 from jaxrl_llm.in_jax.tasks.maze import MOVES
 from jaxrl_llm.in_jax.tasks.task import Array, Scores, Task
+from jaxrl_llm.selection.noise import mix
 
 
 class Place(NamedTuple):
     """Where an episode is."""
 
-    start: Array
-    goal: Array
     cell: Array
+    goal: Array
+    seed: Array  # of the goals to come
+    turn: Array
+    nearer: Array  # moves that led nearer to their goal
+    goals: Array  # that were reached
 
 
 def passages(size: int, doors: int, layout: int) -> np.ndarray:
@@ -56,50 +61,61 @@ def distances(beside: np.ndarray) -> np.ndarray:
     return far
 
 
-def text_maze(size: int = 4, doors: int = 3, spare: int = 2, outcome: float = 0.5, layout: int = 0) -> Task:
-    """Go to a goal in a maze of `size` x `size` cells, always the same, whose walls are not shown.
+SEEDS = 64
 
-    The prompt is the goal. Each turn tells the cell, and whether the last move led anywhere; the policy replies with a
-    move. There are `spare` turns more than the longest way has moves. A turn is worth the share of the shortest way that
-    its move was nearer to the goal, negative for steps back; together that is at most 1 - outcome. "reached", worth
-    `outcome`, is 1 at the goal, where the episode ends. doors: passages beyond those of a tree, so that several ways
-    lead to a goal. layout: another number is another maze.
+
+def text_maze(size: int = 4, turns: int = 10, doors: int = 0, outcome: float = 0.5, layout: int = 0) -> Task:
+    """Walk to one goal after the other in a maze of `size` x `size` cells, always the same, whose walls are not shown.
+
+    Each turn tells the cell and the goal, and the policy replies with a move. The goal is another one as soon as it is
+    reached. A move that leads nearer to the goal is worth (1 - outcome) / turns, any other nothing, and "straight",
+    worth `outcome`, is 1 where all moves did. doors: passages beyond those of a tree, so that several ways lead to a
+    goal. layout: another number is another maze.
     """
     check_number("size", size, least=2, most=5, whole=True)
-    check_number("doors", doors, least=0, most=8, whole=True)
-    check_number("spare", spare, least=0, most=16, whole=True)
+    check_number("turns", turns, least=1, most=64, whole=True)
+    check_number("doors", doors, least=0, most=16, whole=True)
     check_number("outcome", outcome, least=0, most=1)
     check_number("layout", layout, least=0, most=2**31 - 1, whole=True)
     cells = size * size
     ways = passages(size, doors, layout)
     beside, far = jnp.asarray(ways, jnp.int32), jnp.asarray(distances(ways), jnp.int32)
-    begin, moved, blocked, end = range(cells + len(MOVES), cells + len(MOVES) + 4)
+    begin, end = cells + len(MOVES), cells + len(MOVES) + 1
 
     def sample(key: Array) -> Array:
-        return jax.random.permutation(key, cells)[:2].astype(jnp.int32)  # the goal, and the hidden start
+        for_cells, for_seed = jax.random.split(key)
+        hidden = jax.random.permutation(for_cells, cells)[:2], jax.random.randint(for_seed, (1,), 0, SEEDS)
+        return jnp.concatenate([jnp.array([begin]), *hidden]).astype(jnp.int32)
 
     def reset(prompt: Array) -> tuple[Place, Array]:
-        return Place(prompt[1], prompt[0], prompt[1]), jnp.stack([jnp.int32(begin), prompt[1]])
+        none = jnp.int32(0)
+        return Place(prompt[1], prompt[2], prompt[3], none, none, none), prompt[1:3]
 
     def step(state: Place, reply: Array) -> tuple[Place, Array, Array, Array]:
         move = reply[0] - cells
         there = beside[state.cell, jnp.clip(move, 0, len(MOVES) - 1)]
         cell = jnp.where((move >= 0) & (move < len(MOVES)), there, state.cell)
-        to_goal = far[state.goal]
-        reward = (1 - outcome) * (to_goal[state.cell] - to_goal[cell]) / to_goal[state.start]
-        word = jnp.where(cell == state.cell, blocked, moved)
-        return state._replace(cell=cell), jnp.stack([word, cell]).astype(jnp.int32), reward, cell == state.goal
+        nearer = far[state.goal, cell] < far[state.goal, state.cell]
+        chance = mix(mix(state.seed.astype(jnp.uint32)) + state.goals.astype(jnp.uint32))
+        another = (cell + 1 + (chance % (cells - 1)).astype(jnp.int32)) % cells
+        reached = cell == state.goal
+        after = Place(
+            cell, jnp.where(reached, another, state.goal), state.seed, state.turn + 1, state.nearer + nearer,
+            state.goals + reached,
+        )  # fmt: skip
+        return after, jnp.stack([cell, after.goal]), (1 - outcome) / turns * nearer, after.turn == turns
 
     def score(state: Place) -> tuple[Scores, Array]:
-        reached = (state.cell == state.goal).astype(jnp.float32)
-        return {"reached": reached}, outcome * reached
+        straight = (state.nearer == turns).astype(jnp.float32)
+        return {"straight": straight}, outcome * straight
 
     def best(state: Place) -> Array:
         return (cells + jnp.argmin(far[state.goal][beside[state.cell]]))[None].astype(jnp.int32)
 
-    longest = int(distances(ways).max())
-    environment = Environment(longest + spare, 2, 1, reset, step, lambda state: state.cell, score, best)
-    return environment_task(
-        "text_maze", end + 1, 1, 1, end, sample, lambda prompt: prompt[0] * cells + prompt[1], cells**2, "reached",
-        environment,
-    )  # fmt: skip
+    def number(prompt: Array) -> Array:
+        return (prompt[1] * cells + prompt[2]) * SEEDS + prompt[3]
+
+    environment = Environment(
+        turns, 2, 1, reset, step, lambda state: (state.goals * cells + state.goal) * cells + state.cell, score, best
+    )
+    return environment_task("text_maze", end + 1, 1, 3, end, sample, number, cells**2 * SEEDS, "straight", environment)

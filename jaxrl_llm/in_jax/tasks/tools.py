@@ -1,4 +1,5 @@
-"""Tasks of agents: a tool that must be called before an answer, and a search whose results are mostly beside the point."""
+"""Tasks of agents: a tool that must be called before an answer, and a search whose results are mostly beside the
+point."""
 
 from __future__ import annotations
 
@@ -29,11 +30,12 @@ class Asked(NamedTuple):
 def tool_first(questions: int = 4, symbols: int = 5, spare: int = 0, outcome: float = 0.5) -> Task:
     """Answer each of so many questions with a value that only the tool knows, anew in every episode.
 
-    An observation is a word and a symbol: the question, or the value that the tool gave, or that there is none. A reply is a
-    verb and a symbol: to call the tool with a question, or to answer. The best policy calls once before each answer, and
-    there are `spare` turns more than that needs. A right answer is worth (1 - outcome) / questions in its turn; the next
-    question comes after any answer. "right", worth `outcome`, is 1 where all were right. A guess is right once in
-    `symbols`. The tool called with another symbol than the question gives nothing, which counts as a failed call.
+    An observation is a word and a symbol: the question, or the value that the tool gave, or that there is none. A reply
+    is a verb and a symbol: to call the tool with a question, or to answer. The best policy calls once before each
+    answer, and there are `spare` turns more than that needs. A right answer is worth (1 - outcome) / questions in its
+    turn; the next question comes after any answer. "right", worth `outcome`, is 1 where all were right. A guess is
+    right once in `symbols`. The tool called with another symbol than the question gives nothing, which counts as a
+    failed call.
     """
     check_number("questions", questions, least=1, most=5, whole=True)
     check_number("symbols", symbols, least=2, most=8, whole=True)
@@ -99,11 +101,12 @@ class Sought(NamedTuple):
 def search(hops: int = 3, terms: int = 6, passages: int = 3, spare: int = 0, outcome: float = 0.5) -> Task:
     """Follow a chain of terms through passages, most of which are distractors, and name its end.
 
-    The prompt is the first term. A reply is a verb and a term: to search for it, or to answer. A search gives `passages`
-    passages, each a subject and an object: that about the term names the next one, the others are about other terms and say
-    what is false. The best policy needs `hops` searches and then the answer; there are `spare` turns more. The first
-    search for each next term of the chain is worth (1 - outcome) / hops. "right", worth `outcome`, is 1 for the answer
-    after `hops` terms; any answer ends the episode. A search for what is no term gives nothing: a failed call.
+    The prompt is the first term. A reply is a verb and a term: to search for it, or to answer. A search gives
+    `passages` passages, each a subject and an object: that about the term names the next one, the others are about
+    other terms and say what is false. The best policy needs `hops` searches and then the answer; there are `spare`
+    turns more. The first search for each next term of the chain is worth (1 - outcome) / hops. "right", worth
+    `outcome`, is 1 for the answer after `hops` terms; any answer ends the episode. A search for what is no term gives
+    nothing: a failed call.
     """
     check_number("terms", terms, least=3, most=8, whole=True)
     check_number("hops", hops, least=1, most=7, whole=True)
