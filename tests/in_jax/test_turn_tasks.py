@@ -24,9 +24,9 @@ from jaxrl_llm.models.outputs import policy_outputs
 
 SMALL = LabSettings(prompts=2, group_size=2, hidden=4, layers=1, heads=1)
 LITTLE: dict[str, dict[str, Any]] = {
-    "text_maze": {"size": 3, "turns": 5, "doors": 1},
-    "tool_first": {"questions": 2, "symbols": 3, "spare": 1},
-    "search": {"hops": 2, "terms": 4, "passages": 2, "spare": 1},
+    "text_maze": {"size": 3, "turns": 5, "doors": 1, "outcome": 0.5},
+    "tool_first": {"questions": 2, "symbols": 3, "spare": 1, "outcome": 0.5},
+    "search": {"hops": 2, "terms": 4, "passages": 2, "spare": 1, "outcome": 0.5},
 }
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -63,17 +63,18 @@ def maze_in_python(prompt: list[int], replies: list[list[int]]) -> tuple[list[li
 def tool_in_python(prompt: list[int], replies: list[list[int]]) -> tuple[list[list[int]], list[float], bool, float]:
     """As `maze_in_python`. Symbols 0 to 2, then call, answer, question, value, nothing."""
     questions, values = prompt[1:3], prompt[3:]
-    seen, rewards, right = [[5, questions[0]]], [], 0
-    at = 0
+    seen, rewards, right, at, told = [[5, questions[0]]], [], 0, 0, False
     for verb, symbol in replies:
         if at == 2:
             break
         good, word = verb == 4 and symbol == values[at], [5, questions[at]]
+        hit = verb == 3 and symbol == questions[at]
+        rewards.append(0.125 * (good or (hit and not told)))
+        told = (told or hit) and verb != 4
         if verb == 3:
-            word = [6, values[at]] if symbol == questions[at] else [7, questions[at]]
+            word = [6, values[at]] if hit else [7, questions[at]]
         right += good
         at += verb == 4
-        rewards.append(0.25 * good)
         seen.append(word if verb != 4 else [5, questions[min(at, 1)]])
     return seen, rewards, at == 2, 0.5 * (right == 2)
 

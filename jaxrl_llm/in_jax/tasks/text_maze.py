@@ -64,7 +64,7 @@ def distances(beside: np.ndarray) -> np.ndarray:
 SEEDS = 64
 
 
-def text_maze(size: int = 4, turns: int = 10, doors: int = 0, outcome: float = 0.5, layout: int = 0) -> Task:
+def text_maze(size: int = 3, turns: int = 12, doors: int = 0, outcome: float = 0.25, layout: int = 0) -> Task:
     """Walk to one goal after the other in a maze of `size` x `size` cells, always the same, whose walls are not shown.
 
     Each turn tells the cell and the goal, and the policy replies with a move. The goal is another one as soon as it is

@@ -27,15 +27,15 @@ class Asked(NamedTuple):
     failed: Array
 
 
-def tool_first(questions: int = 4, symbols: int = 5, spare: int = 0, outcome: float = 0.5) -> Task:
+def tool_first(questions: int = 5, symbols: int = 5, spare: int = 0, outcome: float = 0.25) -> Task:
     """Answer each of so many questions with a value that only the tool knows, anew in every episode.
 
     An observation is a word and a symbol: the question, or the value that the tool gave, or that there is none. A reply
     is a verb and a symbol: to call the tool with a question, or to answer. The best policy calls once before each
-    answer, and there are `spare` turns more than that needs. A right answer is worth (1 - outcome) / questions in its
-    turn; the next question comes after any answer. "right", worth `outcome`, is 1 where all were right. A guess is
-    right once in `symbols`. The tool called with another symbol than the question gives nothing, which counts as a
-    failed call.
+    answer, and there are `spare` turns more than that needs. A right answer is worth (1 - outcome) / (2 questions) in
+    its turn, and so is the first call for each question that gives its value; the next question comes after any answer.
+    "right", worth `outcome`, is 1 where all answers were right. A guess is right once in `symbols`. The tool called
+    with another symbol than the question gives nothing, which counts as a failed call.
     """
     check_number("questions", questions, least=1, most=5, whole=True)
     check_number("symbols", symbols, least=2, most=8, whole=True)
@@ -62,12 +62,13 @@ def tool_first(questions: int = 4, symbols: int = 5, spare: int = 0, outcome: fl
         calls, answers = reply[0] == call, reply[0] == say
         hit = calls & (reply[1] == state.questions[at])
         right = answers & (reply[1] == state.values[at])
+        reward = (1 - outcome) / (2 * questions) * (right | (hit & ~state.known))
         after = state._replace(
             number=state.number + answers, known=(state.known | hit) & ~answers, right=state.right + right,
             calls=state.calls + calls, failed=state.failed + (calls & ~hit),
         )  # fmt: skip
         word = jnp.where(hit, value, jnp.where(calls, nothing, question))
-        return after, seen(after, word), (1 - outcome) / questions * right, after.number == questions
+        return after, seen(after, word), reward, after.number == questions
 
     def score(state: Asked) -> tuple[Scores, Array]:
         right = (state.right == questions).astype(jnp.float32)
@@ -98,7 +99,7 @@ class Sought(NamedTuple):
     failed: Array
 
 
-def search(hops: int = 3, terms: int = 6, passages: int = 3, spare: int = 0, outcome: float = 0.5) -> Task:
+def search(hops: int = 3, terms: int = 6, passages: int = 3, spare: int = 0, outcome: float = 0.25) -> Task:
     """Follow a chain of terms through passages, most of which are distractors, and name its end.
 
     The prompt is the first term. A reply is a verb and a term: to search for it, or to answer. A search gives
