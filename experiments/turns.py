@@ -34,10 +34,10 @@ def run(tasks: tuple[str, ...], methods: tuple[str, ...]) -> None:
     from jaxrl_llm.lab.config import LabConfig
     from jaxrl_llm.lab.laboratory import run_lab
 
-    settings = LabSettings(iterations=100, prompts=8, group_size=8, learning_rate=1e-3)
+    settings = LabSettings(iterations=60, prompts=8, group_size=8, learning_rate=1e-3, exact=False)
     grid = {"kl_coefficient": (0.0,)}
     run_lab(
-        LabConfig(methods, tasks, seeds=5, grid=grid, settings=settings), FOLDER, lambda text: print(text, flush=True)
+        LabConfig(methods, tasks, seeds=6, grid=grid, settings=settings), FOLDER, lambda text: print(text, flush=True)
     )
 
 
