@@ -5,28 +5,20 @@ N rows, P prompt tokens, T completion tokens, L = P + T.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.in_jax.tasks.task import Scores, Task
+from jaxrl_llm.in_jax.completions import Completions
+from jaxrl_llm.in_jax.tasks.task import Task, observed
+from jaxrl_llm.in_jax.turns import converse, greedy_return, sample_episodes
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.shapes import INTEGERS, check_array
 from jaxrl_llm.trajectory import Trajectories
 
 Array = jax.Array
-
-
-class Completions(NamedTuple):
-    """Of N prompts, a row for each completion."""
-
-    tokens: Array  # int32[N, T], the end token from its first place on
-    mask: Array  # bool[N, T] true where the policy chose the token: up to its end token, inclusive
-    real: Array  # bool[N, T] true there, and at the environment's tokens between
-    logp: Array  # f32[N, T]
-    entropy: Array  # f32[N, T]
 
 
 def roll_out(
@@ -37,11 +29,13 @@ def roll_out(
     The prompt goes through the model token by token too, so that the decoder is compiled only once. Always
     draws T tokens: those after a row's end are masked. Raises InputError for
     prompts of another shape or dtype. In a task of several turns (`Task.given`) the environment's tokens are put in
-    their places, and end a row as the policy's do.
+    their places, and end a row as the policy's do; those of a `Task.environment` are played with it, `turns.converse`.
     """
-    check_array("prompts", prompts, INTEGERS, ("prompts", task.prompt_length))
+    check_array("prompts", prompts, INTEGERS, ("prompts", task.prompt_length + task.hidden))
     P, T = task.prompt_length, task.completion_length
     prompts = jnp.repeat(prompts, group_size, axis=0)
+    if task.environment is not None:
+        return converse(policy, params, task, task.environment, prompts, key, greedy)[0]
     N = prompts.shape[0]
     stacked = isinstance(params["layers"], dict)
     cache = decoder.empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, stacked)
@@ -76,19 +70,23 @@ def roll_out(
 
 
 def sample_batch(
-    policy: Policy, params: Params, task: Task, key: Array, step: Array | int, prompts: int, group_size: int
-) -> tuple[Trajectories, Array]:
+    policy: Policy, params: Params, task: Task, key: Array, step: Array | int, prompts: int, group_size: int,
+    by_turn: bool = False,
+) -> tuple[Trajectories, Array]:  # fmt: skip
     """A scored batch: `group_size` completions of each of so many fresh prompts; and those prompts, int32[n, P].
 
-    Rewards are what training is told (`Task.observe`); `true_reward` tells the truth.
+    Rewards are what training is told (`Task.observe`); `true_reward` tells the truth. by_turn: with an environment the
+    rewards of turns are apart from the rest; see `turns.sample_episodes`.
     """
+    if task.environment is not None:
+        return sample_episodes(policy, params, task, task.environment, key, step, prompts, group_size, by_turn)
     for_prompts, for_tokens = jax.random.split(key)
     shown = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
     drawn = roll_out(policy, params, task, shown, for_tokens, group_size)
     repeated, P = jnp.repeat(shown, group_size, axis=0), task.prompt_length
     components, reward = jax.vmap(task.score)(repeated, drawn.tokens)
     info = None if task.observe is None else {"true_reward": reward}
-    components, reward = _observed(task, jax.random.fold_in(key, 2), components, reward)
+    components, reward = observed(task, jax.random.fold_in(key, 2), components, reward)
 
     def beside(x: Array) -> Array:
         """[N, T] -> [N, L]"""
@@ -117,13 +115,6 @@ def sample_batch(
     return batch, shown
 
 
-def _observed(task: Task, key: Array, components: Scores, reward: Array) -> tuple[Scores, Array]:
-    """Components and rewards f32[N] as training is told of them."""
-    if task.observe is None:
-        return components, reward
-    return jax.vmap(task.observe)(jax.random.split(key, reward.shape[0]), components, reward)
-
-
 def true_reward(batch: Trajectories) -> Array:
     """f32[N]: what the rows of a batch of `sample_batch` are worth, whatever training is told."""
     return (batch.info or {}).get("true_reward", batch.need("reward"))
@@ -134,6 +125,8 @@ def greedy_reward(policy: Policy, params: Params, task: Task, prompts: Array, ke
 
     key: of what training is told where that is random (`Task.observe`); None: the truth.
     """
+    if task.environment is not None:
+        return greedy_return(policy, params, task, task.environment, prompts, key)
     drawn = roll_out(policy, params, task, prompts, jax.random.key(0), greedy=True)
     components, reward = jax.vmap(task.score)(prompts, drawn.tokens)
-    return reward if key is None else _observed(task, key, components, reward)[1]
+    return reward if key is None else observed(task, key, components, reward)[1]

@@ -27,6 +27,7 @@ from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.in_jax.tasks.environment import replayed
 from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import draw_steps
@@ -76,7 +77,21 @@ EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before
 
 def provided(task: Task) -> frozenset[str]:
     """What runs on a task provide of the needs that only some runs provide."""
-    return frozenset({"greedy_reward"} if task.given is None else {"greedy_reward", "turns"})
+    found = {"greedy_reward"}
+    if task.given is not None or task.environment is not None:
+        found.add("turns")
+    if task.environment is not None:
+        found |= {"turn_rewards", "state_key", "episode", "first_turn"}
+        found |= set() if task.environment.calls is None else {"calls", "failed_calls"}
+    return frozenset(found)
+
+
+def by_turn(method: Algorithm) -> bool:
+    """Whether a method is given the rewards of turns apart from the final one: those that need them or equal states,
+    and those of turns with a critic. Others learn from the sum."""
+    return (
+        asks(method, "turn_rewards") or asks(method, "state_key") or (asks(method, "turns") and asks(method, "values"))
+    )
 
 
 def experience_of(method: Algorithm) -> set[str]:
@@ -161,7 +176,7 @@ def make_train(
             for_batch, for_update = jax.random.split(key)
             state, memory, feedback, moving, previous = carry
             size = settings.prompts, settings.group_size
-            batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size)
+            batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size, by_turn(method))
             if asks(method, "greedy_reward"):
                 value = greedy_reward(policy, state.params, task, prompts, jax.random.fold_in(for_batch, 3))
                 batch = batch.with_info(greedy_reward=jnp.repeat(value, settings.group_size))
@@ -230,11 +245,14 @@ def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learni
         answers = jax.vmap(task.answer)(prompts)
         if task.example is not None:
             answers = jax.vmap(task.example)(jax.random.split(jax.random.fold_in(key, 1), len(prompts)), prompts)
-        tokens = jnp.concatenate([prompts, answers[:, :-1]], axis=1)
+        tokens = jnp.concatenate([prompts[:, : task.prompt_length], answers[:, :-1]], axis=1)
         real = jnp.ones_like(tokens)
         hidden, _ = policy.forward(params, tokens, positions_of(real), real)
         logits = policy.logits_of(params, hidden[:, task.prompt_length - 1 :])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, answers)
+        if task.environment is not None:
+            acted = replayed(task.environment, prompts, task.end, answers).acted
+            return jnp.mean(losses, where=acted)
         if task.given is None:
             return jnp.mean(losses)
         places = jax.vmap(jax.vmap(task.given, (None, None, 0)), (0, 0, None))

@@ -22,6 +22,9 @@ WARM_STEPS = {
     "correct_and_short": 40,
     "long_tail": 20,
     "noisy_verifier": 20,
+    "text_maze": 15,
+    "tool_first": 25,
+    "search": 120,
 }
 WINDOW = 10  # iterations whose mean is the reward at a time
 SETTINGS = LabSettings(iterations=200)

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.in_jax.tasks.environment import Environment, environment_task
 from jaxrl_llm.in_jax.tasks.maze import maze
 from jaxrl_llm.in_jax.tasks.open_ended import brackets, correct_and_short
 from jaxrl_llm.in_jax.tasks.sequences import addition, long_tail, noisy_copying, noisy_verifier, sequence_lock, sorting
 from jaxrl_llm.in_jax.tasks.task import Task
+from jaxrl_llm.in_jax.tasks.text_maze import text_maze
+from jaxrl_llm.in_jax.tasks.tools import search, tool_first
 
 TASKS: dict[str, Callable[..., Task]] = {
     "addition": addition,
@@ -25,21 +28,29 @@ TASKS: dict[str, Callable[..., Task]] = {
     "correct_and_short": correct_and_short,
     "long_tail": long_tail,
     "noisy_verifier": noisy_verifier,
+    "text_maze": text_maze,
+    "tool_first": tool_first,
+    "search": search,
 }
 
 __all__ = [
     "TASKS",
+    "Environment",
     "Task",
     "addition",
     "brackets",
     "correct_and_short",
+    "environment_task",
     "get_task",
     "long_tail",
     "maze",
     "noisy_copying",
     "noisy_verifier",
+    "search",
     "sequence_lock",
     "sorting",
+    "text_maze",
+    "tool_first",
 ]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jaxrl_llm.in_jax.tasks.environment import Environment
 
 Array = jax.Array
 Scores = dict[str, Array]  # components of a reward, f32[] each
@@ -16,7 +19,7 @@ class Task(NamedTuple):
     """A distribution of prompts, and what completions of them are worth. Tokens are 0 .. vocabulary - 1.
 
     A completion is int32[T]: the policy's tokens up to its end token, and the end token from there on. In a task of
-    several turns some places of it are the environment's, see `given`.
+    several turns some places of it are the environment's, see `given` and `environment`.
     """
 
     name: str
@@ -24,7 +27,7 @@ class Task(NamedTuple):
     prompt_length: int  # P, the same for all prompts
     completion_length: int  # T, the end token included
     end: int  # the token that ends a completion
-    sample: Callable[[Array], Array]  # key -> prompt int32[P]
+    sample: Callable[[Array], Array]  # key -> prompt int32[P], and after it what is hidden
     answer: Callable[[Array], Array]  # prompt -> a completion int32[T] of the best reward
     score: Callable[[Array, Array], tuple[Scores, Array]]  # prompt, completion -> components, reward f32[]
     number: Callable[[Array], Array]  # prompt -> int32[], another for each prompt, 0 .. prompts - 1
@@ -38,7 +41,19 @@ class Task(NamedTuple):
     example: Callable[[Array, Array], Array] | None = None
     """(key, prompt) -> a completion int32[T] for a policy to imitate before reinforcement learning; None: `answer`."""
     observe: Callable[[Array, Scores, Array], tuple[Scores, Array]] | None = None
-    """(key, components, reward) -> what training is told of them. None: the truth."""
+    """(key, components, reward) -> what training is told of them, of the final reward with an environment. None: the
+    truth."""
+    hidden: int = 0
+    """Numbers that follow the P tokens of a prompt, wherever one is passed: the policy does not see them."""
+    environment: Environment | None = None
+    """Answers each turn of the policy, with a state and rewards of turns; `given` is None then."""
+
+
+def observed(task: Task, key: Array, components: Scores, reward: Array) -> tuple[Scores, Array]:
+    """Components and rewards f32[N] as training is told of them."""
+    if task.observe is None:
+        return components, reward
+    return jax.vmap(task.observe)(jax.random.split(key, reward.shape[0]), components, reward)
 
 
 def digits_of(number: Array, count: int, base: int) -> Array:
