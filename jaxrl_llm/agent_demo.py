@@ -127,7 +127,7 @@ def run(model: str, seed: int, output: str, steps: int) -> dict[str, Any]:
     file.write_text("".join(json.dumps(row) + "\n" for row in questions(seed)))
     summary = train(config, algorithm=dapo_with_entropy_bonus)
     for kind, before, after in examples(Path(output)):
-        print(f"\n{str(before['prompt'])[-100:]!r}  ({kind})")
+        print(f"\n{str(before['prompt']).rpartition('user: ')[2]}  ({kind})")
         for name, line in (("before", before), ("after", after)):
             print(f"  {name:7}{'right' if line['reward'] == 1 else 'wrong'}  {''.join(line['tokens'])!r}")
     print(f"\nbefore  {accuracy_line(summary['eval_before'])}")
