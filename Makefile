@@ -1,4 +1,5 @@
 # make demo   train a real 135M-parameter model with reinforcement learning and show that it learned
+# make agent-demo   teach the same model to solve word problems with a calculator
 # make test   run the tests of all main behaviour
 # make test-all   run the slow tests: every method, kills and damaged files, ahead-of-time compilation for TPUs
 # make notebooks   run the notebooks of colab/ and store their outputs
@@ -12,12 +13,17 @@ LOWEST ?= .venv-lowest
 RUN    := $(VENV)/bin/python
 SEED   ?= 0
 OUTPUT ?= runs/demo-seed$(SEED)
+AGENT_OUTPUT ?= runs/agent-demo-seed$(SEED)
 
-.PHONY: demo test test-all test-lowest lint notebooks docs clean
+.PHONY: demo agent-demo test test-all test-lowest lint notebooks docs clean
 
 demo: $(VENV)/.demo
 	@echo "Training SmolLM2-135M-Instruct on sums and differences; results go to $(OUTPUT)."
 	$(VENV)/bin/jaxrl demo --seed $(SEED) --output $(OUTPUT)
+
+agent-demo: $(VENV)/.demo
+	@echo "Training SmolLM2-135M-Instruct on word problems with a calculator; results go to $(AGENT_OUTPUT)."
+	$(VENV)/bin/jaxrl agent-demo --seed $(SEED) --output $(AGENT_OUTPUT)
 
 test: $(VENV)/.dev
 	@echo "Running the tests."

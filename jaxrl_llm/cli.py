@@ -1,4 +1,4 @@
-"""The command line: jaxrl demo | train | eval | sample | algorithms | report | export | plan | lab | env."""
+"""The command line: jaxrl demo | agent-demo | train | eval | sample | algorithms | report | export | plan | ..."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from jaxrl_llm.errors import InputError, gather
 from jaxrl_llm.host_options import host_options
-from jaxrl_llm.info_commands import demo_command, env_command
+from jaxrl_llm.info_commands import agent_demo_command, demo_command, env_command
 from jaxrl_llm.lab_command import lab_command
 from jaxrl_llm.option_groups import setting_docs
 from jaxrl_llm.options import before, described, flag, only, parse, parse_config, positional, take
@@ -213,6 +213,7 @@ def _say(text: str) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": demo_command,
+    "agent-demo": agent_demo_command,
     "train": train_command,
     "eval": eval_command,
     "sample": sample_command,

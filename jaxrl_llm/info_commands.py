@@ -65,7 +65,7 @@ def demo_command(arguments: list[str]) -> int:
     gather(
         lambda: require("--steps", args.steps, least=1, most=2**31 - 1),
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
-        _check_packages,
+        lambda: _check_packages("reasoning_gym", "gguf", "tensorboardX"),
     )
     from jaxrl_llm.models.source import check_source
     from jaxrl_llm.runs.run_folder import RunFolder
@@ -77,13 +77,42 @@ def demo_command(arguments: list[str]) -> int:
     return 0
 
 
-def _check_packages() -> None:
-    """InputError if a package that the demo needs is not installed."""
-    for module, package, extra in (
-        ("reasoning_gym", "reasoning-gym", "demo"), ("gguf", "gguf", "demo"), ("tensorboardX", "tensorboardX", "demo"),
-    ):  # fmt: skip
+def agent_demo_command(arguments: list[str]) -> int:
+    """Train SmolLM2-135M-Instruct to solve word problems with a calculator, and show what changed."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        output: str = "runs/agent-demo"
+        """Folder of the run; its questions are a file beside it."""
+        model: str = "smollm2-135m"
+        """The model: as for jaxrl train, with a chat template."""
+        seed: int = 0
+        """Seed of questions and samples."""
+        steps: int = 8
+        """Iterations."""
+
+    args = parse(Arguments, arguments, "jaxrl agent-demo", agent_demo_command.__doc__)
+    gather(
+        lambda: require("--steps", args.steps, least=1, most=2**31 - 1),
+        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
+        lambda: _check_packages("gguf", "tensorboardX"),
+    )
+    from jaxrl_llm.models.source import check_source
+    from jaxrl_llm.runs.run_folder import RunFolder
+
+    gather(lambda: check_source(args.model), RunFolder(args.output).check_free)
+    from jaxrl_llm.agent_demo import run  # here: importing JAX takes seconds
+
+    run(args.model, args.seed, args.output, args.steps)
+    return 0
+
+
+def _check_packages(*modules: str) -> None:
+    """InputError if one of these packages, which the demo needs, is not installed."""
+    names = {"reasoning_gym": "reasoning-gym"}
+    for module in modules:
         if importlib.util.find_spec(module) is None:
-            raise missing_package(package, extra, "the demo")
+            raise missing_package(names.get(module, module), "demo", "the demo")
 
 
 def help_command(arguments: list[str], commands: Mapping[str, Callable[[list[str]], int]]) -> int:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.agent_demo import Calculator, questions
 from jaxrl_llm.cli import main
+from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.demo import easy_first, examples
 from jaxrl_llm.in_jax.train import LabSettings
 
@@ -158,3 +160,53 @@ def test_demo_shows_one_completion_of_each_kind(tmp_path: Path) -> None:
     (tmp_path / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = [(kind, before["prompt_id"], after["prompt_id"]) for kind, before, after in examples(tmp_path)]
     assert found == [("wrong, then right", 3, 3), ("still wrong", 0, 0), ("right, then wrong", 4, 4)]
+
+
+def chatting(folder: Path) -> str:
+    """The tiny model with a chat template, and room for the demo's conversations."""
+    shutil.copytree(TINY, folder)
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '' }}\n"
+    template += "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    changes = {"tokenizer_config.json": {"chat_template": template}, "config.json": {"max_position_embeddings": 1024}}
+    for name, settings in changes.items():
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return str(folder)
+
+
+@pytest.mark.heavy
+def test_the_script_of_an_agent_trains(tmp_path: Path) -> None:
+    script = ROOT / "experiments/agent_from_parts.py"
+    assert len(script.read_text().splitlines()) <= 70
+    main = runpy.run_path(str(script))["main"]
+    state, accuracies = main(chatting(tmp_path / "tiny"), steps=2, prompts_per_step=2, group_size=2, eval_size=4)
+    assert int(state.step) == 4  # two steps of two minibatches
+    assert all(0 <= a <= 1 for a in accuracies)
+
+
+@pytest.mark.heavy
+def test_the_agent_demo_runs_and_prints_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = chatting(tmp_path / "tiny"), str(tmp_path / "run")
+    assert main(["agent-demo", "--model", model, "--steps", "1", "--output", output]) == 0
+    printed = capsys.readouterr().out
+    for word in ("before  accuracy", "after   accuracy", "percentage points", "report.html"):
+        assert word in printed
+    assert (tmp_path / "run/report.html").exists()
+
+
+def test_the_agent_demo_has_a_calculator() -> None:
+    rows = questions(seed=0, count=9)
+    assert rows == questions(seed=0, count=9)
+    assert len({row["prompt"][-1]["content"] for row in rows}) == 9
+    assert [message["role"] for message in rows[0]["prompt"]] == ["system", *("user", "assistant") * 4, "user"]
+    assert [message["content"] for message in rows[0]["prompt"][2:5]] == ["CALC(217 * 34)", "7378", "7378"]
+
+    def said(text: str) -> Reply:
+        return Reply({"role": "assistant", "content": text}, ())
+
+    world = Calculator({"answer": "42"})
+    assert world.step(said("CALC(6 * 7)")).messages[0]["content"] == "42"
+    assert not world.step(said("CALC(6 *)")).done, "an error is told, and the episode goes on"
+    for text, reward in (("42 eggs", 1.0), ("41", 0.0), ("6 * 7", 0.0)):
+        end = world.step(said(text))
+        assert (end.reward, end.done) == (reward, True)
