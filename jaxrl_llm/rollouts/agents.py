@@ -26,6 +26,7 @@ from jaxrl_llm.expressions import part
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agent_metrics import CALLS, COUNTS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
+from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import OBSERVATION, Rollout
 from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
 from jaxrl_llm.threads import called, in_thread
@@ -80,13 +81,14 @@ def agent(
     system: str | None = None,
     options: Mapping[str, Any] | None = None,
     fresh: bool = False,
+    ahead: int | None = AHEAD,
 ) -> Rollout:
     """Groups of episodes with an environment.
 
     environment: makes an environment from a row of the data set; see `environments.protocol`. turns, turn_tokens,
     episode_tokens: see `Limits`. greedy: take the most probable tokens, as an evaluation does. system: the system
     message of prompts that have none. options: of the chat template. fresh: each observation is the whole prompt of the
-    next turn, which is a row of its own.
+    next turn, which is a row of its own. ahead: see `Rollout.ahead`.
 
     The environment's reward is the component `environment` of the run's rewards: the sum of its final reward and those
     of all turns. turn_rewards: those of turns are the batch's `turn_rewards` instead, and the component is the final
@@ -115,6 +117,7 @@ def agent(
     return Rollout(
         program, "agent", frozenset(provides), turns=1 if fresh else turns, ragged=True, longest=longest,
         rewards=frozenset({ENVIRONMENT}), most=(lambda samples: turns * samples) if fresh else None,
+        ahead=ahead,
     )  # fmt: skip
 
 
