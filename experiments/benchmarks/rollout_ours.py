@@ -31,6 +31,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
         "rms_norm_eps": 1e-5, "rope_theta": 100_000.0, "tie_word_embeddings": True, "max_position_embeddings": 8192,
     },
+    "llama-8m": {
+        "model_type": "llama", "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768,
+        "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "tie_word_embeddings": True, "max_position_embeddings": 8192,
+    },
     "qwen3-1.7b": {
         "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,

@@ -20,6 +20,7 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.meetings import Meet, hold, meet_here
+from jaxrl_llm.rollouts.outside import OutsideCalls
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.sample_numbers import SampleNumbers, sample_numbers
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
@@ -61,9 +62,6 @@ class Rule:
     train_unfinished: bool = False
     """With segments: train on all groups in flight after one segment. Otherwise train on complete groups only, and if
     there are none, decode another segment."""
-    in_order: bool = True
-    """Wait for external calls before decoding continues. Then the order in which groups complete, and what is still in
-    the cache when a conversation continues, are the same in every run."""
 
 
 class Collected(NamedTuple):
@@ -74,6 +72,14 @@ class Collected(NamedTuple):
     stats: list[Stats]  # of each sampling engine, one per segment
     places: list[int]  # of `groups` among those in flight
     left_places: list[int]  # of `left`
+
+
+class _Running(NamedTuple):
+    """An engine in use."""
+
+    engine: Completes
+    tickets: dict[int, Ticket]  # that it has not answered, by the numbers of their requests
+    stats: Stats
 
 
 class Driver:
@@ -144,7 +150,8 @@ class _Run:
         self.complete: list[int] = []  # places of the groups that the step takes
         self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
-        self.engines: dict[Draws, tuple[Completes, dict[int, Ticket]]] = {}
+        self.engines: dict[Draws, _Running] = {}
+        self.outside = OutsideCalls(driver.rollout.ahead, self.moved)
         self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
 
     def moved(self) -> None:
@@ -168,9 +175,9 @@ class _Run:
                     group.begin(partial(self._ended, place))
                 while not await self._done():
                     stop_if(interrupted())
-                for engine, tickets in self.engines.values():
-                    for completion in engine.withdraw():
-                        tickets[completion.index].note(completion)
+                for running in self.engines.values():
+                    for completion in running.engine.withdraw():
+                        running.tickets[completion.index].note(completion)
                 logs = [group.log() for group in self.groups]
             finally:
                 await self._cancel()
@@ -203,12 +210,13 @@ class _Run:
             done = found.over or found.total >= enough
             if done or over:
                 return done
-        outside = any(group.outside for group in self.groups)
-        if outside and self.rule.in_order:
-            await self._wait()
+        released = self.outside.release(self._idle)
+        if released is not None:
+            if not released:
+                await self._wait()
         elif self._decode():
             pass
-        elif self.parked and not outside:
+        elif self.parked and not any(group.outside for group in self.groups):
             complete = len(self.complete) if wanted is None else self._admit(False).total
             if complete or self.rule.train_unfinished:
                 return True
@@ -216,6 +224,14 @@ class _Run:
         else:
             await self._wait()
         return False
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing can be decoded now."""
+        if self.outside.ahead is None and not self.engines and self.outside.waits:
+            return True  # the first requests size an engine: all programs get as far as they can
+        asked = any(not ticket.group.over for ticket in self.waiting)
+        return not asked and not any(running.engine.busy for running in self.engines.values())
 
     async def _settle(self) -> None:
         """Let programs run until all of them wait."""
@@ -254,16 +270,21 @@ class _Run:
             if draws not in self.engines:
                 stats = Stats(began=time.perf_counter())
                 self.stats += [] if draws.temperature == 0 else [stats]
-                self.engines[draws] = (self.driver.make_engine([request for _, request in asked], draws, stats), {})
+                engine = self.driver.make_engine([request for _, request in asked], draws, stats)
+                self.engines[draws] = _Running(engine, {}, stats)
             for ticket, request in asked:
-                engine, open_ones = self.engines[draws]
-                open_ones[engine.submit(request)] = ticket
-        busy = [(engine, open_ones) for engine, open_ones in self.engines.values() if engine.busy]
-        for engine, open_ones in busy:
-            for completion in engine.step(self.driver.chunk):
+                running = self.engines[draws]
+                running.tickets[running.engine.submit(request)] = ticket
+        busy = [running for running in self.engines.values() if running.engine.busy]
+        chunk, taken = self.outside.steps(self.driver.chunk), int(bool(busy))
+        for engine, open_ones, stats in busy:
+            before = stats.steps
+            for completion in engine.step(chunk):
                 ticket = open_ones.pop(completion.index)
                 if not ticket.note(completion):
                     self.parked.append(ticket)
+            taken = max(taken, stats.steps - before)
+        self.outside.clock += taken
         self.chunks += bool(busy)
         return bool(busy)
 

@@ -18,7 +18,7 @@ from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.pairs import alone
 from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request, Stats
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
-from jaxrl_llm.sampling.schedule import lasting, size_for
+from jaxrl_llm.sampling.schedule import for_conversations, lasting, size_for
 from jaxrl_llm.sampling.weights import Weights, take_weights
 
 
@@ -40,6 +40,9 @@ def engines_of(
         # The number of requests differs between steps, but the loop is compiled for one shape.
         all_rows = -(-setup.prompts_per_step * setup.group_size // units)
         shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
+    turns, parked = setup.rollout.converses, 0
+    if turns and shape is None:
+        shape, parked = for_conversations(slots, setup.group_size, max(groups, 1), devices, setup.rollout.turns == 1)
 
     def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
         temperature, learns = draws.temperature, not draws.reference
@@ -50,15 +53,17 @@ def engines_of(
         if hook is not None:
             settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
             drawing, taken = dataclasses.replace(policy, hook=hook), weights
-        size = size_for(requests, slots, devices, shape if temperature is None and learns else None)
-        size = size._replace(tokens=max(size.tokens, setup.rollout.room(sampling.max_new_tokens)))
+        own = turns or (temperature is None and learns)
+        size = size_for(requests, slots, devices, shape if own else None)
+        tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens))
+        size = size._replace(tokens=tokens, parked=parked)
         setup.watch(stats)
         return Engine(
             drawing, taken, settings, size,
             cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
             speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
-            record_experts=setup.record_experts and learns,
+            record_experts=setup.record_experts and learns, turns=turns,
         )  # fmt: skip
 
     return make

@@ -14,6 +14,7 @@ from jaxrl_llm.errors import InputError, error_line, shown
 from jaxrl_llm.models.experts import NOT_RECORDED
 from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
+from jaxrl_llm.rollouts.outside import OutsideCalls
 from jaxrl_llm.rollouts.sample_numbers import SampleNumbers
 from jaxrl_llm.rollouts.tools import FAILED, Decide, Meeting, NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.recorded import in_order
@@ -33,6 +34,7 @@ class DriverRun(Protocol):
     """The driver's interface to a group."""
 
     driver: Any  # with rollout, tokenizer, context, step, time_limit, controls and score
+    outside: OutsideCalls
 
     def take(self, ticket: Ticket) -> None:
         """Queue a request for tokens."""
@@ -260,7 +262,7 @@ class GroupRun:
             return self.recorded[name]
         self.outside += 1
         try:
-            found = as_json(name, await asyncio.wait_for(call(), limit))
+            found = as_json(name, await self.run.outside.made(asyncio.wait_for(call(), limit), known))
         except TimeoutError as error:
             why = str(error) or f"{name!r} did not answer within {limit} s"
             if not failing:

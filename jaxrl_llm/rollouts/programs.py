@@ -14,6 +14,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.hooks import Hook
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.tools import Task, Tools
 from jaxrl_llm.selection.rows import max_variance_subset
 from jaxrl_llm.shapes import bucket
@@ -55,6 +56,8 @@ class Rollout:
     """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
     longest: int | None = None
     """Most tokens of an episode after its prompt, for which the engine has room; None: by `turns`."""
+    ahead: int | None = AHEAD
+    """Decode steps of others while an external call is answered; None: until it is. See `outside`."""
     rewards: frozenset[str] = field(default_factory=frozenset)
     """Components of the reward that its episodes have already, such as `environment`."""
 
@@ -63,6 +66,11 @@ class Rollout:
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")
 
     __repr__ = layout
+
+    @property
+    def converses(self) -> bool:
+        """Whether its episodes go on after observations."""
+        return "turns" in self.provides
 
     def rows(self, samples: int) -> int:
         """Episodes of a group of `samples`, at most; of a ragged program that does not say so, as many as samples."""

@@ -36,7 +36,7 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     """
     rollout = agent(
         make_environment(config), config.turns, config.turn_tokens or None, config.episode_tokens or None,
-        TURN_REWARDS in needs, greedy, config.system_prompt,
+        TURN_REWARDS in needs, greedy, config.system_prompt, ahead=config.environment_steps,
     )  # fmt: skip
     return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
 

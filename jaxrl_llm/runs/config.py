@@ -136,6 +136,9 @@ class TrainConfig:
     episode_tokens: int = 0
     """Most tokens of an episode there, replies and observations, after its prompt; 0 is as the model's context
     allows."""
+    environment_steps: int = 4
+    """Decode steps of other episodes while an environment answers. An answer that takes less counts after these steps,
+    and decoding waits for one that takes more, so that a run does not depend on how long answers take."""
     tool_time_limit: float = 30.0
     """Seconds that a call of a tool may take; after that the policy is told so. An environment's other methods have
     rollout_time_limit."""

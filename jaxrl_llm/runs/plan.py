@@ -158,7 +158,7 @@ def compiled_plan(
     held["padding"] = max(update.arguments - update.given, 0)
     engine = shapes.engine()
     sampler = bytes_on_a_device(engine.weights)
-    caches = bytes_on_a_device((engine.prefix_cache, engine.ring_cache))
+    caches = bytes_on_a_device((engine.prefix_cache, engine.ring_cache, engine.parked))
     if width := config.speculative_tokens:
         caches += bytes_on_a_device(tail_arrays(engine, shapes.size, shapes.own, width))
     of_sampling = {name: costs[name] for name in SAMPLING if name in costs}

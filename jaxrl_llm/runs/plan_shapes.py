@@ -38,7 +38,7 @@ from jaxrl_llm.runs.setup import remat_of, split_parameters, with_critic, with_p
 from jaxrl_llm.sampling.ahead import Arrays, engine_arrays
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
-from jaxrl_llm.sampling.schedule import Size, lasting
+from jaxrl_llm.sampling.schedule import Size, for_conversations, lasting
 from jaxrl_llm.sampling.schedule import plan as slots_for
 from jaxrl_llm.shapes import bucket
 from jaxrl_llm.trajectory import Trajectories
@@ -236,14 +236,18 @@ def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts:
     """
     strategy, G = strategy_of(config, algorithm), config.group_size
     rows, slots = -(-config.prompts_per_step * G // hosts), -(-config.slots // hosts)
-    if strategy is None:
+    rollout, parked = rollout_of(config, algorithm), 0
+    if strategy is None and rollout.converses:
+        prompts = -(-config.prompts_per_step // hosts)
+        shape, parked = for_conversations(slots, G, prompts, devices, rollout.turns == 1)
+    elif strategy is None:
         own = range(-(-config.prompts_per_step // hosts))
         shape = slots_for([number for number in own for _ in range(G)], slots, devices)
     else:
         flight = -(-strategy.in_flight(config.prompts_per_step) // hosts)
         shape = lasting(slots or rows, flight, G, devices)
     width, tokens = bucket(config.max_prompt_tokens), bucket(config.max_new_tokens, least=4)
-    size = Size(shape, width, max(tokens, rollout_of(config, algorithm).room(config.max_new_tokens)))
+    size = Size(shape, width, max(tokens, rollout.room(config.max_new_tokens)), parked)
     if not config.eval_size:
         return size, None
     return size, Size(slots_for(range(-(-config.eval_size // hosts)), slots or rows, devices), width, tokens)
@@ -328,6 +332,7 @@ def sharding_table(shapes: RunShapes) -> list[Row]:
         "reference": shapes.copied_reference if shapes.config.reference_memory == "device" else None,
         "previous": shapes.learner.previous,
         "sampler": engine.weights, "prompt cache": engine.prefix_cache, "ring cache": engine.ring_cache,
+        "conversations": engine.parked,
     }  # fmt: skip
     rows = []
     for part, tree in trees.items():

@@ -41,6 +41,7 @@ class Arrays(NamedTuple):
     loop: Shapes  # the weights of the decode loop
     prefix_cache: PrefixCache
     ring_cache: RingCache
+    parked: Any = ()  # as the ring KV cache, beside it
     shares: bool = False  # the decode loop reads the training's own parameters
 
     @property
@@ -63,16 +64,20 @@ def engine_arrays(
     dtype, own = cache_dtype or policy.activation_dtype, own or of_this_host(mesh)
     prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype, record))
     ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype, record))
+    parked: Any = ()
+    if size.parked:
+        beside = jax.eval_shape(lambda: empty_ring_cache(policy, size.parked, size.tokens, dtype, record))
+        parked = spread(beside, own)
     loop = abstract_weights(policy, params, own, weight_dtype)
     prefix_cache, ring_cache = (spread(tree, own) for tree in (prefix_cache, ring_cache))
     rounding = kind_of(weight_dtype) or policy.rounding
     if mesh.size > 1 or rounding is not None:
         loop = spread(loop, own) if mesh.size == 1 else loop
-        return Arrays(loop, loop, prefix_cache, ring_cache)
+        return Arrays(loop, loop, prefix_cache, ring_cache, parked)
     # On one CPU, in float32, the loop reads views of the parameters.
     floats = {x.dtype for x in jax.tree.leaves(params)} | {jnp.dtype(policy.dtype)}
     shares = mesh.devices.flat[0].platform == "cpu" and floats == {jnp.dtype(jnp.float32)}
-    return Arrays(spread(params, own), spread(loop, own), prefix_cache, ring_cache, shares)
+    return Arrays(spread(params, own), spread(loop, own), prefix_cache, ring_cache, parked, shares)
 
 
 def spread(tree: Shapes, own: Mesh) -> Shapes:

@@ -11,15 +11,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.cache import PrefixSlots
-from jaxrl_llm.sampling.decode import DrawSettings, RowState, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.decode import DrawSettings, RingCache, RowState, begin, decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.drawn import check_finite, in_ring
+from jaxrl_llm.sampling.parked import Store, place_rows
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
 from jaxrl_llm.sampling.recorded import experts_of_prompts
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step, best_reuse
+from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step
 from jaxrl_llm.sampling.tail import TailRows, most_rows
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.shapes import bucket
@@ -53,12 +55,14 @@ class Engine:
         speculative_tokens: int = 0,
         drafts: Drafts | None = None,
         record_experts: bool = False,
+        turns: bool = False,
     ) -> None:
+        """turns: requests of conversations, which come back; they keep their rows while nobody else needs them."""
         self.policy, self.weights, self.settings = policy, weights, settings
         self.cut, self.policy_step = cut, policy_step
         self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats
         self.requests: dict[int, Request] = {}  # not completed yet, by number
-        self.kept: dict[int, Kept] = {}  # rows that ended and have not been reassigned
+        self.turns = turns
         self.speculative_tokens, self.drafts = speculative_tokens, Drafts() if drafts is None else drafts
         self.record = record_experts and policy.config.num_experts > 0
         self.prompt_experts: dict[Any, np.ndarray] = {}  # by prompt, where they are recorded
@@ -75,7 +79,10 @@ class Engine:
         of_rows = partial(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype, self.record)
         self.prefix_cache, self.ring_cache = weights.zeros(of_prompts), weights.zeros(of_rows)
         self.rows = no_rows(shape.rows)
-        self.kept, self.steps = {}, 0
+        beside = partial(empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record)
+        split = row_shards(weights.mesh, SAMPLED_ROWS) > 1
+        self.kept = Store(weights.zeros(beside) if size.parked else None, size.parked, split)  # rows that ended
+        self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
         self.shortest = min(layer.values.shape[2] for layer in self.ring_cache.layers)
         self.prefix_slot = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
@@ -93,13 +100,14 @@ class Engine:
         if not self.size.fits(request):
             self._grow(request)
         self.requests[number] = request
-        self.schedule.add(number, request.prompt)
+        # Who began first ends first, so that few conversations are under way at a time.
+        self.schedule.add(number, request.prompt, first=self.turns and request.begun.size > 0)
         return number
 
     def _grow(self, request: Request) -> None:
         """Make room for a request that does not fit. Rows that are decoding are requeued with their tokens."""
         width = max(self.width, bucket(len(request.prompt)))
-        size = Size(self.shape, width, max(self.size.tokens, bucket(request.limit, least=4)))
+        size = self.size._replace(width=width, tokens=max(self.size.tokens, bucket(request.limit, least=4)))
         for row, tokens in self._drawn(list(self.schedule.placed)).items():
             number = self.schedule.placed[row].request
             self.requests[number] = replace(self.requests[number], begun=tokens)
@@ -148,21 +156,18 @@ class Engine:
 
     def admit(self) -> None:
         """Give free rows to waiting requests, and fill the caches with their prompts and the tokens they begin with."""
-        assigned, new_prompts = self.schedule.admit()
+        assigned, new_prompts = self.schedule.admit(self._row_for) if self.turns else self.schedule.admit()
         self.prefix_cache = prefill_prompts(
             self.policy, self.weights, self.prefix_cache, new_prompts, self.size, self.stats
         )
         if self.record:
             self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
-        reuse = {place: self._reusable(place.request) for place in begun}
+        self.ring_cache, missed = place_rows(
+            self.kept, self.ring_cache, begun, self.requests, self.steps, self.shortest, self._extended, assigned
+        )
         if assigned:
             self._begin(assigned)
-        reused = [(place, how) for place, how in reuse.items() if how is not None]
-        missed = [place for place in begun if reuse[place] is None]
-        self.ring_cache = extend_rows(
-            self.policy, self.weights, self.prefix_cache, self.ring_cache, reused, self.requests, self.shape, self.stats
-        )
         self.ring_cache = restore_rows(
             self.policy, self.weights, self.ring_cache, missed, self.requests, self.shape, self.stats
         )
@@ -179,12 +184,15 @@ class Engine:
             rows.limit[row] = request.until
             rows.prompt_id[row], rows.sample[row] = request.prompt_id, request.sample
             self.prefix_slot[row] = prefix_slot
-            self.kept.pop(row, None)
         self.rows = rows
 
-    def _reusable(self, number: int) -> Reused | None:
-        request = self.requests[number]
-        return best_reuse(self.kept, request.prompt, request.begun.token, self.steps, self.shortest)
+    def _row_for(self, number: int, free: list[int]) -> int:
+        return self.kept.row_for(self.requests[number], free, self.steps, self.shortest)
+
+    def _extended(self, ring_cache: RingCache, reused: list[tuple[Assignment, Reused]]) -> RingCache:
+        return extend_rows(
+            self.policy, self.weights, self.prefix_cache, ring_cache, reused, self.requests, self.shape, self.stats
+        )
 
     def decode(self, chunk: int) -> None:
         """Run the decode loop until enough rows are done or `chunk` steps are taken."""
@@ -203,8 +211,9 @@ class Engine:
             for place in self.schedule.placed.values():
                 row_in[place.prefix_slot] = place.row
             prefix_slots = PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(row_in))
-        if waiting:
+        if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
+        self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
         numbers = self.weights.spread(RowState(*map(jnp.asarray, self.rows)))
         shared = self.policy, self.weights.loop, self.prefix_cache, prefix_slots
         if fresh:
@@ -247,7 +256,7 @@ class Engine:
         for row, tokens in self._drawn(list(self.schedule.placed)).items():
             number = self.schedule.placed[row].request
             request = self.requests[number]
-            self.kept[row] = self._kept(row, request, request.begun.token)
+            self.kept.rows[row] = self._kept(row, request, request.begun.token)
             self.requests[number] = replace(request, begun=tokens)
             self._free(row)
             self.schedule.add(number, request.prompt)
@@ -271,7 +280,7 @@ class Engine:
             stop_tokens = np.asarray(self.settings.stop_tokens)
             ended = end is not None or bool(np.isin(tokens.token[-1], stop_tokens))
             # Tokens of speculation are not in the ring KV cache.
-            self.kept[row] = self._kept(row, request, drawn.token if self.tail is None else request.begun.token)
+            self.kept.rows[row] = self._kept(row, request, drawn.token if self.tail is None else request.begun.token)
             self._free(row)
             if self.speculative_tokens:
                 self.drafts.add(request.prompt_id, tokens.token)

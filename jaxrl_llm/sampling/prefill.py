@@ -95,12 +95,15 @@ def extend_rows(
         "slot": [place.prefix_slot // shape.slots_per_prompt for place, _ in reused] + [0] * padding,
     }
     arrays: dict[str, Any] = {name: np.asarray(values, np.int32) for name, values in columns.items()}
+    into = arrays.pop("into")
     params = narrowed(policy, weights.loop)
     drawn = ring_cache.drawn
-    layers, experts = extend(
+    rows = extend(
         policy, params, prefix_cache, ring_cache.layers, drawn.experts, tokens, *arrays.values(), ring_cache.step
     )
+    layers, experts = put_rows((ring_cache.layers, drawn.experts), rows, into)
     stats.reused_tokens += sum(how.usable for _, how in reused)
+    stats.continued_tokens += sum(map(len, ids))
     stats.padded_tokens += tokens.size
     return ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
 
@@ -128,6 +131,7 @@ def restore_rows(
             policy, weights.prompts, ring_cache.layers, drawn.experts, tokens, length, prompt, into, ring_cache.step
         )
         ring_cache = ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
+        stats.continued_tokens += sum(map(len, ids))
         stats.padded_tokens += tokens.size
     return ring_cache
 
@@ -224,7 +228,7 @@ def restore(
     return tuple(put(store, number) for number, store in enumerate(ring_layers)), ring_experts
 
 
-@jax.jit(static_argnames=("policy",), donate_argnames=("ring_layers", "ring_experts"))
+@jax.jit(static_argnames=("policy",))
 def extend(
     policy: Policy,
     params: Params,
@@ -236,7 +240,6 @@ def extend(
     own: Array,
     shift: Array,
     source: Array,
-    into: Array,
     slot: Array,
     step: Array,
 ) -> tuple[tuple[LayerCache, ...], Array | None]:
@@ -244,8 +247,10 @@ def extend(
 
     tokens: int32[R, M], the own tokens to recompute, right-padded. usable: int32[R], the number of own tokens before
     them, which are copied from the rows `source`, int32[R], moved by `shift`, int32[R], columns. own: int32[R], own
-    tokens in the cache afterwards. into, slot: int32[R], row and prompt slot of each request, where row B marks a
-    padding row. params: those of the decode loop. ring_experts: `Drawn.experts` of the ring KV cache.
+    tokens in the cache afterwards. slot: int32[R], prompt slot of each request. params: those of the decode loop.
+    ring_experts: `Drawn.experts` of the ring KV cache.
+
+    Returns the new rows, which `put_rows` writes: a program that read and wrote the cache would copy all of it.
     """
     M = tokens.shape[1]
     positions = prefix_cache.length[slot][:, None] + usable[:, None] + jnp.arange(M)
@@ -290,11 +295,14 @@ def extend(
         copied = take_columns(ring_experts[source], ((step - own - shift)[:, None] + index) % T, 1)
         fresh = take_columns(experts, jnp.clip(index - usable[:, None], 0, M - 1), 1)
         merged = jnp.where((index >= usable[:, None])[:, :, None, None], fresh, copied)
-        ring_experts = ring_experts.at[into].set(merged, mode="drop")
-    return tuple(
-        each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, new)
-        for store, new in zip(ring_layers, rows, strict=True)
-    ), ring_experts
+        ring_experts = merged
+    return tuple(rows), ring_experts
+
+
+@jax.jit(donate_argnames=("cache",))
+def put_rows(cache: Any, rows: Any, into: Array) -> Any:
+    """Write rows, arrays [R, ...], to the rows `into`, int32[R], of a cache, arrays [B, ...]; row B marks padding."""
+    return jax.tree.map(lambda old, x: old.at[into].set(x, mode="drop"), cache, rows)
 
 
 def _plain(cache: LayerCache) -> tuple[Array, Array]:

@@ -110,6 +110,7 @@ class Stats:
     prompts: int = 0  # prefilled
     prompt_tokens: int = 0
     padded_tokens: int = 0  # of all prefills, including padding
+    continued_tokens: int = 0  # computed for requests that begin with tokens: those that no cache held
     reused_tokens: int = 0  # after prompts, whose keys and values were copied within the cache
     drafted: int = 0  # tokens that speculation verified
     accepted: int = 0  # of them, right

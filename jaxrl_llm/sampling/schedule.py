@@ -7,7 +7,7 @@ the row or the ring KV cache wraps around, their keys and values need not be rec
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ class Size(NamedTuple):
     shape: Shape
     width: int  # most tokens of a prompt
     tokens: int  # most tokens of a completion
+    parked: int = 0  # rows beside those in use, for conversations that gave theirs up
 
     def fits(self, request: Request) -> bool:
         """Whether a request's prompt and completion fit."""
@@ -83,6 +84,20 @@ def lasting(rows: int, prompts: int, group: int, multiple: int = 1) -> Shape:
     return Shape(_up(rows, multiple), _up(prompts, multiple), min(group, rows), False, True)
 
 
+def for_conversations(slots: int, group: int, prompts: int, multiple: int = 1, anew: bool = False) -> tuple[Shape, int]:
+    """Sizes for `prompts` groups of conversations, whose requests come back; and how many are kept beside the rows.
+
+    slots: conversations decoded at a time; 0: all. group: of a prompt. anew: each turn has a prompt of its own.
+    Beside the rows there is room for as many conversations, since those that began first come first, so that few more
+    are under way. A prompt keeps its slot while its conversations are.
+    """
+    rows = min(slots or prompts * group, prompts * group)
+    parked = min(prompts * group - rows, rows)
+    most = rows + parked
+    kept = rows if anew else min(prompts, most, -(-SPARE * most // min(group, rows)))
+    return lasting(rows, kept, group, multiple), _up(parked, multiple)
+
+
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -107,18 +122,28 @@ class Schedule:
         self.free_rows = list(range(shape.rows))
         self.placed: dict[int, Assignment] = {}  # by row
 
-    def add(self, request: int, prompt: Hashable) -> None:
-        """Queue a request that continues a prompt."""
+    def add(self, request: int, prompt: Hashable, first: bool = False) -> None:
+        """Queue a request that continues a prompt. first: before the others of its prompt, and that before others."""
         self.prompt_of[request] = prompt
-        self.waiting.setdefault(prompt, deque()).append(request)
+        queue = self.waiting.setdefault(prompt, deque())
+        if first:
+            queue.appendleft(request)
+            self.waiting = {prompt: queue, **self.waiting}
+        else:
+            queue.append(request)
 
     @property
     def queue(self) -> int:
         """Number of waiting requests."""
         return sum(map(len, self.waiting.values()))
 
-    def admit(self) -> tuple[list[Assignment], list[tuple[int, Hashable]]]:
-        """Give free rows to waiting requests. Returns the assignments, and new prompts with their prompt slots."""
+    def admit(
+        self, row_for: Callable[[int, list[int]], int] = lambda request, free: free[0]
+    ) -> tuple[list[Assignment], list[tuple[int, Hashable]]]:
+        """Give free rows to waiting requests. Returns the assignments, and new prompts with their prompt slots.
+
+        row_for: which of the free rows a request takes, where the shape leaves it open.
+        """
         placed, new = [], []
         for prompt in list(self.waiting):
             queue = self.waiting[prompt]
@@ -135,7 +160,7 @@ class Schedule:
                         new.append((slot, prompt))
                         self.holds[slot] = prompt
                 prefix_slot = slot * self.shape.slots_per_prompt + self.free_prefix_slots[slot].pop(0)
-                row = prefix_slot if self.shape.fixed else self.free_rows[0]
+                row = prefix_slot if self.shape.fixed else row_for(queue[0], self.free_rows)
                 self.free_rows.remove(row)
                 self.placed[row] = Assignment(queue.popleft(), row, prefix_slot)
                 placed.append(self.placed[row])
@@ -174,6 +199,13 @@ class Kept(NamedTuple):
     prompt: tuple[int, ...]
     tokens: np.ndarray  # int32[n], after the prompt; the cache has keys and values of all but the last
     last: int  # step at which the last token was drawn
+    copied: int | None = None  # decode steps until it was copied; None: it is in the ring KV cache itself
+
+    def intact(self, steps: int, columns: int, usable: int | None = None) -> bool:
+        """Whether the ring KV cache has not overwritten what attention to the first `usable` tokens reads."""
+        n = len(self.tokens)
+        oldest = max((n - 1 if usable is None else usable) - columns, 0)
+        return (steps if self.copied is None else self.copied) - 1 - (self.last - n + 2 + oldest) < columns
 
 
 class Reused(NamedTuple):
@@ -198,15 +230,14 @@ def best_reuse(
     last - n + 2 + j (mod columns), and moves to column steps - own + j, where own is len(begun) - 1.
     """
     found, own = None, len(begun) - 1
-    for row, (of, tokens, last) in kept.items():
-        if of != prompt:
+    for row, one in kept.items():
+        if one.prompt != prompt:
             continue
-        n = len(tokens)
+        tokens, n = one.tokens, len(one.tokens)
         most = min(n - 1, own)
         unlike = np.flatnonzero(tokens[:most] != begun[:most])
         usable = int(unlike[0]) if len(unlike) else most
-        oldest = max(usable - columns, 0)
-        intact = steps - 1 - (last - n + 2 + oldest) < columns
+        intact = one.intact(steps, columns, usable)
         if usable >= LEAST_REUSED and intact and (found is None or usable > found.usable):
-            found = Reused(row, usable, steps - own - last + n - 2)
+            found = Reused(row, usable, steps - own - one.last + n - 2)
     return found

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs as runs
-from test_resume import STEPS, assert_same_run
+from test_resume import STEPS, assert_same_run, kill
 
 from jaxrl_llm.data.calls import Call, Reply
 from jaxrl_llm.data.turns import ChatTurns
@@ -212,13 +212,17 @@ def test_environments_that_fail_do_not_end_a_run(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.heavy
-def test_slots_do_not_change_episodes(tmp_path: Path) -> None:
+def test_neither_slots_nor_delays_change_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delays do not even change the last bits, as the same rows are decoded together."""
     found = []
-    for slots in (1, 4, 0):
+    for slots, seconds in ((1, 0.0), (4, 0.0), (4, 0.03), (0, 0.01)):
+        monkeypatch.setenv("WORLD_SECONDS", str(seconds))
         taken: list[runs.Taken] = []
         with runs.watched(taken):
-            runs.train(config_of(tmp_path, steps=1, slots=slots, eval_size=0, output=str(tmp_path / f"run{slots}")))
+            output = str(tmp_path / f"run{slots}, {seconds}")
+            runs.train(config_of(tmp_path, steps=1, slots=slots, eval_size=0, output=output))
         found.append(taken[0].scored.batch)
+    runs.assert_equal_trees(found[1], found[2])
     for batch in found[1:]:
         for name in ("tokens", "turn", "reward", "state_key", "truncated"):
             np.testing.assert_array_equal(getattr(batch, name), getattr(found[0], name))
@@ -226,7 +230,10 @@ def test_slots_do_not_change_episodes(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_conversations_in_flight_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes go on over several steps; a run that is cut off between any of them ends the same."""
+    """Episodes go on over several steps; a run that is cut off between any of them ends the same.
+
+    So does one that is killed while its environments, which take their time, are working.
+    """
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     config = config_of(tmp_path, steps=STEPS, segment_tokens=4, oversample=2.0, checkpoint_every=1, keep_checkpoints=9)
     taken: list[runs.Taken] = []
@@ -240,3 +247,15 @@ def test_conversations_in_flight_resume(tmp_path: Path, monkeypatch: pytest.Monk
         shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
     loop.resume(str(copy))
     assert_same_run(copy, tmp_path / "run")
+    killed, working = tmp_path / "killed" / "run", tmp_path / "working"
+    slow = {"WORLD_SECONDS": "0.3", "WORLD_WORKING": str(working)}
+
+    def moment() -> bool:
+        return len(runs.lines_of(killed / "metrics.jsonl")) == 3 and working.exists()
+
+    process = runs.start("train", *runs.as_arguments(dataclasses.replace(config, output=str(killed))), **slow)
+    kill(process, moment)
+    assert working.exists(), "no environment was working: this test shows nothing"
+    monkeypatch.setenv("WORLD_SECONDS", "0.01")
+    loop.resume(str(killed))
+    assert_same_run(killed, tmp_path / "run")

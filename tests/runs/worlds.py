@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from asyncio import gather
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.data.calls import Reply
@@ -28,6 +30,17 @@ class Adding:
         return f" [{self.total}] ", False
 
 
+@contextmanager
+def _working() -> Iterator[None]:
+    """Says by a file that an environment is working."""
+    path = os.environ.get("WORLD_WORKING")
+    if path:
+        Path(path).touch()
+    yield
+    if path:
+        Path(path).unlink(missing_ok=True)
+
+
 class Echo:
     """As Gymnasium has them: three turns; letters in the first half of the alphabet are rewarded."""
 
@@ -36,7 +49,8 @@ class Echo:
         return f"{self.number}?", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        time.sleep(float(os.environ.get("WORLD_SECONDS", 0)))
+        with _working():
+            time.sleep(float(os.environ.get("WORLD_SECONDS", 0)))
         self.turns, self.number = self.turns + 1, (self.number + len(action)) % 10
         return f"{self.number}?", float(action[:1] < "n"), self.turns == 3, False, {}
 

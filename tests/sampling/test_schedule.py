@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.sampling.schedule import SPARE, Schedule, Shape, lasting, plan
+from jaxrl_llm.sampling.schedule import SPARE, Schedule, Shape, for_conversations, lasting, plan
 
 PROMPTS = st.lists(st.integers(0, 6), min_size=1, max_size=40)
 
@@ -65,6 +65,30 @@ def test_shapes(prompts: list[int], slots: int, multiple: int) -> None:
 )
 def test_shapes_by_hand(prompts: str, slots: int, multiple: int, expected: Shape) -> None:
     assert plan(prompts, slots, multiple) == expected
+
+
+@pytest.mark.parametrize(
+    ("slots", "group", "prompts", "multiple", "anew", "expected"),
+    [
+        (0, 4, 4, 1, False, (Shape(16, 4, 4, False, True), 0)),  # all at once: nobody gives up a row
+        (
+            4,
+            1,
+            16,
+            1,
+            False,
+            (Shape(4, 8, 1, False, True), 4),
+        ),  # a slot for each prompt under way, also of those parked
+        (12, 4, 4, 1, False, (Shape(12, 4, 4, False, True), 4)),
+        (8, 8, 64, 1, False, (Shape(8, 8, 8, False, True), 8)),  # four times the two prompts that are under way
+        (8, 8, 64, 1, True, (Shape(8, 8, 8, False, True), 8)),
+        (3, 1, 5, 4, False, (Shape(4, 8, 1, False, True), 4)),
+    ],
+)
+def test_room_for_conversations(
+    slots: int, group: int, prompts: int, multiple: int, anew: bool, expected: tuple[Shape, int]
+) -> None:
+    assert for_conversations(slots, group, prompts, multiple, anew) == expected
 
 
 class Watched:

@@ -25,13 +25,13 @@ PROMPT = (5, 9, 200, 17, 3)
 LIMIT = 40
 
 
-def engine_of(model: Any, rows: int = 2, dtype: Any = None) -> Engine:
+def engine_of(model: Any, rows: int = 2, dtype: Any = None, parked: int | None = None) -> Engine:
     """An engine with room for two prompts."""
     sampling = DrawSettings(seed_of(jax.random.key(0)), jnp.float32(1), None, None, jnp.asarray([-1], jnp.int32))
     asked = [Request(PROMPT, LIMIT, 0, i) for i in range(rows)] + [Request((*PROMPT, 1), LIMIT, 1, 0)] * rows
     return Engine(
-        model.policy, take_weights(model.policy, model.params), sampling, size_for(asked, rows), cache_dtype=dtype,
-        stats=Stats(),
+        model.policy, take_weights(model.policy, model.params), sampling,
+        size_for(asked, rows)._replace(parked=parked or 0), cache_dtype=dtype, stats=Stats(), turns=parked is not None,
     )  # fmt: skip
 
 
@@ -73,12 +73,52 @@ def test_a_conversation_that_comes_back(family: str, vectors: Any) -> None:
     assert np.abs(np.asarray(outputs.logp) - batch.behaviour_logp)[np.asarray(batch.action_mask)].max() < 1e-4
 
 
+def turns_of(engine: Engine, conversations: int, together: bool) -> dict[int, Completion]:
+    """Three turns of six tokens, with observations of four. together: no turn begins before the last one has ended."""
+    prompts = [PROMPT, (*PROMPT, 1)]
+    turn, last, who, back = [0] * conversations, dict[int, Completion](), dict[int, int](), list[int]()
+
+    def submit(i: int) -> None:
+        begun = given_tokens()
+        if turn[i]:
+            begun = last[i].tokens.followed_by(given_tokens(80 + i, 90 + turn[i], 82, 83))
+        asked = Request(prompts[i % 2], begun.size + 6, i % 2, i, begun, given=begun.size)
+        who[engine.submit(asked)] = i
+        turn[i] += 1
+
+    for i in range(conversations):
+        submit(i)
+    while engine.busy:
+        for completion in engine.step(5):
+            i = who[completion.index]
+            last[i] = completion
+            back += [i] if turn[i] < 3 else []
+        while back and not (together and engine.busy):
+            submit(back.pop(0))
+    return last
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_conversations_that_take_turns_in_few_rows_are_computed_once(together: bool, vectors: Any) -> None:
+    """They give up their rows and come back; the ring KV cache, of 40 columns, goes round meanwhile."""
+    model = vectors("gemma2")
+    engine, other = engine_of(model, parked=4), engine_of(model)
+    found, fresh = turns_of(engine, 5, together), turns_of(other, 5, together)
+    for i in range(5):
+        alike(found[i], fresh[i])
+    assert engine.stats.prompt_tokens == len(PROMPT) * 2 + 1
+    assert engine.stats.continued_tokens == 5 * 2 * 4, "observations alone; the last token of a turn for that of theirs"
+    assert engine.stats.reused_tokens == 5 * (5 + 15), "what a turn had before"
+    assert other.stats.continued_tokens > 2 * engine.stats.continued_tokens
+
+
 @pytest.mark.heavy
+@pytest.mark.parametrize("parked", [None, 0, 2])
 @pytest.mark.parametrize("place", [6, 12])
-def test_forks_of_a_completion(place: int, vectors: Any) -> None:
+def test_forks_of_a_completion(place: int, parked: int | None, vectors: Any) -> None:
     """Also more forks than rows: the first take copies, the others come when the row is somebody else's."""
     model = vectors("llama")
-    engine = engine_of(model, rows=3)
+    engine = engine_of(model, rows=3, parked=parked)
     (trunk,) = finish(engine, Request(PROMPT, 12, 0, 0))
     forks = [Request(PROMPT, 20, 0, 5 + i, trunk.tokens.first(place), given=place) for i in range(5)]
     found = finish(engine, *forks)
