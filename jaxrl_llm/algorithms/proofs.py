@@ -33,6 +33,7 @@ PROOFS = {
     "dars": "test_curricula.py::test_dars_against_a_loop",
     "dcpo_distribution_centric": "test_entropy_credit.py::test_dcpo_against_a_loop",
     "decoupled_ppo": "test_mismatch.py::test_decoupled_ppo_is_the_loop",
+    "deeptravel": "test_turn_shaped.py::test_deeptravel_by_hand",
     "degrpo": "test_group_relative.py::test_degrpo_is_the_loop",
     "dgpo_distribution_guided": "test_token_credit.py::test_dgpo_against_a_loop",
     "dgrpo_vital": "test_shaped_reward.py::test_dgrpo_against_a_loop",

@@ -10,22 +10,24 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.difficulty import joint_key
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.turn_rewards import gated_rewards, needs_turns
-from jaxrl_llm.advantages.turns import of_episode, turn_advantages
+from jaxrl_llm.advantages.turns import of_episode, turn_advantages, turn_mask
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.trees import numbers_in
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.ratios import sequence_ratio
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.transforms import leave_out, rescore
+from jaxrl_llm.rollouts.hard_buffer import hard_buffer
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums
 from jaxrl_llm.transform import chain
 
-__all__ = ["eapo_iterresearch", "g_ra", "grpo_roc", "grpo_tcr"]
+__all__ = ["deeptravel", "eapo_iterresearch", "g_ra", "grpo_roc", "grpo_tcr"]
 
 
 def g_ra(
@@ -230,3 +232,64 @@ def eapo_iterresearch(
         chain(rounds, group_relative(epsilon=epsilon)),
         policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean()),
     )
+
+
+@part
+def verified(threshold: float, combine: Literal["all", "mean"]) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the score times whether all turns of its episode pass, or the share that does.
+
+    A turn passes if its reward is at least the threshold. Without rewards of turns the score alone.
+    """
+    require_choice("combine", combine, ("all", "mean"))
+
+    def score(batch: Trajectories) -> Array:
+        if batch.turn_rewards is None:
+            return batch.scores
+        mask = turn_mask(batch)
+        passed = mask & ~(batch.turn_rewards < threshold)
+        episode = of_rows(batch, "episode")
+        number = jnp.arange(mask.shape[0]) if episode is None else episode.astype(jnp.int32)
+        turns, good = (jnp.sum(x, axis=1).astype(jnp.float32) for x in (mask, passed))
+        turns, good = bucket_sums(joint_key(batch.group, number), turns, good)
+        share = good / jnp.maximum(turns, 1.0)
+        return batch.scores * (jnp.where(good == turns, 1.0, 0.0) if combine == "all" else share)
+
+    return score
+
+
+def deeptravel(
+    threshold: float = 0.0,
+    combine: Literal["all", "mean"] = "all",
+    replay_share: float = 0.5,
+    every: int = 4,
+    failed_below: float = 1e-6,
+    most_stored: int = 10_000,
+    epsilon: float = 1e-6,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coefficient: float = 0.0,
+) -> Algorithm:
+    """Verified turns and a buffer of failed queries (DeepTravel, arXiv 2509.21842, 2025; its abstract was read).
+
+    A verifier of the whole answer comes first, and those of its turns count only where it passes:
+
+        R = V_T prod_k V_k    (combine "mean": V_T mean_k V_k)
+
+    V_T is the score. V_k = 1 if the reward of turn k is at least the threshold, else 0: a verifier gives a turn whose
+    result the answer contradicts a reward below it. A query that failed in all its samples (mean R < failed_below) is
+    kept, and asked again until it is solved: every so many steps replay_share times as many queries come from that
+    buffer, of most_stored at most. What is replayed is the query, not old tokens. Then GRPO on R: advantages (epsilon)
+    of whole episodes, PPO's clip (clip_low, clip_high) and kl_coefficient k3, averaged over tokens.
+
+    The travel sandbox and the judges are the environment's; the paper's defaults were not read.
+
+    Defaults. Ours: threshold, combine, replay_share, every, failed_below, most_stored, epsilon, clip_low, clip_high,
+    kl_coefficient.
+    """
+    score = verified(threshold, combine)
+    steps = chain(needs_turns(), rescore(score, {"turn_rewards"}), group_relative(epsilon=epsilon))
+    loss = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    return Algorithm(
+        steps, regularised(loss, token_mean(), kl_coefficient=kl_coefficient),
+        curriculum=hard_buffer(replay_share, failed_below, most_stored, every, score),
+    )  # fmt: skip

@@ -39,6 +39,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
+    "deeptravel": {"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
     "eapo_iterresearch": {
         "episode": "rounds of one episode as rows",
         "first_turn": "the order of the rounds",

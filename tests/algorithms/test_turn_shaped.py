@@ -56,6 +56,28 @@ def test_g_ra_without_rewards_of_turns_is_grpo() -> None:
     assert_same(get("g_ra"), BATCH, same)
 
 
+def test_deeptravel_by_hand() -> None:
+    """A failed check of the whole makes checks of turns needless; a turn fails below the threshold."""
+    batch = episodes([[1, 2, 3]] * 4, [[0.0, 0.0, 0.0], [0.0, -1.0, 0.0], [-1.0, 0.0, 0.0], [0.5, 0.0, 0.0]],
+                     score=[1.0, 1.0, 0.0, 1.0])  # fmt: skip
+    assert prepared(get("deeptravel"), batch).reward.tolist() == [1.0, 0.0, 0.0, 1.0]
+    found = prepared(get("deeptravel", combine="mean"), batch).reward
+    np.testing.assert_allclose(found, [1.0, 2 / 3, 0.0, 1.0], rtol=1e-6)
+    # The first two rows are one episode, so that the turn that failed in the second fails both.
+    both = batch.with_info(episode=jnp.asarray([7.0, 7.0, 8.0, 9.0]))
+    assert prepared(get("deeptravel"), both).reward.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert prepared(get("deeptravel", threshold=-1.0), both).reward.tolist() == [1.0, 1.0, 0.0, 1.0]
+    np.testing.assert_allclose(
+        [row[0] for row in of_turns(batch, get("deeptravel").transform)], np.asarray([1, -1, -1, 1]) * 0.5 / 3**-0.5,
+        atol=1e-5,
+    )  # fmt: skip
+
+
+def test_deeptravel_without_failed_turns_is_grpo() -> None:
+    same = get("grpo", kl_coefficient=0.0, average="token")
+    assert_same(get("deeptravel"), BATCH.replace(turn_rewards=jnp.zeros((N, 1))), same)
+
+
 def test_grpo_tcr_worked_example_and_loop() -> None:
     """Episodes of 2, 4, 8 and 12 messages have 0, 1, 3 and 5 calls."""
     paths = [[0] * (calls + 1) for calls in (0, 1, 3, 5, 3)]

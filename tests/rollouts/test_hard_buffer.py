@@ -68,6 +68,18 @@ def test_without_a_share_or_hard_problems_it_is_the_stream() -> None:
             state = curriculum.observe(state, step_of(ids, np.full(7, rate)))
 
 
+def test_it_is_drawn_from_every_so_many_times_and_by_another_score() -> None:
+    curriculum = hard_buffer(1.0, 0.5, every=3, score=lambda batch: 1.0 - batch.need("reward"))(ROWS, 0)
+    state, replayed = curriculum.init(), []
+    for _ in range(7):
+        ids, state = curriculum.select(state, 4)
+        replayed.append(state["replayed"])
+        state = curriculum.observe(state, step_of(ids, np.ones(4)))  # their score is 0
+    assert replayed == [0, 0, 2, 0, 0, 2, 0]
+    ids, state = curriculum.select(curriculum.init(), 4)
+    assert curriculum.observe(state, step_of(ids, np.zeros(4)))["buffer"] == []
+
+
 def test_a_wrong_setting_is_named() -> None:
     with pytest.raises(InputError, match="share is -1, but must be at least 0"):
         hard_buffer(-1)

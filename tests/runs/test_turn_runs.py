@@ -32,11 +32,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "poad": {},
     "eapo_iterresearch": {},
     "g_ra": {},
+    "deeptravel": {"every": 1, "replay_share": 1.0},
     "grpo_roc": {},
     "grpo_tcr": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
-OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt")
+OF_EPISODES = ("deeptravel", "g_ra", "grpo_roc", "grpo_tcr", "salt")
 OF_ROUNDS = ("eapo_iterresearch",)
 
 
