@@ -76,9 +76,6 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     "degrpo": {
         "control": ("a first model that knows both control tokens", "supervised training on answers of both modes"),
     },
-    "loop": {
-        "turns": ("an environment of several turns that executes code", "a rollout of turns with tools"),
-    },
     "ppo_max": {
         "reward_model": ("a critic that starts from a reward model", "a reward model with a value head"),
     },

@@ -34,10 +34,19 @@ METHODS: dict[str, dict[str, Any]] = {
     "g_ra": {},
     "grpo_roc": {},
     "grpo_tcr": {},
+    "loop": {},
+    "epo": {},
+    "llds": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
-OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt")
+OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt", "loop", "epo", "llds")
 OF_ROUNDS = ("eapo_iterresearch",)
+WORLDS = Path(__file__).parent / "worlds.py"
+# Those that take the episode's reward alone, as --environment has it; llds acts from the second update of a batch on.
+ENVIRONMENT: dict[str, Any] = {
+    "rollout": "group", "environment": f"{WORLDS}:Walk", "turns": 3, "rewards": ("environment",), "epochs": 2,
+}  # fmt: skip
+CHANGES = {"loop": ENVIRONMENT, "epo": ENVIRONMENT, "llds": ENVIRONMENT}
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
@@ -51,7 +60,7 @@ def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
         "algorithm": name, "hyperparameters": METHODS[name], "model": str(model), "steps": 2, "eval_size": 0,
         "reward": "starts_even", "top_p": 1.0, "minibatches": 1, "max_new_tokens": 8, "prompts_per_step": 2,
         "stop": tuple(string.ascii_letters + string.punctuation),  # or replies of random weights have no end
-        "rollout": f"{Path(__file__).parent / 'worlds.py'}:{'rounds' if name in OF_ROUNDS else 'walks'}",
+        "rollout": f"{WORLDS}:{'rounds' if name in OF_ROUNDS else 'walks'}", **CHANGES.get(name, {}),
     }  # fmt: skip
     return runs.small_config(folder, **{**settings, **changes})
 
