@@ -118,7 +118,7 @@ PROVIDED = (
     ),
     Need(
         "turn_factor", "info['turn_factor']", "[N]", "ratio by which updates of later turns changed the row",
-        StandIn("1", uniform(0.8, 1.2, rows=True)), provider=own_source("turn_factor"),
+        StandIn("1", uniform(0.8, 1.2, rows=True)), provider="a run, which updates the turns one after the other: Algorithm.phases",
     ),
     Need(
         "turns", "batch.turn", "[N, L]", "number of the turn of each action, in episodes of several turns",

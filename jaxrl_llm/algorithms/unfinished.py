@@ -56,10 +56,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "poad": {"turns": "episodes of several turns"},
     "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},
     "salt": {"state_key": "turns with the same transition", "turns": "episodes of several turns"},
-    "seeupo": {
-        "turn_factor": "updates turn by turn, the last first",
-        "turns": "episodes of several turns",
-    },
+    "seeupo": {"turns": "episodes of several turns"},
     "srgpo": {"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
     "srpo_self_referential": {"distance": "distances of failures to successes; without them failures get 0"},
     "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
@@ -152,6 +149,7 @@ def going_without(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
         algorithm,
         transform=replace(transform, needs=transform.needs - dropped),
         objective=replace(objective, needs=objective.needs - dropped),
+        phases=None if algorithm.phases is not None and algorithm.phases.provides & dropped else algorithm.phases,
     )
 
 

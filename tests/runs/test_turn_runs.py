@@ -37,16 +37,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "loop": {},
     "epo": {},
     "llds": {},
+    "seeupo": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
-OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt", "loop", "epo", "llds")
+OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt", "loop", "epo", "llds", "seeupo")
 OF_ROUNDS = ("eapo_iterresearch",)
 WORLDS = Path(__file__).parent / "worlds.py"
 # Those that take the episode's reward alone, as --environment has it; llds acts from the second update of a batch on.
 ENVIRONMENT: dict[str, Any] = {
     "rollout": "group", "environment": f"{WORLDS}:Walk", "turns": 3, "rewards": ("environment",), "epochs": 2,
 }  # fmt: skip
-CHANGES = {"loop": ENVIRONMENT, "epo": ENVIRONMENT, "llds": ENVIRONMENT}
+CHANGES = {"loop": ENVIRONMENT, "epo": ENVIRONMENT, "llds": ENVIRONMENT, "seeupo": ENVIRONMENT}
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
