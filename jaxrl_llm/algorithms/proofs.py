@@ -65,6 +65,7 @@ PROOFS = {
     "hapo_heterogeneous": "test_entropy_credit.py::test_hapo_against_a_loop",
     "hbpo": "test_shaped_reward.py::test_hbpo_against_a_loop",
     "hgpo": "test_turn_credit.py::test_hgpo_worked_example",
+    "hiper": "test_turn_planned.py::test_hiper_worked_example_and_loop",
     "hispo": "test_mismatch.py::test_hispo_is_the_loop",
     "icpo_in_context": "test_guided.py::test_icpo_against_a_loop",
     "kl_cov": "test_trust_region.py::test_kl_cov_by_loop",

@@ -51,6 +51,11 @@ NEEDED: dict[str, dict[str, str]] = {
     "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},
     "grpo_tcr": {"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
     "hgpo": {"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
+    "hiper": {
+        "plan": "subgoals of the policy's own, between tags",
+        "turn_rewards": "rewards of turns",
+        "turns": "episodes of several turns",
+    },
     "llds": {"turns": "episodes of several turns"},
     "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
     "poad": {"turns": "episodes of several turns"},

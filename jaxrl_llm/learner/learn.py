@@ -96,8 +96,8 @@ def learn_batch(
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
-    default all do. With the algorithm's `phases` there is an update for each turn. Of a mixture of experts the algorithm's `routing` is replayed; InputError where the batch lacks the
-    experts that it was sampled with.
+    default all do. With the algorithm's `phases` each turn has an update of its own. Of a mixture of experts the
+    algorithm's `routing` is replayed; InputError where the batch lacks the experts that it was sampled with.
     """
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
     routing = routing_of(algorithm.routing, policy, batch)

@@ -17,6 +17,7 @@ from jaxrl_llm.errors import InputError, error_line, shown, unknown
 from jaxrl_llm.rewards.loading import check_file, load_function, load_value
 from jaxrl_llm.rewards.of_environment import is_among
 from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.plans import PLAN, planned
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.runs.config import TrainConfig
 
@@ -31,13 +32,14 @@ def is_agent(config: TrainConfig) -> bool:
 def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = False) -> Rollout:
     """The rollout of a run with an environment or tools.
 
-    needs: of the method; rewards of turns are apart from the episode's where it needs `turn_rewards`. greedy: for
-    evaluations. InputError for what cannot be loaded.
+    needs: of the method; rewards of turns are apart from the episode's where it needs `turn_rewards`, and replies are
+    read as plans where it needs `plan`. greedy: for evaluations. InputError for what cannot be loaded.
     """
     rollout = agent(
         make_environment(config), config.turns, config.turn_tokens or None, config.episode_tokens or None,
         TURN_REWARDS in needs, greedy, config.system_prompt,
     )  # fmt: skip
+    rollout = planned(rollout) if PLAN in needs else rollout
     return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
 
 
