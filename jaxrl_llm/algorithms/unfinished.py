@@ -46,6 +46,11 @@ NEEDED: dict[str, dict[str, str]] = {
     "epo": {"turns": "episodes of several turns"},
     "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "fapo": {"sound": "a judge's verdict whether a step is wrong"},
+    "flow_grpo": {
+        "episode": "turns of one episode as rows",
+        "first_turn": "the order of the turns",
+        "turns": "episodes of several turns",
+    },
     "g_ra": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     "gigpo": {"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
     "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},

@@ -39,10 +39,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "llds": {},
     "seeupo": {},
     "hiper": {},
+    "flow_grpo": {},
+    "ui_s1": {"least_deviation": 0.0},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
 OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt", "loop", "epo", "llds", "seeupo")
-OF_ROUNDS = ("eapo_iterresearch",)
+OF_ROUNDS = ("eapo_iterresearch", "flow_grpo", "ui_s1")
 WORLDS = Path(__file__).parent / "worlds.py"
 # Those that take the episode's reward alone, as --environment has it; llds acts from the second update of a batch on.
 ENVIRONMENT: dict[str, Any] = {
@@ -50,6 +52,7 @@ ENVIRONMENT: dict[str, Any] = {
 }  # fmt: skip
 CHANGES: dict[str, dict[str, Any]] = {
     "hiper": {"rollout": f"{WORLDS}:plans"},
+    "ui_s1": {"rollout": f"{WORLDS}:recorded", "rewards": ("environment",)},
     "loop": ENVIRONMENT,
     "epo": ENVIRONMENT,
     "llds": ENVIRONMENT,

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.environments.recorded import RecordedSteps
 from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, conversation
@@ -189,6 +190,16 @@ def parts_of(row: Episode) -> list[float]:
         place = at - int(np.argmax(row.turns == turn))
         found.append(0.0 if turn < 0 else (1.0 + (token % 2 == 0), 4.0, 5.0)[min(place, 2)])
     return found
+
+
+def recorded() -> Rollout:
+    """Episodes on a recorded trajectory of three steps, where a reply with an even number of letters matches."""
+    steps = [{"observation": "s", "action": {"action": "a"}}] * 3
+
+    def judge(reply: str, expert: Mapping[str, Any]) -> tuple[float, float]:
+        return 1.0, float(len(reply) % 2 == 0)
+
+    return agent(lambda row: RecordedSteps({**row, "s": steps}, "s", -1, judge), 3, turn_rewards=True, fresh=True)
 
 
 def rounds() -> Rollout:
