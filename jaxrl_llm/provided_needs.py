@@ -152,6 +152,17 @@ PROVIDED = (
         provider="--environment MODULE:NAME, or a --rollout in rollouts.plans.planned",
     ),
     Need(
+        "imitated", "info['imitated']", "[N, L]",
+        "of an action that the row took over from a success: the turns from its own to the last of that; 0 of others",
+        StandIn("nothing is taken over", lambda random, logp: random.integers(0, 3, logp.shape).astype(float)),
+        provider="--environment MODULE:NAME, or a --rollout in rollouts.restarts.restarting",
+    ),
+    Need(
+        "imitated_score", "info['imitated_score']", "[N]", "score of the success from which the row took its beginning",
+        StandIn("0", uniform(0, 1, rows=True)),
+        provider="--environment MODULE:NAME, or a --rollout in rollouts.restarts.restarting",
+    ),
+    Need(
         "calls", "info['calls']", "[N]", "calls of tools in the row's episode",
         StandIn("none", whole(3), none_of_rows), provider=AGENT,
     ),

@@ -53,6 +53,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "turn_shaped",
         "turn_planned",
         "turn_rows",
+        "turn_chunks",
     ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised", "moving_reference"),

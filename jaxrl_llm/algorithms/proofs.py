@@ -69,6 +69,7 @@ PROOFS = {
     "hiper": "test_turn_planned.py::test_hiper_worked_example_and_loop",
     "hispo": "test_mismatch.py::test_hispo_is_the_loop",
     "icpo_in_context": "test_guided.py::test_icpo_against_a_loop",
+    "ipa": "test_turn_chunks.py::test_ipa_worked_example_and_loop",
     "kl_cov": "test_trust_region.py::test_kl_cov_by_loop",
     "latr": "test_trees.py::test_latr_is_grpo_on_its_rows",
     "llds": "test_regularised.py::test_llds_by_loop",

@@ -61,6 +61,11 @@ NEEDED: dict[str, dict[str, str]] = {
         "turn_rewards": "rewards of turns",
         "turns": "episodes of several turns",
     },
+    "ipa": {
+        "imitated": "restarts in the middle of a success",
+        "imitated_score": "the score of that success",
+        "turns": "episodes of several turns",
+    },
     "llds": {"turns": "episodes of several turns"},
     "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
     "poad": {"turns": "episodes of several turns"},

@@ -40,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "seeupo": {},
     "hiper": {},
     "flow_grpo": {},
+    "ipa": {},
     "ui_s1": {"least_deviation": 0.0},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
@@ -52,6 +53,7 @@ ENVIRONMENT: dict[str, Any] = {
 }  # fmt: skip
 CHANGES: dict[str, dict[str, Any]] = {
     "hiper": {"rollout": f"{WORLDS}:plans"},
+    "ipa": ENVIRONMENT,
     "ui_s1": {"rollout": f"{WORLDS}:recorded", "rewards": ("environment",)},
     "loop": ENVIRONMENT,
     "epo": ENVIRONMENT,
@@ -93,6 +95,9 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     if any(need.startswith("values") for need in method.needs):
         assert all(line["value/loss"] > 0 for line in lines)
         return
+    if name == "ipa":
+        assert np.asarray((batch.info or {})["imitated"] > 0).any(), "some begin with a success"
+        batch = batch.replace(old_logp=batch.behaviour_logp)
     found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
     assert found.any()
     if name in OF_ROUNDS:
@@ -106,10 +111,11 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a kill behind the last checkpoint it ends the same."""
+@pytest.mark.parametrize("name", ["gigpo", "ipa"])
+def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill behind the last checkpoint it ends the same, with restarts from turns too."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
-    runs.train(config_of(tmp_path, "gigpo", steps=STEPS, checkpoint_every=1, keep_checkpoints=9))
+    runs.train(config_of(tmp_path, name, steps=STEPS, checkpoint_every=1, keep_checkpoints=9))
     copy = tmp_path / "copy" / "run"
     shutil.copytree(tmp_path / "run", copy)
     for later in range(3, STEPS + 1):
