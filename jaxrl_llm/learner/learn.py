@@ -146,7 +146,8 @@ def _by_turns(
 ) -> LearnedBatch:
     """One phase for each turn, the last first. Metrics are means over the phases."""
     found: LearnedBatch | None = None
-    whole, metrics = batch, []
+    metrics: list[Metrics] = []
+    whole = batch
     for turn in reversed(range(count)):
         now = phase._replace(turn=turn, before=None if found is None else found.batch.old_logp)
         if found is not None:

@@ -29,7 +29,7 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import Task, Tools
 
-IMITATED, IMITATED_SCORE = "imitated", "imitated_score"
+IMITATED = "imitated"
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
@@ -89,13 +89,13 @@ def restarting(
         for (one, taken), end in zip([*((one, 0) for one in first), *found], ends, strict=True):
             length = len(model.rewards) if model is not None else 0
             out += [
-                row.with_info(**{IMITATED: _left(row, taken, length), IMITATED_SCORE: score if taken else 0.0})
+                row.with_info(imitated=_left(row, taken, length), imitated_score=score if taken else 0.0)
                 for row in finished(one, end, turn_rewards)
             ]
         return out
 
     rollout = of_agents(program, limits, turn_rewards)
-    return replace(rollout, name="restarting", provides=rollout.provides | {IMITATED, IMITATED_SCORE})
+    return replace(rollout, name="restarting", provides=rollout.provides | {IMITATED, "imitated_score"})
 
 
 def anchors(turns: int, count: int) -> list[int | None]:
