@@ -277,6 +277,8 @@ def _outputs(name: str) -> str:
     for name in ("prompts", "strategy", "rollout", "replay"):
         if (found := getattr(method, name)) is not None:
             lines.append(f"  {'curriculum' if name == 'prompts' else name}: {found}")
+    if method.phases is not None:
+        lines.append("  an update for each turn of the episodes, the last first")
     if method.routing != "none":
         lines.append(f"  routing of mixtures of experts, which updates replay: that of the {method.routing}")
     return "\n".join(lines)
