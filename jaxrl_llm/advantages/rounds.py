@@ -110,27 +110,49 @@ def broken_returns(gamma: float = 0.5, matched: float = 0.8) -> OfTurns:
     check_number("matched", matched)
 
     def values(batch: Trajectories) -> Array:
-        mask = turn_mask(batch)
-        N, K = mask.shape
-        own = rewards_of_turns(batch) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
-        r = jnp.where(mask, own, 0.0).reshape(-1)
-        key = jnp.broadcast_to(episode_keys(batch)[:, None], (N, K)).reshape(-1)
-        row, place = (jnp.broadcast_to(x, (N, K)).reshape(-1) for x in (turns_before(batch)[:, None], jnp.arange(K)))
-        there = mask.reshape(-1)
-        order = jnp.lexsort((place, row, key, ~there))
-
-        def back(later: tuple[Array, Array], now: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
-            R, episode = later
-            reward, own, known = now
-            G = reward + jnp.where((reward > matched) & (episode == own), gamma * R, 0.0)
-            kept = jnp.where(known & (reward > matched), G, 0.0)
-            return (kept, own), jnp.where(known, G, 0.0)
-
-        start = (jnp.zeros(()), jnp.int32(-1))
-        _, found = jax.lax.scan(back, start, (r[order], key[order], there[order]), reverse=True)
-        return jnp.zeros(N * K).at[order].set(found).reshape(N, K)
+        r = rewards_of_turns(batch) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
+        return _backwards(batch, r, gamma, r > matched)
 
     return values
+
+
+@part
+def episode_turn_returns(gamma: float = 1.0) -> OfTurns:
+    """Values: discounted returns from each turn on, G_t = r_t + gamma G_{t+1}, also over the rows of an episode.
+
+    The score comes with the last turn of the episode, beside the environment's rewards of turns.
+    """
+    check_number("gamma", gamma, least=0, most=1)
+
+    def values(batch: Trajectories) -> Array:
+        last = one_row_each(batch)
+        r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
+        return _backwards(batch, r, gamma, jnp.ones(r.shape, bool))
+
+    return values
+
+
+def _backwards(batch: Trajectories, rewards: Array, gamma: float, carried: Array) -> Array:
+    """f32[N, K]: G_t = r_t + gamma G_{t+1} over the turns of an episode, where `carried` bool[N, K]; else G_t = r_t,
+    of which the turn before gets nothing. 0 for turns that are not there."""
+    mask = turn_mask(batch)
+    N, K = mask.shape
+    r = jnp.where(mask, rewards, 0.0).reshape(-1)
+    key = jnp.broadcast_to(episode_keys(batch)[:, None], (N, K)).reshape(-1)
+    row, place = (jnp.broadcast_to(x, (N, K)).reshape(-1) for x in (turns_before(batch)[:, None], jnp.arange(K)))
+    there = mask.reshape(-1)
+    order = jnp.lexsort((place, row, key, ~there))
+
+    def back(later: tuple[Array, Array], now: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+        R, episode = later
+        reward, own, known, goes_on = now
+        G = reward + jnp.where(goes_on & (episode == own), gamma * R, 0.0)
+        return (jnp.where(known & goes_on, G, 0.0), own), jnp.where(known, G, 0.0)
+
+    start = (jnp.zeros(()), jnp.int32(-1))
+    inputs = (r[order], key[order], there[order], carried.reshape(-1)[order])
+    _, found = jax.lax.scan(back, start, inputs, reverse=True)
+    return jnp.zeros(N * K).at[order].set(found).reshape(N, K)
 
 
 @part

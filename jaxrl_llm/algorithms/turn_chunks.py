@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.rounds import EPISODES, episode_turn_returns
 from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns import episode_returns, on_tokens, returns_of_turns, rewards_of_turns, turn_mask
+from jaxrl_llm.advantages.turns import episode_returns, on_tokens
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
@@ -43,15 +44,14 @@ def imitated(batch: Trajectories) -> Array:
 
 @part
 def chunk_returns(gamma: float, mismatch_limit: float, imitation_weight: float, chunk_weight: float) -> Transform:
-    """Advantages of actions: those of IPA, see `algorithms.turn_chunks.ipa`. Needs turns and old_logp."""
-    check_number("gamma", gamma, least=0, most=1)
+    """Advantages of actions: those of IPA, see `algorithms.turn_chunks.ipa`."""
+    returns = episode_turn_returns(gamma)
     check_number("mismatch_limit", mismatch_limit, above=0)
     check_number("imitation_weight", imitation_weight, least=0)
     check_number("chunk_weight", chunk_weight, least=0)
 
     def apply(batch: Trajectories) -> Trajectories:
-        mask = turn_mask(batch)
-        G = on_tokens(returns_of_turns(rewards_of_turns(batch), mask, gamma), batch)
+        G = on_tokens(returns(batch), batch)
         near = over_span(mismatch(batch), batch, "turn", mean=True) <= jnp.log(mismatch_limit)
         own = chunk_weight * jnp.where(near, G, 0.0)
         left = imitated(batch)
@@ -61,7 +61,7 @@ def chunk_returns(gamma: float, mismatch_limit: float, imitation_weight: float, 
         known = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
         return batch.replace(advantages=jnp.where(known, jnp.where(left > 0, taken, own), 0.0))
 
-    return stateless(apply, TAKEN_OVER | {"old_logp"})
+    return stateless(apply, TAKEN_OVER | EPISODES | {"old_logp"})
 
 
 @part

@@ -62,6 +62,8 @@ NEEDED: dict[str, dict[str, str]] = {
         "turns": "episodes of several turns",
     },
     "ipa": {
+        "episode": "rows of one episode",
+        "first_turn": "the order of these rows",
         "imitated": "restarts in the middle of a success",
         "imitated_score": "the score of that success",
         "turns": "episodes of several turns",

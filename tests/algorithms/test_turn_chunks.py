@@ -70,6 +70,18 @@ def test_what_is_taken_over_is_imitated() -> None:
     np.testing.assert_allclose(found[2], np.array([0, -1.805, -1.805, 0, -1.9, -1.9, 0, np.exp(-0.5)]) / 3, atol=1e-6)
 
 
+def test_an_episode_may_be_several_rows() -> None:
+    """Rows of turns 0, 1 and 2 of one episode have the returns that they have in one row."""
+    mask = np.array([[0, 1, 1], [0, 1, 1], [0, 1, 0], [0, 1, 1]], bool)
+    logp = np.where(mask, -1.0, 0.0)
+    rows = {"episode": np.array([0.0, 0, 0, 1]), "first_turn": np.array([1.0, 0, 2, 0])}
+    batch = batch_of(mask, [1.0, 1.0, 1.0, 0.0], logp, old_logp=logp, info=rows).replace(
+        turn=jnp.asarray(np.where(mask, 0, -1), jnp.int32)
+    )
+    found = advantages(get("ipa"), batch)
+    np.testing.assert_allclose(found[:, 1], [0.95, 0.9025, 1, -1], atol=1e-6)
+
+
 def test_one_chunk_that_wins_is_reinforce() -> None:
     batch, logp = random_batch(5)
     batch = batch.replace(reward=jnp.abs(batch.reward) + 0.5, old_logp=batch.behaviour_logp)
