@@ -8,6 +8,7 @@ from jaxrl_llm.need_types import Need
 from jaxrl_llm.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.stand_ins import (
     StandIn,
+    all_action,
     episodes,
     first_turns,
     no_state_values,
@@ -118,7 +119,8 @@ PROVIDED = (
     ),
     Need(
         "turn_factor", "info['turn_factor']", "[N]", "ratio by which updates of later turns changed the row",
-        StandIn("1", uniform(0.8, 1.2, rows=True)), provider=own_source("turn_factor"),
+        StandIn("1", uniform(0.8, 1.2, rows=True)),
+        provider="a run, which updates the turns one after the other: Algorithm.phases",
     ),
     Need(
         "turns", "batch.turn", "[N, L]", "number of the turn of each action, in episodes of several turns",
@@ -142,6 +144,23 @@ PROVIDED = (
     Need(
         "first_turn", "info['first_turn']", "[N]", "number of the row's first turn in its episode",
         StandIn("the episode begins with the row", first_turns, none_of_rows), provider=AGENT,
+    ),
+    Need(
+        "plan", "info['plan']", "[N, L]",
+        "what each action says of a plan: 1 KEEP, 2 SWITCH, 3 the subgoal as before, 4 a new one, 5 the action, 0 else",
+        StandIn("all is action", lambda random, logp: random.integers(0, 6, logp.shape).astype(float), all_action),
+        provider="--environment MODULE:NAME, or a --rollout in rollouts.plans.planned",
+    ),
+    Need(
+        "imitated", "info['imitated']", "[N, L]",
+        "of an action that the row took over from a success: the turns from its own to the last of that; 0 of others",
+        StandIn("nothing is taken over", lambda random, logp: random.integers(0, 3, logp.shape).astype(float)),
+        provider="--environment MODULE:NAME, or a --rollout in rollouts.restarts.restarting",
+    ),
+    Need(
+        "imitated_score", "info['imitated_score']", "[N]", "score of the success from which the row took its beginning",
+        StandIn("0", uniform(0, 1, rows=True)),
+        provider="--environment MODULE:NAME, or a --rollout in rollouts.restarts.restarting",
     ),
     Need(
         "calls", "info['calls']", "[N]", "calls of tools in the row's episode",

@@ -107,6 +107,11 @@ def one_each(batch: Trajectories, number: float | None) -> Array:
     return jnp.arange(batch.tokens.shape[0], dtype=jnp.float32)
 
 
+def all_action(batch: Trajectories, number: float | None) -> Array:
+    """A plan of actions without subgoals, f32[N, L]."""
+    return jnp.full(batch.tokens.shape, 5.0)
+
+
 def none_of_rows(batch: Trajectories, number: float | None) -> Array:
     """0 of each row, f32[N]."""
     return jnp.zeros(batch.tokens.shape[0])

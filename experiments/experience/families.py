@@ -22,7 +22,13 @@ FAMILIES = {
             "b", "counts",
             "4 prompts are right once in 100 guesses, and 28 with any two digits. Those 4 are measured.",
             sampling_tasks.few_hard,
-            [Method("dars"), Method("gdro", {"controller": "samples", "most_samples": 32, "kl_coefficient": 0.0})],
+            [
+                Method("dars", {"rule": "hard", "most_samples": 64}),
+                Method(
+                    "gdro",
+                    {"controller": "samples", "most_samples": 32, "bandit_rate": 2.0, "kl_coefficient": 0.0},
+                ),
+            ],
         ),
         Family(
             "c", "hints and repair",

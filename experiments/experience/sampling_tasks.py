@@ -53,7 +53,7 @@ def few_hard(easy: int = 28, hard: int = 4) -> Task:
     answers = [random_digits(random, 2) for _ in range(hard)] + [FREE * 2] * easy
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, answers, strict=True)]
     return Task(
-        rows, NAMES + SYMBOLS + DIGITS, matches, "matches", range(hard), length=2, tokens=25_600, prompts_per_step=16,
+        rows, NAMES + SYMBOLS + DIGITS, matches, "matches", range(hard), length=2, tokens=12_800, prompts_per_step=8,
         rate=1e-3, examples=guesses(prompts, 2), taught_steps=100,
     )  # fmt: skip
 

@@ -7,9 +7,10 @@ from typing import get_args
 
 from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.choices import Routing
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.part_checks import expect
+from jaxrl_llm.phases import TurnPhases
 from jaxrl_llm.references import ReferenceRule
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
@@ -27,7 +28,8 @@ class Algorithm:
     in what was sampled before; a `strategy` requests partial rollouts. The run's settings override them. `reference`
     says which policy the reference is (None: the initial one). `routing` says whose choice of experts the update of a
     mixture of experts replays: the "rollout"'s (R3), that which the weights before the update "recompute" (R2), or
-    "none"'s; for other models it means nothing.
+    "none"'s; for other models it means nothing. `phases` make an update for each turn of the episodes (None: one for
+    all).
 
     Its repr is the code that composes it; a notebook shows its equations too. Raises InputError for a part of another
     type, such as a factory that was not called.
@@ -41,6 +43,7 @@ class Algorithm:
     replay: Replay | None = None
     reference: ReferenceRule | None = None
     routing: Routing = "none"
+    phases: TurnPhases | None = None
 
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
@@ -52,9 +55,12 @@ class Algorithm:
             ("rollout", Rollout),
             ("replay", Replay),
             ("reference", ReferenceRule),
+            ("phases", TurnPhases),
         ):
             if getattr(self, name) is not None:
                 expect(f"an algorithm's {name}", getattr(self, name), kind)
+        if self.phases is not None and "old_logp" not in self.needs:
+            raise InputError("an algorithm's phases need a ratio to the old policy: take one against='old'")
         require_choice("an algorithm's routing", self.routing, get_args(Routing))
 
     @property

@@ -47,7 +47,14 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     ),
     "Credit: a learnt critic": ("actor_critic", "long_reasoning", "masked"),
     "Credit: by token": ("token_credit", "entropy_credit", "tempered"),
-    "Credit: by turn, and by episode of several turns": ("turn_credit", "turn_values", "turn_shaped"),
+    "Credit: by turn, and by episode of several turns": (
+        "turn_credit",
+        "turn_values",
+        "turn_shaped",
+        "turn_planned",
+        "turn_rows",
+        "turn_chunks",
+    ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised", "moving_reference"),
     "Loss: regression and preferences": ("regression", "preference"),
@@ -270,6 +277,8 @@ def _outputs(name: str) -> str:
     for name in ("prompts", "strategy", "rollout", "replay"):
         if (found := getattr(method, name)) is not None:
             lines.append(f"  {'curriculum' if name == 'prompts' else name}: {found}")
+    if method.phases is not None:
+        lines.append("  an update for each turn of the episodes, the last first")
     if method.routing != "none":
         lines.append(f"  routing of mixtures of experts, which updates replay: that of the {method.routing}")
     return "\n".join(lines)

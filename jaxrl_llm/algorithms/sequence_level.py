@@ -19,6 +19,7 @@ from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability
 from jaxrl_llm.objectives.weights import by_sign, gamma, of_scaled_ratio
+from jaxrl_llm.phases import TurnPhases
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
 
@@ -158,28 +159,32 @@ def seeupo(
     kl_coefficient: float = 0.002,
     limit: float = 3.0,
     ddof: int = 1,
+    factor_clip: float = 0.2,
 ) -> Algorithm:
     """Sequence-Level Sequential Update Policy Optimisation (SeeUPO, arXiv 2602.06554, 2026).
 
-    The turns of an episode are treated as agents that share weights and are updated in sequence, last turn first. This
-    is one such phase: A_i = R_i - mean_g R (no group deviation), standardised over the batch (ddof), clipped to +-limit
-    and multiplied by M_i. With s the turn's geometric mean ratio, differentiated per token as in `gspo_token`,
+    The turns of an episode are treated as agents that share weights and are updated one after the other, the last turn
+    first. A_i = R_i - mean_g R (no group deviation), standardised over the batch (ddof) and clipped to +-limit. In the
+    phase of turn t, whose tokens alone count, old log-probabilities are computed anew, and
 
-        loss = -1/N sum_i 1/|o_i| sum_t min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) + kl_coefficient mean k3
+        loss = -1/N sum_i 1/|o_i| sum_t min(s M_i A_i, clip(s, 1 - clip_low, 1 + clip_high) M_i A_i)
+               + kl_coefficient mean k3
 
-    where the mean of k3 is over sequences of the mean over tokens.
+    with s the turn's geometric mean ratio, differentiated per token as in `gspo_token`, N the episodes that have the
+    turn, and the mean of k3 over these of the mean over tokens. M_i is the ratio, clipped to 1 +- factor_clip, by which
+    the phases of later turns changed theirs (`phases.TurnPhases`). A batch takes as many updates as its longest episode
+    has turns. For a single turn the method is GSPO with batch-normalised advantages. The paper's other orders of turns,
+    forward and random, are ablations and not here.
 
-    Special rollout: up to T_max phases per batch, t = T_max..1. Each recomputes old_logp, has non-zero weights on turn
-    t only, and reads info["turn_factor"] f32[N] = M_i, the clipped ratio by which later turns changed
-    (`objectives.corrections.compounded`; 1 if absent). Without phases all turns are updated at once. For a single turn
-    the method is GSPO with batch-normalised advantages.
+    Without the turn factor (--algorithm.without turn_factor) all turns are updated at once.
 
-    Defaults. Code: clip_low, clip_high, kl_coefficient, limit, ddof.
+    Defaults. Code: clip_low, clip_high, kl_coefficient, limit, ddof, factor_clip.
     """
     average = sequence_mean()
     ratio = span_ratio("turn", against="old", gradient="token")
     credit = (group_relative("none"), whiten_advantages("sequences", ddof), clip_advantages(limit))
     objective = policy_gradient(ratio, clip(clip_low, clip_high), average)
     return Algorithm(
-        chain(*credit, scale_by_info("turn_factor")), regularised(objective, average, kl_coefficient=kl_coefficient)
-    )
+        chain(*credit, scale_by_info("turn_factor")), regularised(objective, average, kl_coefficient=kl_coefficient),
+        phases=TurnPhases(factor_clip),
+    )  # fmt: skip

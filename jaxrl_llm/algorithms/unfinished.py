@@ -47,20 +47,34 @@ NEEDED: dict[str, dict[str, str]] = {
     "epo": {"turns": "episodes of several turns"},
     "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
     "fapo": {"sound": "a judge's verdict whether a step is wrong"},
+    "flow_grpo": {
+        "episode": "turns of one episode as rows",
+        "first_turn": "the order of the turns",
+        "turns": "episodes of several turns",
+    },
     "g_ra": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     "gigpo": {"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
     "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},
     "grpo_tcr": {"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
     "hgpo": {"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
+    "hiper": {
+        "plan": "subgoals of the policy's own, between tags",
+        "turn_rewards": "rewards of turns",
+        "turns": "episodes of several turns",
+    },
+    "ipa": {
+        "episode": "rows of one episode",
+        "first_turn": "the order of these rows",
+        "imitated": "restarts in the middle of a success",
+        "imitated_score": "the score of that success",
+        "turns": "episodes of several turns",
+    },
     "llds": {"turns": "episodes of several turns"},
     "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
     "poad": {"turns": "episodes of several turns"},
     "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},
     "salt": {"state_key": "turns with the same transition", "turns": "episodes of several turns"},
-    "seeupo": {
-        "turn_factor": "updates turn by turn, the last first",
-        "turns": "episodes of several turns",
-    },
+    "seeupo": {"turns": "episodes of several turns"},
     "srgpo": {"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
     "srpo_self_referential": {"distance": "distances of failures to successes; without them failures get 0"},
     "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
@@ -76,9 +90,6 @@ BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "degrpo": {
         "control": ("a first model that knows both control tokens", "supervised training on answers of both modes"),
-    },
-    "loop": {
-        "turns": ("an environment of several turns that executes code", "a rollout of turns with tools"),
     },
     "ppo_max": {
         "reward_model": ("a critic that starts from a reward model", "a reward model with a value head"),
@@ -156,6 +167,7 @@ def going_without(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
         algorithm,
         transform=replace(transform, needs=transform.needs - dropped),
         objective=replace(objective, needs=objective.needs - dropped),
+        phases=None if algorithm.phases is not None and algorithm.phases.provides & dropped else algorithm.phases,
     )
 
 

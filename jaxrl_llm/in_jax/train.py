@@ -161,6 +161,8 @@ def make_train(
         if rule is not None and rule.update is None:
             raise InputError("the laboratory has one model: this method's reference has others, as runs do")
         method = going_without(method, names_in(without))
+        if method.phases is not None:
+            raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
         rate = given.get("learning_rate", settings.learning_rate)
         optimizer = optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate))
         for_params, for_steps = jax.random.split(key)

@@ -18,14 +18,15 @@ from jax.sharding import Mesh
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import replicate, to_mesh
-from jaxrl_llm.distributed.programs import Program, ahead_of_time, computed, place
+from jaxrl_llm.distributed.programs import Program, ahead_of_time, compiled, computed, place
 from jaxrl_llm.learner.previous import replaced
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import Steps, plan_steps
-from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
+from jaxrl_llm.learner.update import FIRST, TrainState, init_state, prepare, update
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.routing import routing_of
+from jaxrl_llm.phases import TurnPhases, after_turn, at_turn, joined, phase_count, without_factor
 from jaxrl_llm.references import Mixture
 from jaxrl_llm.trajectory import Trajectories, map_rows
 from jaxrl_llm.transform import Metrics, Objective, RunFacts
@@ -95,8 +96,8 @@ def learn_batch(
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
-    default all do. Of a mixture of experts the algorithm's `routing` is replayed; InputError where the batch lacks the
-    experts that it was sampled with.
+    default all do. With the algorithm's `phases` each turn has an update of its own. Of a mixture of experts the
+    algorithm's `routing` is replayed; InputError where the batch lacks the experts that it was sampled with.
     """
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
     routing = routing_of(algorithm.routing, policy, batch)
@@ -109,20 +110,79 @@ def learn_batch(
     if trained is not None:  # slices as long as those of the update, over all rows
         times = len(batch.tokens) / len(trained)
         every = plan_steps(batch, micro_batches=slices * (int(times) if times.is_integer() else 1), mesh=mesh)
-    batch = to_mesh(batch, mesh)
+    phase = Phase(steps, every, routing == "recompute", objective, only)
+    if algorithm.phases is None:
+        return _learn(learner, state, memory, to_mesh(batch, mesh), phase)
+    count, batch = phase_count(batch), without_factor(batch)
+    return _by_turns(learner, state, memory, to_mesh(batch, mesh), phase, algorithm.phases, count)
+
+
+class Phase(NamedTuple):
+    """How a batch, or a turn of it, is learned from."""
+
+    steps: Steps
+    every: Steps  # slices over all rows, also those that are only measured
+    record_experts: bool
+    objective: Objective | None
+    only: str | None
+    turn: int | None = None  # the one whose tokens are trained on; None: all
+    before: jax.Array | None = None  # f32[N, L]: log-probabilities before the last phase
+
+
+def _mean_metrics(phases: list[Metrics]) -> Metrics:
+    """Means over the phases; those of the first gradient step are of the first."""
+    return {
+        name: phases[0][name] if name in FIRST else jnp.mean(jnp.stack([one[name] for one in phases]))
+        for name in phases[0]
+    }
+
+
+_at_turn, _joined, _means = compiled()(at_turn), compiled()(joined), compiled()(_mean_metrics)
+_after_turn = compiled(static_argnames=("clip",))(after_turn)
+
+
+def _by_turns(
+    learner: Learner, state: TrainState, memory: Any, batch: Trajectories, phase: Phase, rule: TurnPhases, count: int
+) -> LearnedBatch:
+    """One phase for each turn, the last first. Metrics are means over the phases."""
+    found: LearnedBatch | None = None
+    metrics: list[Metrics] = []
+    whole = batch
+    for turn in reversed(range(count)):
+        now = phase._replace(turn=turn, before=None if found is None else found.batch.old_logp)
+        if found is not None:
+            learner = learner._replace(previous=found.previous)
+            state, memory = found.state, found.memory
+            batch = batch.with_info(turn_factor=found.batch.need("turn_factor"))
+        found = _learn(learner, state, memory, batch, now, rule)
+        whole = found.batch if not metrics else _joined(whole, found.batch, np.int32(turn))
+        metrics.append(found.metrics)
+    assert found is not None
+    return found._replace(batch=whole, metrics=_means(metrics))
+
+
+def _learn(
+    learner: Learner, state: TrainState, memory: Any, batch: Trajectories, phase: Phase, rule: TurnPhases | None = None
+) -> LearnedBatch:
+    """Provide, prepare, update, with a batch on the mesh."""
+    policy, algorithm, steps, only = learner.policy, learner.algorithm, phase.steps, phase.only
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
     previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
     batch = provide(
-        policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), every, previous,
-        routing == "recompute",
+        policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), phase.every,
+        previous, phase.record_experts,
     )  # fmt: skip
     if learner.previous is not None:
         previous = replaced(learner.previous, state.params)
+    if rule is not None and phase.turn is not None:
+        if phase.before is not None:
+            batch = _after_turn(batch, phase.before, np.int32(phase.turn + 1), clip=rule.clip)
+        batch = _at_turn(batch, np.int32(phase.turn))
     experts = batch.experts  # which no transform reads, nor copies
     memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback, experts=None))
     batch = batch.replace(experts=experts)
-    objective = algorithm.objective if objective is None else objective
+    objective = algorithm.objective if phase.objective is None else phase.objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
     return LearnedBatch(state, memory, batch, steps, metrics, previous)
 

@@ -27,7 +27,7 @@ from jaxrl_llm.rewards.of_environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agent_metrics import CALLS, COUNTS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
 from jaxrl_llm.rollouts.outside import AHEAD
-from jaxrl_llm.rollouts.programs import OBSERVATION, Rollout
+from jaxrl_llm.rollouts.programs import OBSERVATION, Program, Rollout
 from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
 from jaxrl_llm.threads import called, in_thread
 
@@ -59,6 +59,8 @@ class Conversation:
     states: list[str] = field(default_factory=list)  # before each turn
     info: dict[str, float] = field(default_factory=dict)
     scored: bool = True  # whether the environment could give its final reward
+    before: list[int] = field(default_factory=list)  # messages before each turn
+    world: Replayable | None = None
 
     def component(self, turn_rewards: bool) -> float:
         """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
@@ -104,21 +106,31 @@ def agent(
     async def program(tools: Tools, task: Task) -> list[Episode]:
         numbers = range(task.samples)
         found = await gather(*(converse(tools, task, n, environment, limits, options, greedy, system) for n in numbers))
-        ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}) for one in found]
-        known = [end for one, end in zip(found, ends, strict=True) if one.scored]
-        graded = iter(await tools.score(known) if known else [])
-        ends = [next(graded) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
+        ends = await graded(tools, found, turn_rewards)
         return [row for one, end in zip(found, ends, strict=True) for row in finished(one, end, turn_rewards)]
 
+    return of_agents(program, limits, turn_rewards, ahead)
+
+
+def of_agents(program: Program, limits: Limits, turn_rewards: bool, ahead: int | None = AHEAD) -> Rollout:
+    """The rollout of a program whose episodes are conversations. ahead: see `Rollout.ahead`."""
     provides = {"turns", "state_key", "episode", "first_turn", *CALLS} | ({"turn_rewards"} if turn_rewards else set())
-    longest = episode_tokens
-    if longest is None and turn_tokens is not None and not fresh:
-        longest = turns * (turn_tokens + OBSERVATION)
+    longest, turns = limits.episode_tokens, limits.turns
+    if longest is None and limits.turn_tokens is not None and not limits.fresh:
+        longest = turns * (limits.turn_tokens + OBSERVATION)
     return Rollout(
-        program, "agent", frozenset(provides), turns=1 if fresh else turns, ragged=True, longest=longest,
-        rewards=frozenset({ENVIRONMENT}), most=(lambda samples: turns * samples) if fresh else None,
+        program, "agent", frozenset(provides), turns=1 if limits.fresh else turns, ragged=True, longest=longest,
+        rewards=frozenset({ENVIRONMENT}), most=(lambda samples: turns * samples) if limits.fresh else None,
         ahead=ahead,
     )  # fmt: skip
+
+
+async def graded(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[Episode]:
+    """The last row of each episode, scored by the run's reward functions; NaN where the environment gave no reward."""
+    ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}) for one in found]
+    known = [end for one, end in zip(found, ends, strict=True) if one.scored]
+    scored = iter(await tools.score(known) if known else [])
+    return [next(scored) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
 
 
 async def converse(
@@ -143,8 +155,24 @@ async def converse(
         one.scored = False
         return one
     one.info = dict(seen.info)
-    for turn in range(limits.turns):
+    return await go_on(tools, task, one, world, chat, seen, limits, greedy)
+
+
+async def go_on(
+    tools: Tools,
+    task: Task,
+    one: Conversation,
+    world: Replayable,
+    chat: ChatTurns,
+    seen: Observation,
+    limits: Limits,
+    greedy: bool = False,
+) -> Conversation:
+    """The rest of an episode, in which its environment said `seen` last. Closes the environment."""
+    number, one.world = one.rows[0].sample, world
+    for turn in range(len(one.rewards), limits.turns):
         one.states.append(_state(seen))
+        one.before.append(len(one.messages))
         one.rows[-1] = await tools.sample(one.rows[-1], limit=_room(one, task, limits), greedy=greedy)
         reply = chat.reading(one.rows[-1].last)
         one.messages.append(reply.message)

@@ -17,7 +17,9 @@ from jaxrl_llm.errors import InputError, error_line, shown, unknown
 from jaxrl_llm.rewards.loading import check_file, load_function, load_value
 from jaxrl_llm.rewards.of_environment import is_among
 from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.plans import PLAN, planned
 from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.restarts import IMITATED, restarting
 from jaxrl_llm.runs.config import TrainConfig
 
 TURN_REWARDS = "turn_rewards"
@@ -31,13 +33,16 @@ def is_agent(config: TrainConfig) -> bool:
 def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = False) -> Rollout:
     """The rollout of a run with an environment or tools.
 
-    needs: of the method; rewards of turns are apart from the episode's where it needs `turn_rewards`. greedy: for
+    needs: of the method; rewards of turns are apart from the episode's where it needs `turn_rewards`, replies are read
+    as plans where it needs `plan`, and half of the samples begin with a success where it needs `imitated`. greedy: for
     evaluations. InputError for what cannot be loaded.
     """
-    rollout = agent(
-        make_environment(config), config.turns, config.turn_tokens or None, config.episode_tokens or None,
-        TURN_REWARDS in needs, greedy, config.system_prompt, ahead=config.environment_steps,
+    rollout = (restarting if IMITATED in needs else agent)(
+        make_environment(config), turns=config.turns, turn_tokens=config.turn_tokens or None,
+        episode_tokens=config.episode_tokens or None, turn_rewards=TURN_REWARDS in needs, greedy=greedy,
+        system=config.system_prompt, ahead=config.environment_steps,
     )  # fmt: skip
+    rollout = planned(rollout) if PLAN in needs else rollout
     return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
 
 

@@ -46,7 +46,8 @@ def learn(
         config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), frozen,
         state.previous,
     )  # fmt: skip
-    needs.check_provided(batch, learner.algorithm.needs)
+    later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
+    needs.check_provided(batch, learner.algorithm.needs - later)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)

@@ -131,8 +131,9 @@ def _without(config: TrainConfig) -> tuple[str, ...]:
 def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable[str]) -> None:
     """InputError, naming what would provide it, where the method lacks a part or needs what the run does not provide.
 
-    provided: by the run's source.
+    provided: by the run's source. The method's phases provide what they do.
     """
+    provided = {*provided, *(() if algorithm.phases is None else algorithm.phases.provides)}
     if config.algorithm in CATALOGUE:
         check_whole(config.algorithm, algorithm.needs, _without(config), provided)
     else:

@@ -54,7 +54,7 @@ def test_the_table_has_the_needs_of_each_method(name: str) -> None:
     """Those that a run with the method's own rollout and replay does not provide."""
     method = algorithms.get(name)
     needs = {need_of(need).name for need in method.needs if need_of(need).provider is not None}
-    own = {need for one in (method.rollout, method.replay) if one is not None for need in one.provides}
+    own = {need for one in (method.rollout, method.replay, method.phases) if one is not None for need in one.provides}
     assert needs - own - {"greedy_reward"} == set(NEEDED.get(name, {}))
     assert ("without" in [one.name for one in options(name)]) == bool(missing(name))
 

@@ -111,6 +111,7 @@ METHODS: dict[str, Case] = {
     "trpa": Case(settings={"rewards": ("tagged_levels",)}),
     "tscac": Case({"policies": MODEL}),
     "ttrl": Case(info=("answer_key",)),
+    "ui_s1": Case({"patches": -1, "turns": 2}, {"rewards": ("environment",)}, info=("first_turn",), more=True),
     "v0_value": Case(settings={"num_prompts": 4}),
     "vade": Case(settings={"num_prompts": 4}),
     "verpo": Case(settings={"rewards": ("FOLDER/own.py:checks",)}, info=("tests",)),
@@ -155,6 +156,7 @@ def config_of(folder: Path, name: str) -> TrainConfig:
             "hints": [["add"], [f"{a} + {b} is", f"{a + b}"]], "examples": ["What is 1 + 1? 2", "What is 2 + 2? 4"],
             "teachers": [f"{a + b}", f"It is {a + b}"],
             "response": f"{a} + {b} = {a + b}", "trace": f"{a} + {b} = {a + b}" if a > 9 else "",
+            "steps": [{"observation": str(x), "action": {"action": "add", "number": x}} for x in (a, b)],
             "teacher": [f"It is {a + b}"], "guide": f"{a} + {b} = {a + b}", "items": [str(a), str(b), str(a + b)],
         }
         for a, b in SUMS

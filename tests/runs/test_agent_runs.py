@@ -136,13 +136,14 @@ def test_settings_of_agents_need_an_environment() -> None:
     assert (here.environment, here.tools) == ("/at/a.py:b", ("/at/c.py:d", "e:f"))
 
 
-def test_the_method_says_whether_turns_have_their_own_rewards() -> None:
+def test_the_method_says_how_episodes_are_rewarded_read_and_begun() -> None:
     config = TrainConfig(environment=f"{WORLDS}:Echo")
     grpo = make_algorithm(config)
     known = {"turns", "state_key", "episode", "first_turn", "calls", "failed_calls"}
     assert rollout_of(config, grpo).provides == known
-    by_turn = dataclasses.replace(grpo, transform=stateless(lambda batch: batch, frozenset({"turn_rewards"})))
-    assert rollout_of(config, by_turn).provides == known | {"turn_rewards"}
+    for needs in ({"turn_rewards"}, {"plan", "turn_rewards"}, {"imitated", "imitated_score"}):
+        asking = dataclasses.replace(grpo, transform=stateless(lambda batch: batch, frozenset(needs)))
+        assert rollout_of(config, asking).provides == known | needs
 
 
 @pytest.mark.heavy

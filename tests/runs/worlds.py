@@ -7,11 +7,15 @@ import time
 from asyncio import gather
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.environments.recorded import RecordedSteps
 from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, conversation
@@ -181,6 +185,35 @@ class Walk:
 def walks() -> Rollout:
     """Episodes of three turns, with their rewards."""
     return agent(Walk, turns=3, turn_rewards=True)
+
+
+def plans() -> Rollout:
+    """The same, as if the first letter of a reply decided to switch where it is even, the second were the subgoal."""
+    walk = walks()
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        return [row.with_info(plan=parts_of(row)) for row in await walk.program(tools, task)]
+
+    return replace(walk, program=program, provides=walk.provides | {"plan"})
+
+
+def parts_of(row: Episode) -> list[float]:
+    """Of the tokens after the prompt, as `rollouts.plans` numbers them."""
+    found: list[float] = []
+    for at, (token, turn) in enumerate(zip(row.own.token, row.turns, strict=True)):
+        place = at - int(np.argmax(row.turns == turn))
+        found.append(0.0 if turn < 0 else (1.0 + (token % 2 == 0), 4.0, 5.0)[min(place, 2)])
+    return found
+
+
+def recorded() -> Rollout:
+    """Episodes on a recorded trajectory of three steps, where a reply with an even number of letters matches."""
+    steps = [{"observation": "s", "action": {"action": "a"}}] * 3
+
+    def judge(reply: str, expert: Mapping[str, Any]) -> tuple[float, float]:
+        return 1.0, float(len(reply) % 2 == 0)
+
+    return agent(lambda row: RecordedSteps({**row, "s": steps}, "s", -1, judge), 3, turn_rewards=True, fresh=True)
 
 
 def rounds() -> Rollout:

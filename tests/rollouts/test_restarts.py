@@ -1,0 +1,107 @@
+"""Episodes that begin again in the middle of a success: their tokens, environments, marks and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from speaking import run_agents, tokenizer_of
+
+from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.restarts import restarting
+
+
+class Summing:
+    """Four turns; it says the sum of all numbers so far, and its final reward is that sum."""
+
+    tools = ()
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.total, self.turns, self.limit = 0, 0, int(row.get("turns", 4))
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        return Observation([{"role": "user", "content": "sum 0"}])
+
+    def step(self, reply: Reply) -> Observation:
+        self.total += int(str(reply.message["content"]))
+        self.turns += 1
+        said = [{"role": "user", "content": f"sum {self.total}"}]
+        return Observation(said, 0.0, self.turns == self.limit)
+
+    def close(self) -> float:
+        return float(self.total)
+
+
+class Forgetful(Summing):
+    """Each one counts from another number, so that no replay answers the same."""
+
+    made = 0
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        Forgetful.made += 1
+        return Observation([{"role": "user", "content": f"sum {1000 * Forgetful.made}"}])
+
+
+def says(text: str, number: int) -> str:
+    return f"{number + 1}<|im_end|>"
+
+
+async def environment_reward(task: Any, episodes: Any) -> list[Episode]:
+    return [episode.scored(episode.rewards["environment"]) for episode in episodes]
+
+
+def rows_of(monkeypatch: pytest.MonkeyPatch, rollout: Any, row: dict[str, Any], samples: int) -> list[Episode]:
+    monkeypatch.setattr("speaking.by_length", environment_reward)
+    found, _ = run_agents(rollout, tokenizer_of("plain"), says, [{"prompt": "Add.", **row}], samples)
+    return list(found.groups[0].episodes)
+
+
+def replies(row: Episode) -> list[int]:
+    tokenizer = tokenizer_of("plain")
+    said = [row.own.token[row.turns == turn].tolist() for turn in range(int(row.turns.max()) + 1)]
+    return [int(tokenizer.decode(ids).removesuffix("<|im_end|>")) for ids in said]
+
+
+def test_half_of_a_group_begins_with_its_first_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample n always says n + 1. With success 5 the first success is sample 1, whose sum is 8."""
+    rows = rows_of(monkeypatch, restarting(Summing, success=5.0), {}, 6)
+    assert [replies(row) for row in rows] == [
+        [1] * 4, [2] * 4, [3] * 4, [2, 2, 2, 4], [2, 2, 5, 5], [2, 6, 6, 6]
+    ]  # fmt: skip
+    assert [row.reward for row in rows] == [4, 8, 12, 10, 14, 20]
+    assert [row.sample for row in rows] == list(range(6))
+    for number, row in enumerate(rows):
+        taken = (0, 0, 0, 3, 2, 1)[number]
+        marks = np.asarray(row.info["imitated"])
+        assert marks.tolist() == [4.0 - t if 0 <= t < taken else 0.0 for t in row.turns]
+        assert row.info["imitated_score"] == (8.0 if taken else 0.0)
+        assert row.actions[row.turns >= 0].all()
+        assert row.info["episode"] == number
+    # What the environment of a restart says follows from the replies that were taken over.
+    text = tokenizer_of("plain").decode(rows[4].own.token.tolist())
+    assert [int(part.partition("<|im_end|>")[0]) for part in text.split("sum ")[1:]] == [2, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "row"),
+    [(restarting(Summing, success=99.0), {}), (restarting(Summing), {"turns": 1}), (restarting(Forgetful), {}),
+     (restarting(Summing, share=0.0), {})],
+    ids=["no success", "one turn", "no copy", "none"],
+)  # fmt: skip
+def test_without_a_place_to_begin_episodes_are_their_own(
+    rollout: Any, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(monkeypatch, rollout, row, 4)
+    assert [replies(one) for one in rows] == [[n + 1] * row.get("turns", 4) for n in range(4)]
+    assert not any(np.asarray(one.info["imitated"]).any() for one in rows)
+    assert {one.info["imitated_score"] for one in rows} == {0.0}
+
+
+def test_what_does_not_fit() -> None:
+    with pytest.raises(InputError, match="share"):
+        restarting(Summing, share=1.0)
