@@ -47,7 +47,12 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
     ),
     "Credit: a learnt critic": ("actor_critic", "long_reasoning", "masked"),
     "Credit: by token": ("token_credit", "entropy_credit", "tempered"),
-    "Credit: by turn, and by episode of several turns": ("turn_credit", "turn_values", "turn_shaped"),
+    "Credit: by turn, and by episode of several turns": (
+        "turn_credit",
+        "turn_values",
+        "turn_shaped",
+        "turn_information",
+    ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised", "moving_reference"),
     "Loss: regression and preferences": ("regression", "preference"),

@@ -67,6 +67,8 @@ PROOFS = {
     "hgpo": "test_turn_credit.py::test_hgpo_worked_example",
     "hispo": "test_mismatch.py::test_hispo_is_the_loop",
     "icpo_in_context": "test_guided.py::test_icpo_against_a_loop",
+    "igpo_information_gain": "test_turn_information.py::test_igpo_worked_example",
+    "infopo": "test_turn_information.py::test_infopo_worked_example",
     "kl_cov": "test_trust_region.py::test_kl_cov_by_loop",
     "latr": "test_trees.py::test_latr_is_grpo_on_its_rows",
     "llds": "test_regularised.py::test_llds_by_loop",

@@ -32,13 +32,14 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
             "an asynchronous loop",
         ),
     },
-    "dgrpo_vital": {
-        "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
-    },
 }  # fmt: skip
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
+    "dgrpo_vital": {
+        "calls": "calls of tools, for their bonus",
+        "failed_calls": "calls that gave an error",
+    },
     "eapo_iterresearch": {
         "episode": "rounds of one episode as rows",
         "first_turn": "the order of the rounds",
@@ -51,6 +52,11 @@ NEEDED: dict[str, dict[str, str]] = {
     "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},
     "grpo_tcr": {"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
     "hgpo": {"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
+    "igpo_information_gain": {
+        "state_key": "how many turns there are",
+        "turns": "episodes of several turns",
+    },
+    "infopo": {"state_key": "how many turns there are", "turns": "episodes of several turns"},
     "llds": {"turns": "episodes of several turns"},
     "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
     "poad": {"turns": "episodes of several turns"},

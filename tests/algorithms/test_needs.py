@@ -20,7 +20,7 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": (),
-    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, K]": (N, -(-L // 4)),
+    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")
@@ -116,6 +116,14 @@ class Seen:
 
     def of_logp(self, function: Callable[[Any, Any], Any]) -> Any:
         return function(self.outputs("old", -1.0).logp, bare())
+
+    @property
+    def answers(self) -> Any:
+        return self.outputs("old", -1.0).logp
+
+    @property
+    def blanked(self) -> Any:
+        return self.outputs("old", -1.0).logp
 
     @property
     def affinity(self) -> Any:

@@ -15,6 +15,8 @@ from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 
@@ -34,9 +36,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "g_ra": {},
     "grpo_roc": {},
     "grpo_tcr": {},
+    "dgrpo_vital": {},
+    "igpo_information_gain": {},
+    "infopo": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
-OF_EPISODES = ("g_ra", "grpo_roc", "grpo_tcr", "salt")
+OF_EPISODES = ("dgrpo_vital", "g_ra", "grpo_roc", "grpo_tcr", "salt")
 OF_ROUNDS = ("eapo_iterresearch",)
 
 
@@ -73,6 +78,8 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     if "values" in method.needs:
         assert all(line["value/loss"] > 0 for line in lines)
         return
+    if asked := method.needs & {"answer_logp", "blanked_logp"}:
+        batch = provide(load_policy(runs.MODEL)[0], asked | {"old_logp"}, taken[0].params, None, batch)
     found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
     assert found.any()
     if name in OF_ROUNDS:
