@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -29,3 +30,11 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 
     threading.Thread(target=work, daemon=True, name="rollout call").start()
     return await answered
+
+
+async def called(method: Callable[..., Any], *arguments: Any) -> Any:
+    """What a plain or async function returns. Plain ones run in a thread."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*arguments)
+    found = await in_thread(method, *arguments)
+    return await found if inspect.isawaitable(found) else found

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import threading
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
 from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox
 from jaxrl_llm.errors import InputError, shown, unknown
@@ -95,9 +97,7 @@ class OfMethods:
     """A class of TRL's kind. The episode is over when the policy replies without a call."""
 
     def __init__(self, world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> None:
-        names = [name for name, _ in inspect.getmembers(type(world), inspect.isfunction)]
-        own = [getattr(world, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
-        self._world, self._box = world, Toolbox([*tools, *own], seconds)
+        self._world, self._box = world, Toolbox([*tools, *_public(world)], seconds)
         self.tools: Sequence[Mapping[str, Any]] = self._box.schemas
 
     @property
@@ -115,6 +115,13 @@ class OfMethods:
         """The results of the calls."""
         return await self._box.answer(reply)
 
+    def copy(self) -> OfMethods:
+        """A deep copy of the object, and copies of what other tools keep; see `copies.deep_copy`, `Toolbox.copy`."""
+        other = copy.copy(self)
+        other._world = deep_copy(self._world)  # a method `copy` would be a tool
+        other._box = self._box.copy(_public(other._world))
+        return other
+
     async def close(self) -> float | None:
         """`get_reward()`, if there is one. What the tools keep is closed."""
         await in_thread(self._box.close)
@@ -123,6 +130,11 @@ class OfMethods:
         reward = self._world.get_reward()
         reward = await reward if inspect.isawaitable(reward) else reward
         return None if reward is None else float(reward)
+
+
+def _public(world: Any) -> list[Callable[..., Any]]:
+    names = [name for name, _ in inspect.getmembers(type(world), inspect.isfunction)]
+    return [getattr(world, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
 
 
 class OfSteps:
@@ -151,6 +163,12 @@ class OfSteps:
         else:
             reward = float(found[1])
         return Observation(_user(_text(found[0])), reward, bool(found[2]), len(found) == 5 and bool(found[3]))
+
+    def copy(self) -> OfSteps:
+        """By the environment's own `copy`, else a deep one; see `copies.deep_copy`."""
+        other = copy.copy(self)
+        other._world = own_or_deep_copy(self._world)
+        return other
 
     def close(self) -> None:
         """Close the environment."""
@@ -205,6 +223,12 @@ class OfTextArena:
     def _seen(self) -> Observation:
         _, said = self._world.get_observation()
         return Observation(_user(said if isinstance(said, str) else "\n".join(str(one[1]) for one in said)))
+
+    def copy(self) -> OfTextArena:
+        """The game in its state, with that of its random numbers; see `copies.deep_copy`."""
+        other = copy.copy(self)
+        other._world = own_or_deep_copy(self._world)
+        return other
 
     def close(self) -> float | None:
         """The game's reward, if it is over."""

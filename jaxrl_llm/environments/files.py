@@ -80,6 +80,12 @@ class _Folder:
         found = [f"{name.relative_to(self._folder).as_posix()} ({name.stat().st_size:,} bytes)" for name in self._all()]
         return "\n".join(found) or "there are no files"
 
+    def copy(self) -> _Folder:
+        """Another folder with the same files."""
+        other = _Folder(self._size, self._count, self._characters)
+        shutil.copytree(self._folder, other._folder, symlinks=True, dirs_exist_ok=True)
+        return other
+
     def close(self) -> None:
         """Remove the folder."""
         self._end()

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.tools import EachEpisode, Kit
 from jaxrl_llm.errors import InputError, error_line, missing_package, require, shown, unknown
 
@@ -87,6 +88,12 @@ class _Tools:
     def __init__(self, server: _Server, schemas: Sequence[Mapping[str, Any]], shared: bool) -> None:
         self._server, self._shared = server, shared
         self.functions = tuple(_tool(server, schema) for schema in schemas)
+
+    def copy(self) -> _Tools:
+        """The tools of a shared server. NotCopiedError for one of the episode's own."""
+        if not self._shared:
+            raise NotCopiedError("the state of its MCP server cannot be read")
+        return self
 
     def close(self) -> None:
         """End the server, unless it is shared."""

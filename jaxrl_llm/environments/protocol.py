@@ -1,7 +1,7 @@
 """The protocol of environments: messages in, messages out.
 
-An environment is any object with `reset`, `step` and `tools`. The classes of TRL, Gymnasium, TextArena and TextWorld
-become such objects in `jaxrl_llm.environments.adapters`.
+An environment is any object with `reset`, `step` and `tools`, and perhaps `close` and `copy`. The classes of TRL,
+Gymnasium, TextArena and TextWorld become such objects in `jaxrl_llm.environments.adapters`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,16 @@ class Environment(Protocol):
 
     def close(self) -> float | Awaitable[float | None] | None:
         """End the episode. Returns (or awaits) its final reward, beside those of its turns, or None for none."""
+
+
+class CopyableEnvironment(Environment, Protocol):
+    """An environment that can be copied within an episode. Others are copied as `copies.Replayable` describes."""
+
+    def copy(self) -> Environment | Awaitable[Environment]:
+        """Another environment in the same state, random generators included, that shares nothing with this one.
+
+        Raises `copies.NotCopiedError` where that cannot be; then a fresh environment is told the same replies.
+        """
 
 
 MakeEnvironment = Callable[[Mapping[str, Any]], Environment]

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.sandbox import Limits, Result, Session, available, require_guards
 from jaxrl_llm.environments.tools import EachEpisode
 from jaxrl_llm.errors import require
@@ -60,6 +61,7 @@ class _Interpreter:
         chosen = available() if layers is None else frozenset(layers)
         if not weak:
             require_guards(chosen)
+        self._anew = None if state else (lambda: _Interpreter(False, limits, characters, chosen, weak))
         held = _Held(lambda: Session(limits, chosen, weak))
         self._end = weakref.finalize(self, held.close)  # also if the episode is abandoned
 
@@ -70,6 +72,12 @@ class _Interpreter:
             state=_KEPT if state else _NOT_KEPT, seconds=limits.seconds, memory=limits.memory, characters=characters
         )
         self.functions: tuple[Callable[..., Any], ...] = (python,)
+
+    def copy(self) -> _Interpreter:
+        """Another that keeps nothing either. NotCopiedError for a session, whose code can only be run again."""
+        if self._anew is None:
+            raise NotCopiedError("its session of Python is another process")
+        return self._anew()
 
     def close(self) -> None:
         """End the session."""

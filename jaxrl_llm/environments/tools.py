@@ -6,12 +6,15 @@ A tool that keeps something over the calls of an episode, such as a session or a
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from jaxrl_llm.data.calls import Call, Reply
+from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.threads import in_thread
@@ -29,6 +32,8 @@ class Kit(Protocol):
 
     def close(self) -> None:
         """End what they share. Nothing happens the second time."""
+
+    # A kit may have copy() -> Kit, which returns another in the same state that shares nothing with it.
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Toolbox:
         """
         self.functions: dict[str, Callable[..., Any]] = {}
         self._kits: list[Kit] = []
-        self.seconds, self.most = seconds, most
+        self._tools, self.seconds, self.most = tuple(tools), seconds, most
         try:
             for tool in tools:
                 self._add(tool)
@@ -114,6 +119,23 @@ class Toolbox:
         """Close what the tools keep."""
         while self._kits:
             self._kits.pop().close()
+
+    def copy(self, instead: Sequence[Callable[..., Any]] = ()) -> Toolbox:
+        """The same tools, with copies of what they keep; their functions are shared, as all episodes share them.
+
+        instead: functions in place of the last ones. Raises NotCopiedError for tools that keep what has no copy.
+        """
+        box = copy.copy(self)
+        box._kits, box.functions = [], {}
+        kits = iter(self._kits)
+        try:
+            for tool in (*self._tools[: len(self._tools) - len(instead)], *instead):
+                box._add(EachEpisode(partial(_copy_of, next(kits))) if isinstance(tool, EachEpisode) else tool)
+        except BaseException:
+            box.close()
+            raise
+        box._tools = (*self._tools[: len(self._tools) - len(instead)], *instead)
+        return box
 
     async def answer(self, reply: Reply) -> Observation:
         """The results of a reply's calls, in order, as messages; `done` for a reply without calls.
@@ -152,6 +174,14 @@ class Toolbox:
             return result_text(f"Error: {text}", self.most), False
 
 
+def _copy_of(kit: Kit) -> Kit:
+    own = getattr(kit, "copy", None)
+    if own is None:
+        raise NotCopiedError(f"its tools keep {type(kit).__name__}, which has no method copy()")
+    made: Kit = own()
+    return made
+
+
 def with_tools(tools: Sequence[Tool], seconds: float = SECONDS, most: int = MOST_CHARACTERS) -> MakeEnvironment:
     """What makes environments of these tools alone, as `rollouts.agents.agent` takes it.
 
@@ -168,6 +198,12 @@ class WithTools:
     def __init__(self, tools: Sequence[Tool], seconds: float = SECONDS, most: int = MOST_CHARACTERS) -> None:
         self._box = Toolbox(tools, seconds, most)
         self.tools = self._box.schemas
+
+    def copy(self) -> WithTools:
+        """The same tools with copies of what they keep; see `Toolbox.copy`."""
+        other = copy.copy(self)
+        other._box = self._box.copy()
+        return other
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Nothing is added to the prompt."""

@@ -7,7 +7,6 @@ its prompt; both rows are trained on with the episode's reward.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from asyncio import gather
@@ -20,7 +19,8 @@ import numpy as np
 from jaxrl_llm.data.calls import Message
 from jaxrl_llm.data.chat import is_conversation
 from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
+from jaxrl_llm.environments.copies import Replayable
+from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
@@ -28,7 +28,7 @@ from jaxrl_llm.rollouts.agent_metrics import CALLS, COUNTS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
 from jaxrl_llm.rollouts.programs import OBSERVATION, Rollout
 from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
-from jaxrl_llm.threads import in_thread
+from jaxrl_llm.threads import called, in_thread
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
@@ -164,7 +164,7 @@ async def converse(
             break
     one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or seen.truncated)
     try:
-        last = await _answer(tools, _closing(world), name=f"{number}/close")
+        last = await _answer(tools, world.close, name=f"{number}/close")
         one.final = 0.0 if last is None else float(last)
     except EnvironmentFailed as error:
         if FAILED_ENVIRONMENT not in one.info:
@@ -173,23 +173,38 @@ async def converse(
     return one
 
 
-async def _begun(tools: Tools, task: Task, number: int, make: MakeEnvironment) -> tuple[Environment, Observation]:
+async def _begun(tools: Tools, task: Task, number: int, make: MakeEnvironment) -> tuple[Replayable, Observation]:
     """An environment and its first observation; made anew once if it fails.
 
     The samples of a group have environments of one seed, so that their rewards can be compared.
     """
     seed = int(tools.random("environment").integers(2**31))
-    made: list[Environment] = []
+    made: list[Replayable] = []
 
     async def begin() -> Observation:
-        made.append(await in_thread(make, task.row))
-        return await _of(made[-1].reset, dict(task.row), seed)
+        made.append(await in_thread(Replayable, make, task.row))
+        return await called(made[-1].reset, dict(task.row), seed)
 
     try:
         seen = await _observed(tools, begin, name=f"{number}/reset")
     except EnvironmentFailed:
         seen = await _observed(tools, begin, name=f"{number}/reset again")
     return made[-1], seen
+
+
+async def copied(tools: Tools, world: Replayable, name: str, turns: int | None = None) -> Replayable:
+    """A copy of an environment within an episode, which a fork goes on with; see `Replayable.copy`.
+
+    name: of the call, unique in the group. The caller closes the copy too. EnvironmentFailed if there can be none.
+    """
+    made: list[Replayable] = []
+
+    async def copy() -> int:
+        made.append(await world.copy(turns))
+        return len(made[0].seen) - 1
+
+    await _answer(tools, copy, name=name)
+    return made[0]
 
 
 def _failed(one: Conversation, task: Task, number: int, why: str) -> None:
@@ -266,19 +281,11 @@ def _state(seen: Observation) -> str:
     return repr([dict(message) for message in seen.messages]) if seen.state is None else seen.state
 
 
-async def _of(method: Any, *arguments: Any) -> Any:
-    """What a method returns; plain ones run in a thread."""
-    if inspect.iscoroutinefunction(method):
-        return await method(*arguments)
-    found = await in_thread(method, *arguments)
-    return await found if inspect.isawaitable(found) else found
-
-
 async def _answer(tools: Tools, method: Any, *arguments: Any, name: str) -> Any:
     """What a method of the environment returns, by way of the log. EnvironmentFailed if it raises or hangs."""
 
     async def call() -> Any:
-        return await _of(method, *arguments)
+        return await called(method, *arguments)
 
     found = await tools.call(call, name=name, again=True, failing=True)
     if isinstance(found, dict) and set(found) == {FAILED}:
@@ -290,15 +297,10 @@ async def _observed(tools: Tools, method: Any, *arguments: Any, name: str) -> Ob
     """An observation from a method of the environment, as `_answer`."""
 
     async def observation() -> Any:
-        found = await _of(method, *arguments)
+        found = await called(method, *arguments)
         return replace(
             found, reward=float(found.reward), done=bool(found.done), truncated=bool(found.truncated),
             info={name: float(value) for name, value in found.info.items()},
         ).as_json()  # fmt: skip
 
     return Observation(**await _answer(tools, observation, name=name))
-
-
-def _closing(world: Environment) -> Any:
-    close = getattr(world, "close", None)
-    return close if close is not None else (lambda: None)

@@ -1,0 +1,197 @@
+"""Copies of environments in the middle of an episode, for forks and for restarts from a turn.
+
+An environment is copied by its own method `copy`, or deeply where it holds plain Python data alone. Where neither
+works, as with a session or a server, a fresh one gets the same replies, and must answer as the first one did.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import json
+import os
+import pickle
+import weakref
+from collections.abc import Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
+from jaxrl_llm.errors import InputError, error_line, shown
+from jaxrl_llm.threads import called
+
+
+class NotCopiedError(InputError):
+    """An environment, or what its tools keep, cannot be copied as it is; its replies can still be replayed."""
+
+
+class Replayable:
+    """An environment, with the replies that it got and what it answered, so that it can be copied.
+
+    It is made from the row at once, as `make` does it. A copy shares nothing with the environment that it was copied
+    from: both go on, each with replies of its own, and each must be closed. The same replies get the same answers from
+    both, as a random generator is copied too.
+    """
+
+    def __init__(self, make: MakeEnvironment, row: Mapping[str, Any]) -> None:
+        self._make, self._row = make, row
+        self._world: Environment = make(row)
+        self._seed = 0
+        self._replies: list[Reply] = []
+        self._answers: list[str] = []  # to `reset` and to the replies
+        self.seen: list[Observation] = []  # those answers, the first of which is that of `reset`
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """See `protocol.Environment`."""
+        return self._world.tools
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """See `protocol.Environment`."""
+        self._row, self._seed = row, seed
+        self._replies, self._answers, self.seen = [], [], []
+        return self._note(await called(self._world.reset, dict(row), seed))
+
+    async def step(self, reply: Reply) -> Observation:
+        """See `protocol.Environment`."""
+        seen = self._note(await called(self._world.step, reply))
+        self._replies.append(reply)
+        return seen
+
+    async def close(self) -> float | None:
+        """See `protocol.Environment`."""
+        close = getattr(self._world, "close", None)
+        return None if close is None else await called(close)
+
+    async def copy(self, turns: int | None = None) -> Replayable:
+        """The environment as it is now, or as it was after `turns` replies. Not while it answers a reply.
+
+        A copy of an earlier state is always a replay, which asks every tool again. Raises InputError where there are
+        not so many replies, and for an environment that cannot be copied and answers a replay otherwise.
+        """
+        count = len(self._replies) if turns is None else turns
+        if not self._answers or not 0 <= count <= len(self._replies):
+            raise InputError(
+                f"an environment with {len(self._replies)} replies cannot be copied as it was after {shown(turns)}: "
+                "give a number of replies that it got since its reset"
+            )
+        if count == len(self._replies):
+            try:
+                return self._with(await _as_it_is(self._world), count)
+            except NotCopiedError as error:
+                why = str(error)
+        else:
+            why = "it was asked for as it was before"
+        return await self._replayed(count, why)
+
+    async def _replayed(self, count: int, why: str) -> Replayable:
+        other = Replayable(self._make, self._row)
+        try:
+            await other.reset(self._row, self._seed)
+            self._check_answers(other, why)
+            for reply in self._replies[:count]:
+                await other.step(reply)
+                self._check_answers(other, why)
+        except BaseException as error:
+            await other.close()
+            if isinstance(error, InputError) or not isinstance(error, Exception):
+                raise
+            raise self._no_copy(
+                why, f"a replay fails after {len(other._replies)} replies: {error_line(error)}"
+            ) from error
+        return other
+
+    def _check_answers(self, other: Replayable, why: str) -> None:
+        number = len(other._answers) - 1
+        before, now = self._answers[number], other._answers[number]
+        if before != now:
+            raise self._no_copy(
+                why, f"a replay answers {shown(now)} and not {shown(before)} after {number} of its replies"
+            )
+
+    def _no_copy(self, why: str, how: str) -> InputError:
+        return InputError(
+            f"the environment {type(self._world).__name__} cannot be copied within an episode: {why}, and {how}. "
+            "Give it a method copy(), or let its answers follow from its row, its seed and the replies alone"
+        )
+
+    def _with(self, world: Environment, count: int) -> Replayable:
+        other = copy.copy(self)
+        other._world = world
+        other._replies, other._answers = self._replies[:count], self._answers[: count + 1]
+        other.seen = self.seen[: count + 1]
+        return other
+
+    def _note(self, seen: Observation) -> Observation:
+        # A copy as text, as messages could be changed later; NaN is equal to itself there.
+        self._answers.append(json.dumps(seen.as_json(), sort_keys=True, default=repr))
+        self.seen.append(seen)
+        return seen
+
+
+async def _as_it_is(world: Environment) -> Any:
+    own = getattr(world, "copy", None)
+    if own is None:
+        return deep_copy(world)
+    if inspect.iscoroutinefunction(own):
+        return await own()
+    errors: list[NotCopiedError] = []  # what is raised in a thread loses its type
+
+    def tried() -> Any:
+        try:
+            return own()
+        except NotCopiedError as error:
+            errors.append(error)
+
+    found = await called(tried)
+    if errors:
+        raise errors[0]
+    return found
+
+
+def own_or_deep_copy(world: Any) -> Any:
+    """A copy by a method `copy` of its class, else a deep one. Raises as `deep_copy` does."""
+    return deep_copy(world) if getattr(type(world), "copy", None) is None else world.copy()
+
+
+def deep_copy(value: Any) -> Any:
+    """`copy.deepcopy` of a value that shares nothing with its copy.
+
+    Classes may say by `__deepcopy__` how they are copied. Raises NotCopiedError for what holds a handle of the system,
+    a path, a function with variables of its own, or another thing of which a deep copy would be the same.
+    """
+    try:
+        _Walk().dump(value)
+        return copy.deepcopy(value)
+    except NotCopiedError:
+        raise
+    except Exception as error:  # as classes raise anything in __reduce__ and __deepcopy__
+        raise NotCopiedError(f"{type(value).__name__} holds what has no copy ({error_line(error)[:160]})") from None
+
+
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Walk(pickle.Pickler):
+    """Visits all that a deep copy copies, and writes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), protocol=5)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType) and value.__closure__:
+            raise NotCopiedError(
+                f"the function {value.__qualname__} has variables of its own, which copies would share"
+            )
+        if isinstance(value, os.PathLike | weakref.finalize):
+            raise NotCopiedError(f"it holds {shown(value)}, whose copy would be the same")
+        if hasattr(type(value), "__del__"):
+            raise NotCopiedError(f"it holds {type(value).__name__}, which would be ended twice")
+        shared = isinstance(value, FunctionType) or (inspect.isclass(value) and value is not str)
+        if shared or hasattr(type(value), "__deepcopy__"):
+            return str, ()
+        return NotImplemented
