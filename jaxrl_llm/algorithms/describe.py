@@ -52,6 +52,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "turn_values",
         "turn_shaped",
         "turn_information",
+        "agent_trees",
     ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised", "moving_reference"),

@@ -17,9 +17,6 @@ from jaxrl_llm.rewards.loading import declared
 
 # method -> part -> (what is missing, what would provide it)
 UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
-    "aepo_agentic": {
-        "tree": ("tree rollouts that branch at tool calls by entropy", "a rollout that forks at tool calls"),
-    },
     "brpo": {
         "judge": ("verdicts of a pairwise judge in both orders; scores are compared instead", "a judge of pairs"),
     },
@@ -36,6 +33,12 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
+    "aepo_agentic": {"turns": "episodes of several turns, which fork after observations"},
+    "arpo_agentic": {
+        "calls": "calls of tools, for their bonus",
+        "failed_calls": "calls that gave an error",
+        "turns": "episodes of several turns, which fork after observations",
+    },
     "dgrpo_vital": {
         "calls": "calls of tools, for their bonus",
         "failed_calls": "calls that gave an error",

@@ -24,12 +24,12 @@ from jaxrl_llm.trajectory import Trajectories
 # divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows, rewards of
 # single tokens.
 NOT_OF_THE_GROUP_ALONE = {
-    "baichuan_m2", "carl_multiplicative_reward", "dcpo_distribution_centric", "dgrpo_vital", "drpo_dataset_reset",
-    "eapo_iterresearch", "ettrl", "g_ra", "gigpo", "hbpo", "hgpo", "icpo_in_context", "igpo_information_gain", "infopo",
-    "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl", "pav", "pf_ppo", "poad",
-    "polychromic", "ppo", "ppo_max", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware",
-    "salsa", "spear", "spo_segment", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "vapo", "vc_ppo",
-    "verpo", "wmar_reservoir_replay",
+    "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "dcpo_distribution_centric", "dgrpo_vital",
+    "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "g_ra", "gigpo", "hbpo", "hgpo", "icpo_in_context",
+    "igpo_information_gain", "infopo", "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl",
+    "pav", "pf_ppo", "poad", "polychromic", "ppo", "ppo_max", "reinforce", "reinforce_plus_plus", "remax", "rlgf",
+    "rloo", "safe_entropy_aware", "salsa", "spear", "spo_segment", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl",
+    "ui_r1", "vapo", "vc_ppo", "verpo", "wmar_reservoir_replay",
 }  # fmt: skip
 # They learn from a prompt with one sample, here also by rewards of single tokens.
 ONE_SAMPLE_A_PROMPT = {

@@ -37,11 +37,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "grpo_roc": {},
     "grpo_tcr": {},
     "dgrpo_vital": {},
+    "arpo_agentic": {"initial": 2, "probability": 1.0},
+    "aepo_agentic": {},
     "igpo_information_gain": {},
     "infopo": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
-OF_EPISODES = ("dgrpo_vital", "g_ra", "grpo_roc", "grpo_tcr", "salt")
+OF_EPISODES = ("arpo_agentic", "dgrpo_vital", "g_ra", "grpo_roc", "grpo_tcr", "salt")
+FORKING = ("aepo_agentic", "arpo_agentic")  # from episodes that begin with the same tokens
 OF_ROUNDS = ("eapo_iterresearch",)
 
 
@@ -54,7 +57,8 @@ def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
         (model / "tokenizer_config.json").write_text(json.dumps({**written, "chat_template": TEMPLATE}))
     settings: dict[str, Any] = {
         "algorithm": name, "hyperparameters": METHODS[name], "model": str(model), "steps": 2, "eval_size": 0,
-        "reward": "starts_even", "top_p": 1.0, "minibatches": 1, "max_new_tokens": 8, "prompts_per_step": 2,
+        "reward": "even" if name in FORKING else "starts_even", "top_p": 1.0,
+        "minibatches": 1, "max_new_tokens": 8, "prompts_per_step": 2,
         "stop": tuple(string.ascii_letters + string.punctuation),  # or replies of random weights have no end
         "rollout": f"{Path(__file__).parent / 'worlds.py'}:{'rounds' if name in OF_ROUNDS else 'walks'}",
     }  # fmt: skip
@@ -82,6 +86,15 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
         batch = provide(load_policy(runs.MODEL)[0], asked | {"old_logp"}, taken[0].params, None, batch)
     found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
     assert found.any()
+    if name in FORKING:
+        node = np.where(batch.action_mask, (batch.info or {})["node"], -1)
+        ends = {(int(g), float(row[mask][-1])) for g, row, mask in zip(batch.group, node, node >= 0, strict=True)}
+        assert len(ends) > 4, "episodes go on apart from each other"
+        first = np.asarray(batch.turn) == 0
+        tokens = {(int(g), *row[mask]) for g, row, mask in zip(batch.group, batch.tokens, first, strict=True)}
+        assert len(tokens) < 8, "episodes share their first turns"
+    if name == "aepo_agentic":
+        return  # its credit depends on the entropy of each token
     if name in OF_ROUNDS:
         assert len(found) > 8, "a row for each turn"
         assert set(np.asarray((batch.info or {})["first_turn"]).tolist()) == {0.0, 1.0, 2.0}
