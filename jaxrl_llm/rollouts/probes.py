@@ -92,8 +92,10 @@ def blanked(episode: Episode, placeholder: Sequence[int], chat: ChatTurns | None
 
 def _frames(chat: ChatTurns | None, last: int) -> list[tuple[list[int], list[int]]]:
     """What the template writes before and after the content of an observation, for each role that it may have."""
+    if chat is None:
+        return []
     found = []
-    for role in ("user", "tool") if chat is not None else ():
+    for role in ("user", "tool"):
         one, other = (chat.bridge([{"role": role, "content": content}], last) for content in "07")
         if one is not None and other is not None:
             start, end = _shared(one, other), _shared(one[::-1], other[::-1])
