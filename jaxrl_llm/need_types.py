@@ -32,6 +32,14 @@ class Models(Protocol):
         """
 
     @property
+    def answers(self) -> Array:
+        """f32[N, K]: the mean log-probability of the tokens of info["answer_tokens"] before each turn; NaN without."""
+
+    @property
+    def blanked(self) -> Array:
+        """f32[N, L]: `old.logp`, but each turn's after info["blanked"] in place of the observation before it."""
+
+    @property
     def affinity(self) -> Array:
         """f32[N, L]: sum over the vocabulary of sqrt(pi_old pi_reference); InputError as `reference`."""
 

@@ -23,8 +23,10 @@ from jaxrl_llm.stand_ins import (
     behaviour,
     flat_rank,
     near,
+    no_turns,
     no_values,
     of_top,
+    of_turns,
     ones,
     power,
     tokens_of_top,
@@ -150,6 +152,17 @@ COMPUTED = (
         "entropy of the reference policy after info['teacher_tokens'], nats",
         StandIn("1", uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
         lambda models, batch, number: models.teacher.entropy,
+    ),
+    Need(
+        "answer_logp", "info['answer_logp']", "[N, K]",
+        "mean log-probability of the reference answer before each turn, of the old weights; NaN without turn or answer",
+        StandIn("no turn changes it", of_turns(-3.0, -0.1), no_turns),
+        lambda models, batch, number: models.answers,
+    ),
+    Need(
+        "blanked_logp", "info['blanked_logp']", "[N, L]",
+        "log-probabilities of each turn with the observation before it blanked, of the old weights",
+        behaviour(near(0.3)), lambda models, batch, number: models.blanked,
     ),
     Need(
         "drift", "info['drift']", "[N]",

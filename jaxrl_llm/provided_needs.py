@@ -9,8 +9,11 @@ from jaxrl_llm.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.stand_ins import (
     StandIn,
     all_action,
+    answers,
     episodes,
     first_turns,
+    no_answers,
+    no_blanks,
     no_state_values,
     no_teachers,
     none_of_rows,
@@ -22,6 +25,7 @@ from jaxrl_llm.stand_ins import (
     turn_rewards,
     uniform,
     whole,
+    whole_tokens,
 )
 from jaxrl_llm.trajectory import bucket_moments
 
@@ -169,6 +173,17 @@ PROVIDED = (
     Need(
         "failed_calls", "info['failed_calls']", "[N]", "calls of tools in the row's episode that gave an error",
         StandIn("none", whole(2), none_of_rows), provider=AGENT,
+    ),
+    Need(
+        "answer_tokens", "info['answer_tokens']", "[N, A]",
+        "ids of the row's reference answer; -2 - id for those that open it, -1 after it",
+        StandIn("no row has an answer", answers, no_answers),
+        provider="the method's own rollout, rollouts.probes.with_answers",
+    ),
+    Need(
+        "blanked", "info['blanked']", "[N, L]", "ids that stand in for the tokens of observations; NaN elsewhere",
+        StandIn("no observation is blanked", whole_tokens, no_blanks),
+        provider="the method's own rollout, rollouts.probes.with_blanks",
     ),
     Need(
         "segment", "info['segment']", "[N, L]", "number of the segment of each action",

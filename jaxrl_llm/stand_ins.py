@@ -150,3 +150,35 @@ def no_teachers(batch: Trajectories, number: float | None) -> Array:
     """No row has another prompt, f32[N, L + 2], like `teachers`."""
     N, L = batch.tokens.shape
     return jnp.full((N, L + 2), -1.0)
+
+
+def of_turns(low: float, high: float) -> Draw:
+    """Numbers between bounds [N, K] for turns of four tokens."""
+    return lambda random, logp: random.uniform(low, high, (logp.shape[0], -(-logp.shape[1] // 4)))
+
+
+def no_turns(batch: Trajectories, number: float | None) -> Array:
+    """0 for each turn, f32[N, K]."""
+    known = batch.turn_rewards if batch.turn_rewards is not None else batch.state_key
+    return jnp.zeros((batch.tokens.shape[0], 1 if known is None else known.shape[1]))
+
+
+def answers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Answers [N, 3] of two tokens after one that opens them; none in every third row."""
+    rows = np.concatenate([-2 - random.integers(0, 3, (logp.shape[0], 1)), random.integers(0, 3, (len(logp), 2))], 1)
+    return np.where(np.arange(logp.shape[0])[:, None] % 3 == 2, -1, rows).astype(float)
+
+
+def no_answers(batch: Trajectories, number: float | None) -> Array:
+    """No row has an answer, f32[N, 3], like `answers`."""
+    return jnp.full((batch.tokens.shape[0], 3), -1.0)
+
+
+def whole_tokens(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    """Small token ids [N, L]."""
+    return random.integers(0, 3, logp.shape).astype(float)
+
+
+def no_blanks(batch: Trajectories, number: float | None) -> Array:
+    """Nothing is blanked, f32[N, L]."""
+    return jnp.full(batch.tokens.shape, jnp.nan)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_llm.algorithms import (
     actor_critic,
+    agent_trees,
     covariance,
     critic_free,
     curricula,
@@ -42,6 +43,7 @@ from jaxrl_llm.algorithms import (
     trust_region,
     turn_chunks,
     turn_credit,
+    turn_information,
     turn_planned,
     turn_rows,
     turn_shaped,
@@ -57,6 +59,7 @@ from jaxrl_llm.signatures import is_in_file
 
 FAMILIES = (
     actor_critic,
+    agent_trees,
     covariance,
     critic_free,
     curricula,
@@ -90,6 +93,7 @@ FAMILIES = (
     trees,
     trust_region,
     turn_credit,
+    turn_information,
     turn_chunks,
     turn_planned,
     turn_rows,

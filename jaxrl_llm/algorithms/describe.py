@@ -54,6 +54,8 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "turn_planned",
         "turn_rows",
         "turn_chunks",
+        "turn_information",
+        "agent_trees",
     ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised", "moving_reference"),

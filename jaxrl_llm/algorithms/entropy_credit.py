@@ -27,6 +27,7 @@ from jaxrl_llm.advantages.multipliers import (
     standard_scores,
 )
 from jaxrl_llm.advantages.returns import scored_actions
+from jaxrl_llm.advantages.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
@@ -36,6 +37,7 @@ from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.token_clip import Bounds, gradient_preserving_clip, level_bounds, redistributed, token_clip
+from jaxrl_llm.rollouts.agent_trees import by_chance, forking_agents
 from jaxrl_llm.rollouts.heated import heated
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.trajectory import Trajectories
@@ -72,6 +74,12 @@ def aepo_agentic(
     ddof: int = 0,
     clamp: bool = False,
     dual_clip: float | None = None,
+    beta: float = 0.5,
+    branches: int = 2,
+    probability: float = 0.5,
+    entropy_weight: float = 0.2,
+    damping: float = 0.05,
+    first_tokens: int = 20,
 ) -> Algorithm:
     """Agentic Entropy-Balanced Policy Optimization (AEPO, arXiv 2510.14545, 2025).
 
@@ -86,15 +94,29 @@ def aepo_agentic(
     dual_clip 3 where A < 0 (preset "code"). clamp: no negative factor of A (z < -1 / strength). The paper's strength
     and clip range were not available to us; the range is DAPO's.
 
-    Special rollout: trees whose budget is split by entropy; any rollout works.
+    Of the k episodes of a group m begin at the question. A first one, of these, is played to its end: with the entropy
+    H_root of its first reply, H_tool the mean of its replies', and H_t that after an observation,
 
-    Defaults. Paper: over, clamp, dual_clip. Code: strength. Ours: clip_low, clip_high, ddof.
+        m = floor(k sigmoid(beta (H_root - H_tool))) + 1, at most k
+        fork if clip((u + entropy_weight (H_t - H_root)) max(0, 1 - damping l), 0, 1) >= 1 - probability,  u ~ U(0, 1)
+
+    `branches` - 1 times after each reply to an observation, until there are k; l counts the rounds before in which the
+    group forked. H is the mean over the first `first_tokens` tokens / log |V| (the code: the sum of parts that the ten
+    most probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agent_trees`.
+
+    Defaults. Paper: over, clamp, dual_clip. Code: strength, beta, branches, probability, entropy_weight, damping,
+    first_tokens. Ours: clip_low, clip_high, ddof.
     """
     require_choice("over", over, ("group", "batch"))
 
     surrogate = gradient_preserving_clip(clip_low, clip_high, dual_clip)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
-    return Algorithm(chain(group_relative(), revised(scaled_by_entropy(strength, over, ddof, clamp))), objective)
+    forks = by_chance(probability, entropy_weight, damping)
+    return Algorithm(
+        chain(needs_turns(), group_relative(), revised(scaled_by_entropy(strength, over, ddof, clamp))),
+        objective,
+        rollout=forking_agents(forks, None, branches, first_tokens, beta),
+    )
 
 
 @part

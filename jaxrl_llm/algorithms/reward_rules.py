@@ -109,6 +109,19 @@ def times_weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
 
 
 @part
+def with_tool_bonus(bonus: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores, plus the bonus where a call of a tool worked; 0 without such calls."""
+
+    def score(b: Trajectories) -> Array:
+        calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
+        if calls is None or failed is None:
+            return b.scores
+        return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
+
+    return score
+
+
+@part
 def weight_of_promise(
     rule: Rule,
     weight: float,

@@ -23,6 +23,7 @@ from jaxrl_llm.algorithms.reward_rules import (
     weight_of_difficulty,
     weight_of_promise,
     with_overlong_penalty,
+    with_tool_bonus,
     with_useful_range,
 )
 from jaxrl_llm.choices import AverageName, Rule, Scale
@@ -178,6 +179,7 @@ def dgrpo_vital(
     high: float = 1.0,
     least: float = 0.5,
     weigh: Literal["reward", "advantage"] = "reward",
+    tool_bonus: float = 0.5,
     scale: Scale = "std",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -188,7 +190,7 @@ def dgrpo_vital(
 
     Multiplies the rewards of a prompt by a weight that decreases with the mean reward D of its group:
 
-        R = w Rhat,  w = least + (1 - least) clip(2 - D, 0, 1)
+        R = w Rhat,  w = least + (1 - least) clip(2 - D, 0, 1),  Rhat = the score + tool_bonus [a call of a tool worked]
 
     component: the reward component that is first rescaled from its useful range, clip((x - low) / (high - low), 0, 1),
     as the paper does for temporal grounding (its low and high are not known to us); "" for none. It must have weight 1
@@ -198,12 +200,18 @@ def dgrpo_vital(
     published has almost no effect. weigh "advantage" multiplies the advantages instead; scale "none" has the same
     effect.
 
-    Defaults. Paper: least, weigh, scale. Ours: component, low, high, clip_low, clip_high, kl_coefficient, average.
+    Episodes have turns with tools (--tools, --environment), of which those without an error count; results of tools are
+    not trained on. The paper's tools return frames of videos, and prompts that are always or never solved are left out
+    before the run; neither is part of the method here. The size of its bonus is not known to us.
+
+    Defaults. Paper: least, weigh, scale. Ours: component, low, high, tool_bonus, clip_low, clip_high, kl_coefficient,
+    average.
     """
     require_choice("weigh", weigh, ("reward", "advantage"))
     check_number("high - low", high - low, above=0)
 
     steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
+    steps += [rewards.rescore(with_tool_bonus(tool_bonus), {"calls", "failed_calls"})]
     if weigh == "reward":
         steps += [rewards.rescore(times_weight_of_difficulty(least)), group_relative(scale)]
     else:

@@ -17,9 +17,6 @@ from jaxrl_llm.rewards.loading import declared
 
 # method -> part -> (what is missing, what would provide it)
 UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
-    "aepo_agentic": {
-        "tree": ("tree rollouts that branch at tool calls by entropy", "a rollout that forks at tool calls"),
-    },
     "brpo": {
         "judge": ("verdicts of a pairwise judge in both orders; scores are compared instead", "a judge of pairs"),
     },
@@ -32,14 +29,21 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
             "an asynchronous loop",
         ),
     },
-    "dgrpo_vital": {
-        "tools": ("turns with tools, and the bonus for using them", "a rollout of turns with tools"),
-    },
 }  # fmt: skip
 
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
+    "aepo_agentic": {"turns": "episodes of several turns, which fork after observations"},
+    "arpo_agentic": {
+        "calls": "calls of tools, for their bonus",
+        "failed_calls": "calls that gave an error",
+        "turns": "episodes of several turns, which fork after observations",
+    },
     "deeptravel": {"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
+    "dgrpo_vital": {
+        "calls": "calls of tools, for their bonus",
+        "failed_calls": "calls that gave an error",
+    },
     "eapo_iterresearch": {
         "episode": "rounds of one episode as rows",
         "first_turn": "the order of the rounds",
@@ -62,6 +66,11 @@ NEEDED: dict[str, dict[str, str]] = {
         "turn_rewards": "rewards of turns",
         "turns": "episodes of several turns",
     },
+    "igpo_information_gain": {
+        "state_key": "how many turns there are",
+        "turns": "episodes of several turns",
+    },
+    "infopo": {"state_key": "how many turns there are", "turns": "episodes of several turns"},
     "ipa": {
         "episode": "rows of one episode",
         "first_turn": "the order of these rows",

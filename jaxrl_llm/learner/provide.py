@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
+from jaxrl_llm.advantages.turns import turn_count
 from jaxrl_llm.distributed.mesh import on_rows, to_device
 from jaxrl_llm.distributed.programs import compiled
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.other_contexts import after_turns, mean_of_answer, placed, with_blank
 from jaxrl_llm.learner.steps import Steps, by_slices, check_steps
 from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.models.check import check_params
@@ -23,6 +25,7 @@ from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.needs import need_of, of_previous, of_reference, value_of
 from jaxrl_llm.references import Mixture
+from jaxrl_llm.stand_ins import no_answers
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 
@@ -62,6 +65,8 @@ def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: ja
 
 
 _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
+_after_turns, _mean_of_answer = compiled()(after_turns), compiled()(mean_of_answer)
+_with_blank, _placed = compiled()(with_blank), compiled()(placed)
 
 
 @compiled(static_argnames=("function",))
@@ -117,6 +122,29 @@ class _Models:
         unpacked = None if self.steps is None else self.steps.replace(packing=None)
         found = outputs_of(policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
         return _from_teacher(self.batch, tokens, found)
+
+    @cached_property
+    def answers(self) -> jax.Array:
+        ids, columns = (self.batch.info or {}).get("answer_tokens"), []
+        ids = no_answers(self.batch, None) if ids is None else ids
+        for turn in range(turn_count(self.batch)):
+            rows = _after_turns(self.batch, ids, jnp.int32(turn))
+            columns.append(_mean_of_answer(self._read(rows), rows.action_mask))
+        return jnp.stack(columns, axis=1)
+
+    @cached_property
+    def blanked(self) -> jax.Array:
+        ids, found = (self.batch.info or {}).get("blanked"), self.old.logp
+        for turn in range(1, 1 if ids is None else turn_count(self.batch)):
+            rows = _with_blank(self.batch, ids, jnp.int32(turn))
+            found = _placed(found, self._read(rows), rows.action_mask)
+        return found
+
+    def _read(self, rows: Trajectories) -> jax.Array:
+        """Log-probabilities [N, T] of other rows under the weights before the update, not packed."""
+        unpacked = None if self.steps is None else self.steps.replace(packing=None)
+        policy, rows = of_a_reference(self.policy, rows)
+        return outputs_of(policy, self.params, rows, unpacked).logp
 
     @cached_property
     def affinity(self) -> jax.Array:

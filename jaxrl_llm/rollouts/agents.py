@@ -68,6 +68,31 @@ class Conversation:
         return total if self.scored and math.isfinite(total) else math.nan
 
 
+@dataclass(frozen=True)
+class AgentSettings:
+    """How the episodes of a rollout are made; see `agent`."""
+
+    environment: MakeEnvironment
+    limits: Limits = field(default_factory=Limits)
+    turn_rewards: bool = False
+    greedy: bool = False
+    system: str | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass
+class Path:
+    """An episode between two turns."""
+
+    number: int  # of the sample
+    one: Conversation
+    world: Replayable | None = None  # None: it could not begin
+    chat: ChatTurns | None = None
+    seen: Observation = field(default_factory=Observation)
+    turn: int = 0  # the next
+    over: bool = False
+
+
 class EnvironmentFailed(Exception):
     """An environment raised, hung, or answered what is no observation."""
 
@@ -102,18 +127,18 @@ def agent(
     Provides turns, state_key, episode, first_turn, calls and failed_calls, and turn_rewards where asked.
     """
     limits = Limits(turns, turn_tokens, episode_tokens, fresh)
+    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, options)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        numbers = range(task.samples)
-        found = await gather(*(converse(tools, task, n, environment, limits, options, greedy, system) for n in numbers))
-        ends = await graded(tools, found, turn_rewards)
-        return [row for one, end in zip(found, ends, strict=True) for row in finished(one, end, turn_rewards)]
+        found = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
+        return await graded(tools, found, turn_rewards)
 
-    return of_agents(program, limits, turn_rewards, ahead)
+    return of_agents(program, settings, ahead)
 
 
-def of_agents(program: Program, limits: Limits, turn_rewards: bool, ahead: int | None = AHEAD) -> Rollout:
+def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHEAD) -> Rollout:
     """The rollout of a program whose episodes are conversations. ahead: see `Rollout.ahead`."""
+    limits, turn_rewards = settings.limits, settings.turn_rewards
     provides = {"turns", "state_key", "episode", "first_turn", *CALLS} | ({"turn_rewards"} if turn_rewards else set())
     longest, turns = limits.episode_tokens, limits.turns
     if longest is None and limits.turn_tokens is not None and not limits.fresh:
@@ -121,85 +146,100 @@ def of_agents(program: Program, limits: Limits, turn_rewards: bool, ahead: int |
     return Rollout(
         program, "agent", frozenset(provides), turns=1 if limits.fresh else turns, ragged=True, longest=longest,
         rewards=frozenset({ENVIRONMENT}), most=(lambda samples: turns * samples) if limits.fresh else None,
-        ahead=ahead,
+        ahead=ahead, agent=settings,
     )  # fmt: skip
 
 
 async def graded(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[Episode]:
+    """The rows of finished conversations with their rewards."""
+    ends = await ends_of(tools, found, turn_rewards)
+    return [row for one, end in zip(found, ends, strict=True) for row in finished(one, end, turn_rewards)]
+
+
+async def ends_of(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[Episode]:
     """The last row of each episode, scored by the run's reward functions; NaN where the environment gave no reward."""
     ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}) for one in found]
     known = [end for one, end in zip(found, ends, strict=True) if one.scored]
-    scored = iter(await tools.score(known) if known else [])
-    return [next(scored) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
+    scores = iter(await tools.score(known) if known else [])
+    return [next(scores) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
 
 
-async def converse(
-    tools: Tools,
-    task: Task,
-    number: int,
-    make: MakeEnvironment,
-    limits: Limits,
-    options: Mapping[str, Any] | None = None,
-    greedy: bool = False,
-    system: str | None = None,
-) -> Conversation:
+async def converse(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Conversation:
     """One episode of the task's group."""
-    one = Conversation([Episode(task.prompt, task.prompt_id, number)], [])
+    path = await begun(tools, task, number, settings)
+    while not path.over:
+        await take_turn(tools, task, path, settings)
+    return await closed(tools, task, path)
+
+
+async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Path:
+    """An episode before its first turn; over, and not scored, if its environment cannot begin."""
+    path = Path(number, Conversation([Episode(task.prompt, task.prompt_id, number)], []))
+    one = path.one
     try:
-        world, seen = await _begun(tools, task, number, make)
-        chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(options or {}))
-        one.messages = merged([*_messages_of(task.row, system), *seen.messages])
-        one.rows[0] = replace(one.rows[0], prompt=tuple(chat.begin(one.messages)))
+        path.world, path.seen = await _begun(tools, task, number, settings.environment)
+        path.chat = ChatTurns(tools.tokenizer, tuple(path.world.tools), dict(settings.options or {}))
+        one.messages = merged([*_messages_of(task.row, settings.system), *path.seen.messages])
+        one.rows[0] = replace(one.rows[0], prompt=tuple(path.chat.begin(one.messages)))
     except (EnvironmentFailed, InputError) as error:
         _failed(one, task, number, f"in reset, so that its episode is not scored: {error}")
-        one.scored = False
-        return one
-    one.info = dict(seen.info)
-    return await go_on(tools, task, one, world, chat, seen, limits, greedy)
+        one.scored, path.over, path.world = False, True, None
+        return path
+    one.info, one.world = dict(path.seen.info), path.world
+    return path
 
 
-async def go_on(
-    tools: Tools,
-    task: Task,
-    one: Conversation,
-    world: Replayable,
-    chat: ChatTurns,
-    seen: Observation,
-    limits: Limits,
-    greedy: bool = False,
-) -> Conversation:
-    """The rest of an episode, in which its environment said `seen` last. Closes the environment."""
-    number, one.world = one.rows[0].sample, world
-    for turn in range(len(one.rewards), limits.turns):
-        one.states.append(_state(seen))
-        one.before.append(len(one.messages))
-        one.rows[-1] = await tools.sample(one.rows[-1], limit=_room(one, task, limits), greedy=greedy)
-        reply = chat.reading(one.rows[-1].last)
-        one.messages.append(reply.message)
-        over = True
-        try:
-            seen = await _observed(tools, world.step, reply, name=f"{number}/{turn}")
-            one.rewards.append(seen.reward)
-            for name, value in seen.info.items():
-                one.info[name] = one.info.get(name, 0.0) + float(value)
-            over = seen.done or seen.truncated or one.rows[-1].truncated
-            if not over:
-                one.messages = merged(seen.messages) if limits.fresh else [*one.messages, *seen.messages]
-                over = turn + 1 == limits.turns or not _append(one, tools, chat, seen.messages, task, limits)
-                seen = replace(seen, truncated=over)
-        except (EnvironmentFailed, InputError) as error:
-            _failed(one, task, number, f"in step, where its episode ends: {error}")
-            one.rewards += [0.0] * (turn + 1 - len(one.rewards))
-            seen = Observation(truncated=True)
-        if over:
-            break
-    one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or seen.truncated)
+async def take_turn(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:
+    """The next reply of an episode, and the environment's answer."""
+    await draw_reply(tools, task, path, settings)
+    await hear(tools, task, path, settings)
+
+
+async def draw_reply(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:
+    """The next reply of an episode."""
+    one = path.one
+    one.states.append(_state(path.seen))
+    one.before.append(len(one.messages))
+    one.rows[-1] = await tools.sample(one.rows[-1], limit=_room(one, task, settings.limits), greedy=settings.greedy)
+
+
+async def hear(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:
+    """The environment's answer to the reply that was drawn last."""
+    one, limits, seen = path.one, settings.limits, path.seen
+    assert path.chat is not None
+    assert path.world is not None
+    reply = path.chat.reading(one.rows[-1].last)
+    one.messages.append(reply.message)
+    over = True
     try:
-        last = await _answer(tools, world.close, name=f"{number}/close")
+        seen = await _observed(tools, path.world.step, reply, name=f"{path.number}/{path.turn}")
+        one.rewards.append(seen.reward)
+        for name, value in seen.info.items():
+            one.info[name] = one.info.get(name, 0.0) + float(value)
+        over = seen.done or seen.truncated or one.rows[-1].truncated
+        if not over:
+            one.messages = merged(seen.messages) if limits.fresh else [*one.messages, *seen.messages]
+            over = path.turn + 1 == limits.turns or not _append(one, tools, path.chat, seen.messages, task, limits)
+            seen = replace(seen, truncated=over)
+    except (EnvironmentFailed, InputError) as error:
+        _failed(one, task, path.number, f"in step, where its episode ends: {error}")
+        one.rewards += [0.0] * (path.turn + 1 - len(one.rewards))
+        seen = Observation(truncated=True)
+    path.seen, path.over, path.turn = seen, over, path.turn + 1
+
+
+async def closed(tools: Tools, task: Task, path: Path) -> Conversation:
+    """The episode with the final reward of its environment, which ends."""
+    one = path.one
+    if path.world is None:
+        return one
+    one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or path.seen.truncated)
+    try:
+        last = await _answer(tools, path.world.close, name=f"{path.number}/close")
         one.final = 0.0 if last is None else float(last)
     except EnvironmentFailed as error:
         if FAILED_ENVIRONMENT not in one.info:
-            _failed(one, task, number, f"in close, so that its episode is not scored: {error}")
+            _failed(one, task, path.number, f"in close, so that its episode is not scored: {error}")
             one.scored = False
     return one
 

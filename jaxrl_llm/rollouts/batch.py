@@ -70,6 +70,8 @@ def to_batch(
         batch = batch.replace(state_key=of_turns(keys, np.uint32))
     if any(episode.teacher_prompt is not None for episode in episodes):
         batch = batch.with_info(teacher_tokens=teacher_tokens(episodes))
+    if any(episode.answer is not None for episode in episodes):
+        batch = batch.with_info(answer_tokens=answer_tokens(episodes))
     if windows:
         unfinished: Any = np.asarray([is_so for one in groups for is_so in one.unfinished])
         window = batch.action_mask & (batch.policy_step == step)
@@ -84,6 +86,16 @@ def teacher_tokens(episodes: Sequence[Episode]) -> Any:
     """
     rows = [[*e.teacher_prompt, *e.own.token.tolist()] if e.teacher_prompt else [] for e in episodes]
     found = np.full((len(rows), bucket(max([1, *map(len, rows)]))), -1.0, np.float32)
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
+    return found
+
+
+def answer_tokens(episodes: Sequence[Episode]) -> Any:
+    """f32[N, A]: the tokens of each episode's `answer`, where -2 - id is one that opens it, then -1; A is a bucket."""
+    parts = [one.answer or ((), ()) for one in episodes]
+    rows = [[*(-2 - token for token in opening), *own] if own else [] for opening, own in parts]
+    found = np.full((len(rows), bucket(max([1, *map(len, rows)]), least=4)), -1.0, np.float32)
     for place, row in enumerate(rows):
         found[place, : len(row)] = row
     return found

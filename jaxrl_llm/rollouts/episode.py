@@ -64,6 +64,9 @@ class Episode:
     teacher_prompt: tuple[int, ...] | None = None
     """Another prompt, under which a teacher reads the episode's tokens; () for none, where others have one."""
 
+    answer: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Tokens that open the reference answer of the row, and those of the answer; ((), ()) for none."""
+
     def __add__(self, segment: Segment) -> Episode:
         """Append a segment, such as an observation made by `given`. Actions are appended by `tools.sample`."""
         if not isinstance(segment, Segment):

@@ -61,6 +61,12 @@ class Rollout:
     rewards: frozenset[str] = field(default_factory=frozenset)
     """Components of the reward that its episodes have already, such as `environment`."""
 
+    around: Callable[[Rollout], Rollout] | None = None
+    """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
+
+    agent: Any = None
+    """Of agents, how their episodes are made, `rollouts.agents.AgentSettings`, which another rollout may fork."""
+
     def __post_init__(self) -> None:
         if not callable(self.program):
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")

@@ -15,15 +15,18 @@ from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.agents import (
+    AgentSettings,
     Conversation,
     EnvironmentFailed,
     Limits,
+    Path,
+    closed,
     converse,
     copied,
+    ends_of,
     finished,
-    go_on,
-    graded,
     of_agents,
+    take_turn,
 )
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.outside import AHEAD
@@ -63,16 +66,17 @@ def restarting(
     check_number("share", share, least=0, below=1)
     check_number("success", success)
     limits = Limits(turns, turn_tokens, episode_tokens)
+    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, options)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         again = min(round(share * task.samples), task.samples - 1)
         numbers = range(task.samples)
 
         async def fresh(number: int) -> Conversation:
-            return await converse(tools, task, number, environment, limits, options, greedy, system)
+            return await converse(tools, task, number, settings)
 
         first = list(await gather(*map(fresh, numbers[: task.samples - again])))
-        ends = await graded(tools, first, turn_rewards)
+        ends = await ends_of(tools, first, turn_rewards)
         model, score = _best_first(first, ends, turn_rewards, success)
         places = anchors(0 if model is None else len(model.rewards), again)
 
@@ -80,13 +84,13 @@ def restarting(
             if model is None or turn is None:
                 return await fresh(number), 0
             try:
-                return await _from_turn(tools, task, number, model, turn, limits, options, greedy), turn
+                return await _from_turn(tools, task, number, model, turn, settings), turn
             except EnvironmentFailed as error:
                 logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
                 return await fresh(number), 0
 
         found = await gather(*map(restart, numbers[task.samples - again :], places))
-        ends += await graded(tools, [one for one, _ in found], turn_rewards)
+        ends += await ends_of(tools, [one for one, _ in found], turn_rewards)
         out = []
         for (one, taken), end in zip([*((one, 0) for one in first), *found], ends, strict=True):
             length = len(model.rewards) if model is not None else 0
@@ -96,7 +100,7 @@ def restarting(
             ]
         return out
 
-    rollout = of_agents(program, limits, turn_rewards, ahead)
+    rollout = of_agents(program, settings, ahead)
     return replace(rollout, name="restarting", provides=rollout.provides | {IMITATED, "imitated_score"})
 
 
@@ -121,14 +125,7 @@ def _best_first(
 
 
 async def _from_turn(
-    tools: Tools,
-    task: Task,
-    number: int,
-    model: Conversation,
-    turn: int,
-    limits: Limits,
-    options: Mapping[str, Any] | None,
-    greedy: bool,
+    tools: Tools, task: Task, number: int, model: Conversation, turn: int, settings: AgentSettings
 ) -> Conversation:
     """An episode that begins as the model does up to its turn `turn`. EnvironmentFailed if it cannot be copied."""
     assert model.world is not None
@@ -146,10 +143,13 @@ async def _from_turn(
     one = Conversation(
         [replace(row, sample=number + place * step, info={}) for place, row in enumerate(rows)],
         list(model.messages[: model.before[turn]]), list(model.rewards[:turn]), states=list(model.states[:turn]),
-        before=list(model.before[:turn]),
+        before=list(model.before[:turn]), world=world,
     )  # fmt: skip
-    chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(options or {}))
-    return await go_on(tools, task, one, world, chat, world.seen[turn], limits, greedy)
+    chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(settings.options or {}))
+    path = Path(one.rows[0].sample, one, world, chat, world.seen[turn], turn)
+    while not path.over:
+        await take_turn(tools, task, path, settings)
+    return await closed(tools, task, path)
 
 
 def _left(row: Episode, taken: int, length: int) -> list[float]:

@@ -102,7 +102,7 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
         what = "environment" if config.environment else "tools"
         if config.rollout != TrainConfig.rollout:
             raise InputError(f"{what} is given, but the rollout is {config.rollout}: leave out one of the two")
-        if algorithm.rollout is not None:
+        if algorithm.rollout is not None and algorithm.rollout.around is None:
             raise InputError(
                 f"{what} is given, but {config.algorithm} has a rollout of its own, {algorithm.rollout.name}: choose "
                 "another method, or leave it out"
@@ -112,11 +112,19 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
                 f"{what} is given, but {config.algorithm} needs the reward of a greedy completion, which episodes of "
                 "several turns do not have: choose another method"
             )
-        return agent_of(config, algorithm.needs)
+        return _around(algorithm, agent_of(config, algorithm.needs))
     rollout = rollout_by_name(config.rollout)
     if config.rollout == TrainConfig.rollout and algorithm.rollout is not None:
         rollout = algorithm.rollout
+    elif config.rollout != TrainConfig.rollout:
+        rollout = _around(algorithm, rollout)
     return with_greedy_baseline(rollout) if GREEDY in algorithm.needs else rollout
+
+
+def _around(algorithm: Algorithm, rollout: Rollout) -> Rollout:
+    """The run's rollout, and around it what the method's adds to any."""
+    own = algorithm.rollout
+    return rollout if own is None or own.around is None else own.around(rollout)
 
 
 def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:

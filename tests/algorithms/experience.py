@@ -19,7 +19,8 @@ N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
 # Drawn apart, so that the data of methods without them stay as they are.
 LATER = {
     "previous_logp", "hint_tokens", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy", "teacher_tokens",
-    "turn_rewards", "state_key", "episode", "first_turn", "calls", "failed_calls",
+    "turn_rewards", "state_key", "episode", "first_turn", "calls", "failed_calls", "answer_logp", "answer_tokens",
+    "blanked", "blanked_logp",
 }  # fmt: skip
 REWARDS = {"sound", "turn_rewards"}  # which would be combined with the reward of methods without them
 

@@ -20,7 +20,7 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": (),
-    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, K]": (N, -(-L // 4)),
+    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")
@@ -118,6 +118,14 @@ class Seen:
         return function(self.outputs("old", -1.0).logp, bare())
 
     @property
+    def answers(self) -> Any:
+        return self.outputs("old", -1.0).logp
+
+    @property
+    def blanked(self) -> Any:
+        return self.outputs("old", -1.0).logp
+
+    @property
     def affinity(self) -> Any:
         return self.outputs("affinity", 0.5).logp
 
@@ -155,7 +163,7 @@ def test_stand_ins_fill_in_what_a_batch_lacks_and_are_named() -> None:
     for text in asked:
         (name, number), need = value_of(text), need_of(text)
         if need.stand_in.value is not None:
-            assert need.of(full, number).shape == SHAPES[need.shape]
+            assert need.of(full, number).shape == (SHAPES[need.shape] if name != "answer_logp" else (N, 1))  # no turns
         elif name not in ("feedback", "turns"):  # the method has a default of its own
             assert need.of(full, number) is None
         if need.by_outputs is not None:

@@ -124,6 +124,16 @@ def test_dgrpo_worked_example() -> None:
         advantages(dgrpo_vital("iuo"), batch)
 
 
+def test_dgrpo_pays_for_a_call_that_worked() -> None:
+    """In the worked example all bonuses are 1; here those of tools are 0.5, for the second and third episode."""
+    info = {"calls": np.array([2.0, 2, 1, 0]), "failed_calls": np.array([2.0, 1, 0, 0])}
+    batch = rows_of([1.0, 1.0, 0.5, 1.0], info=info)
+    w = np.clip(2 - 4.5 / 4, 0, 1) * 0.5 + 0.5
+    np.testing.assert_allclose(prepared(dgrpo_vital(), batch).reward[:4], w * np.array([1, 1.5, 1, 1]), **NEAR)
+    found = prepared(dgrpo_vital(tool_bonus=0.0), batch).reward[:4]
+    np.testing.assert_allclose(found, np.array([1, 1, 0.5, 1]), **NEAR)
+
+
 def test_dgrpo_against_a_loop() -> None:
     reward = REWARD + np.where(GROUP == 0, 1.0, 0.5)
     batch = BATCH.replace(reward=jnp.asarray(reward, jnp.float32))

@@ -54,9 +54,10 @@ def test_every_need_is_tried() -> None:
     methods = [make_algorithm(TrainConfig(algorithm=name, hyperparameters=METHODS[name])) for name in METHODS]
     asked = {value_of(need)[0] for method in methods for need in method.needs}
     computed = {name for name, need in NEEDS.items() if need.provider is None}
-    # See test_steered_methods.py, test_moving_references.py, test_replayed_runs.py and test_hinted_runs.py.
+    # See test_steered_methods.py, test_moving_references.py, test_replayed_runs.py, test_hinted_runs.py and
+    # test_turn_runs.py.
     elsewhere = {"heated_logp", "previous_logp", "drift", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy"}
-    assert asked == computed - elsewhere | {"greedy_reward"}
+    assert asked == computed - elsewhere - {"answer_logp", "blanked_logp"} | {"greedy_reward"}
 
 
 RESTARTED = ("r2vpo", "ppo")

@@ -15,6 +15,8 @@ from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 
@@ -43,9 +45,27 @@ METHODS: dict[str, dict[str, Any]] = {
     "flow_grpo": {},
     "ipa": {},
     "ui_s1": {"least_deviation": 0.0},
+    "dgrpo_vital": {},
+    "arpo_agentic": {"initial": 2, "probability": 1.0},
+    "aepo_agentic": {},
+    "igpo_information_gain": {},
+    "infopo": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
-OF_EPISODES = ("deeptravel", "g_ra", "grpo_roc", "grpo_tcr", "salt", "loop", "epo", "llds", "seeupo")
+OF_EPISODES = (
+    "arpo_agentic",
+    "deeptravel",
+    "dgrpo_vital",
+    "g_ra",
+    "grpo_roc",
+    "grpo_tcr",
+    "salt",
+    "loop",
+    "epo",
+    "llds",
+    "seeupo",
+)
+FORKING = ("aepo_agentic", "arpo_agentic")  # from episodes that begin with the same tokens
 OF_ROUNDS = ("eapo_iterresearch", "flow_grpo", "ui_s1")
 WORLDS = Path(__file__).parent / "worlds.py"
 # Those that take the episode's reward alone, as --environment has it; llds acts from the second update of a batch on.
@@ -72,7 +92,8 @@ def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
         (model / "tokenizer_config.json").write_text(json.dumps({**written, "chat_template": TEMPLATE}))
     settings: dict[str, Any] = {
         "algorithm": name, "hyperparameters": METHODS[name], "model": str(model), "steps": 2, "eval_size": 0,
-        "reward": "starts_even", "top_p": 1.0, "minibatches": 1, "max_new_tokens": 8, "prompts_per_step": 2,
+        "reward": "even" if name in FORKING else "starts_even", "top_p": 1.0,
+        "minibatches": 1, "max_new_tokens": 8, "prompts_per_step": 2,
         "stop": tuple(string.ascii_letters + string.punctuation),  # or replies of random weights have no end
         "rollout": f"{WORLDS}:{'rounds' if name in OF_ROUNDS else 'walks'}", **CHANGES.get(name, {}),
     }  # fmt: skip
@@ -99,8 +120,19 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     if name == "ipa":
         assert np.asarray((batch.info or {})["imitated"] > 0).any(), "some begin with a success"
         batch = batch.replace(old_logp=batch.behaviour_logp)
+    if asked := method.needs & {"answer_logp", "blanked_logp"}:
+        batch = provide(load_policy(runs.MODEL)[0], asked | {"old_logp"}, taken[0].params, None, batch)
     found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
     assert found.any()
+    if name in FORKING:
+        node = np.where(batch.action_mask, (batch.info or {})["node"], -1)
+        ends = {(int(g), float(row[mask][-1])) for g, row, mask in zip(batch.group, node, node >= 0, strict=True)}
+        assert len(ends) > 4, "episodes go on apart from each other"
+        first = np.asarray(batch.turn) == 0
+        tokens = {(int(g), *row[mask]) for g, row, mask in zip(batch.group, batch.tokens, first, strict=True)}
+        assert len(tokens) < 8, "episodes share their first turns"
+    if name == "aepo_agentic":
+        return  # its credit depends on the entropy of each token
     if name in OF_ROUNDS:
         assert len(found) > 8, "a row for each turn"
         assert set(np.asarray((batch.info or {})["first_turn"]).tolist()) == {0.0, 1.0, 2.0}
