@@ -155,7 +155,7 @@ def parted(path: Path) -> Path:
     one = path.one
     kept = replace(
         one, rows=[*one.rows], messages=[*one.messages], rewards=[*one.rewards], states=[*one.states],
-        info=dict(one.info),
+        before=[*one.before], info=dict(one.info),
     )  # fmt: skip
     return replace(path, one=kept)
 
@@ -171,7 +171,7 @@ async def with_world(tools: Tools, task: Task, fork: Path) -> Path:
     """The fork with a copy of the environment of the episode that it comes from. Not scored if there can be none."""
     assert fork.world is not None
     try:
-        fork.world = await copied(tools, fork.world, name=f"{fork.number}/fork")
+        fork.world = fork.one.world = await copied(tools, fork.world, name=f"{fork.number}/fork")
     except EnvironmentFailed as error:
         logger.warning(
             "sample %d of prompt %d does not fork, and is not scored: its environment is not copied: %s",
