@@ -1,72 +1,30 @@
 """Agents: episodes of several turns with an environment, as exact tokens.
 
 What the policy samples is kept as token ids. What the environment says is rendered by the chat template's own turns,
-`jaxrl_llm.data.turns`, and appended. Where a template does not append, a new row begins with the conversation so far as
-its prompt; both rows are trained on with the episode's reward.
+`jaxrl_llm.data.turns`, and appended. Where a template does not append, or the conversation is compacted, a new row
+begins with what goes on as its prompt; both rows are trained on with the episode's reward.
 """
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
 from asyncio import gather
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from jaxrl_llm.data.calls import Message
-from jaxrl_llm.data.chat import is_conversation
 from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
-from jaxrl_llm.rollouts.agent_metrics import CALLS, COUNTS, FAILED_ENVIRONMENT
-from jaxrl_llm.rollouts.episode import Episode, checksum, given
+from jaxrl_llm.rollouts.agent_metrics import CALLS, FAILED_ENVIRONMENT
+from jaxrl_llm.rollouts.compaction import Compact
+from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished, messages_of, state_of
+from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, begun, closing, failed, observed
+from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import OBSERVATION, Rollout
-from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
-from jaxrl_llm.threads import in_thread
-
-logger = logging.getLogger("jaxrl_llm.rollouts")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long an episode may be."""
-
-    turns: int = 8
-    """Replies of an episode."""
-    turn_tokens: int | None = None
-    """Sampled tokens of a reply; None: the run's limit of a completion."""
-    episode_tokens: int | None = None
-    """Tokens of an episode after its prompt, observations included; None: as the model's context allows."""
-    fresh: bool = False
-    """Whether an observation is the whole prompt of the next turn."""
-
-
-@dataclass
-class Conversation:
-    """One episode: its rows, the last of which goes on, and what the environment said."""
-
-    rows: list[Episode]
-    messages: list[Message]
-    rewards: list[float] = field(default_factory=list)  # of each turn
-    final: float = 0.0  # the reward of the whole
-    states: list[str] = field(default_factory=list)  # before each turn
-    info: dict[str, float] = field(default_factory=dict)
-    scored: bool = True  # whether the environment could give its final reward
-
-    def component(self, turn_rewards: bool) -> float:
-        """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
-        total = self.final + (0.0 if turn_rewards else math.fsum(self.rewards))
-        return total if self.scored and math.isfinite(total) else math.nan
-
-
-class EnvironmentFailed(Exception):
-    """An environment raised, hung, or answered what is no observation."""
+from jaxrl_llm.rollouts.tools import Task, Tools
 
 
 @part
@@ -80,225 +38,175 @@ def agent(
     system: str | None = None,
     options: Mapping[str, Any] | None = None,
     fresh: bool = False,
+    context_tokens: int | None = None,
+    compact: Compact | None = None,
 ) -> Rollout:
     """Groups of episodes with an environment.
 
     environment: makes an environment from a row of the data set; see `environments.protocol`. turns, turn_tokens,
-    episode_tokens: see `Limits`. greedy: take the most probable tokens, as an evaluation does. system: the system
-    message of prompts that have none. options: of the chat template. fresh: each observation is the whole prompt of the
-    next turn, which is a row of its own.
+    episode_tokens, context_tokens, compact: see `Limits` and `rollouts.compaction`. greedy: take the most probable
+    tokens, as an evaluation does. system: the system message of prompts that have none. options: of the chat template.
+    fresh: each observation is the whole prompt of the next turn, which is a row of its own.
 
     The environment's reward is the component `environment` of the run's rewards: the sum of its final reward and those
     of all turns. turn_rewards: those of turns are the batch's `turn_rewards` instead, and the component is the final
-    reward alone.
+    reward alone. A summary is a turn too, whose own reward is 0.
 
     An environment that fails in `reset` is made anew once; if it fails again, or in `close`, its episode is not scored.
     One that fails in `step` ends its episode there. Either is logged and counted.
 
     Provides turns, state_key, episode, first_turn, calls and failed_calls, and turn_rewards where asked.
+    Raises InputError for compact without context_tokens, or with fresh.
     """
-    limits = Limits(turns, turn_tokens, episode_tokens, fresh)
+    limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact, fresh)
+    return _rollout("agent", _Play(environment, limits, 1, options, greedy, system), turn_rewards)
+
+
+@part
+def self_play(
+    environment: MakeEnvironment,
+    players: int = 2,
+    turns: int = 8,
+    turn_tokens: int | None = None,
+    episode_tokens: int | None = None,
+    turn_rewards: bool = False,
+    greedy: bool = False,
+    system: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    context_tokens: int | None = None,
+    compact: Compact | None = None,
+) -> Rollout:
+    """Groups of games, in which the policy is each of the players.
+
+    environment: makes environments whose observations name the player who is to reply, `Observation.player`, and whose
+    `close` returns a reward for each. A task's samples are its games. Each player sees what it is told alone, in a
+    conversation of its own with its own reward: the limits, as those of `agent`, are those of a player. Roles differ,
+    and so may what they can win: the conversations of a player are compared with those of the same player in the
+    group's other games, info["part"]. A player who never replied has a row that is not scored, and a game that is cut
+    off is so for all.
+
+    Otherwise as `agent`. Raises InputError unless players is a whole number, at least 2.
+    """
+    if isinstance(players, bool) or not isinstance(players, int) or players < 2:
+        raise InputError(f"players is {shown(players)}, but must be a whole number, at least 2: one player is an agent")
+    limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact)
+    return _rollout("self_play", _Play(environment, limits, players, options, greedy, system), turn_rewards)
+
+
+@dataclass(frozen=True)
+class _Play:
+    """How a group's episodes are played."""
+
+    make: MakeEnvironment
+    limits: Limits
+    players: int
+    options: Mapping[str, Any] | None
+    greedy: bool
+    system: str | None
+
+
+def _rollout(name: str, play: _Play, turn_rewards: bool) -> Rollout:
+    limits, players = play.limits, play.players
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        numbers = range(task.samples)
-        found = await gather(*(converse(tools, task, n, environment, limits, options, greedy, system) for n in numbers))
+        games = await gather(*(_played(tools, task, number, play) for number in range(task.samples)))
+        found = [game[player] for player in range(players) for game in games]
         ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}) for one in found]
         known = [end for one, end in zip(found, ends, strict=True) if one.scored]
         graded = iter(await tools.score(known) if known else [])
         ends = [next(graded) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
-        return [row for one, end in zip(found, ends, strict=True) for row in finished(one, end, turn_rewards)]
+        rows = [finished(one, end, turn_rewards) for one, end in zip(found, ends, strict=True)]
+        if players == 1:
+            return [row for of_one in rows for row in of_one]
+        return [row.in_part(n // task.samples) for n, of_one in enumerate(rows) for row in of_one]
 
     provides = {"turns", "state_key", "episode", "first_turn", *CALLS} | ({"turn_rewards"} if turn_rewards else set())
-    longest = episode_tokens
-    if longest is None and turn_tokens is not None and not fresh:
-        longest = turns * (turn_tokens + OBSERVATION)
+    longest = [limits.episode_tokens, limits.context_tokens]
+    if limits.episode_tokens is None and limits.turn_tokens is not None and not limits.fresh:
+        longest.append(limits.turns * (limits.turn_tokens + OBSERVATION))
+    each = players * (limits.turns if limits.fresh or limits.compact is not None else 1)
     return Rollout(
-        program, "agent", frozenset(provides), turns=1 if fresh else turns, ragged=True, longest=longest,
-        rewards=frozenset({ENVIRONMENT}), most=(lambda samples: turns * samples) if fresh else None,
+        program, name, frozenset(provides), turns=1 if limits.fresh else limits.turns, ragged=True,
+        longest=min((one for one in longest if one is not None), default=None), rewards=frozenset({ENVIRONMENT}),
+        most=None if each == 1 else (lambda samples: each * samples),
     )  # fmt: skip
 
 
-async def converse(
-    tools: Tools,
-    task: Task,
-    number: int,
-    make: MakeEnvironment,
-    limits: Limits,
-    options: Mapping[str, Any] | None = None,
-    greedy: bool = False,
-    system: str | None = None,
-) -> Conversation:
-    """One episode of the task's group."""
-    one = Conversation([Episode(task.prompt, task.prompt_id, number)], [])
+async def _played(tools: Tools, task: Task, number: int, play: _Play) -> list[Conversation]:
+    """One episode of the task's group: the conversation of each player."""
+    limits, players = play.limits, play.players
+    seats = [
+        Conversation([Episode(task.prompt, task.prompt_id, number + player * task.samples)], players * task.samples)
+        for player in range(players)
+    ]
     try:
-        world, seen = await _begun(tools, task, number, make)
-        chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(options or {}))
-        one.messages = merged([*_messages_of(task.row, system), *seen.messages])
-        one.rows[0] = replace(one.rows[0], prompt=tuple(chat.begin(one.messages)))
+        asked = messages_of(task.row, play.system)
+        world, seen = await begun(tools, task, number, play.make)
+        chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(play.options or {}))
+        one = seats[_player(seen, players)]
+        one.begin(tools, chat, [*asked, *seen.messages], task, limits)
     except (EnvironmentFailed, InputError) as error:
-        _failed(one, task, number, f"in reset, so that its episode is not scored: {error}")
-        one.scored = False
-        return one
+        failed(seats[0], task, number, f"in reset, so that its episode is not scored: {error}")
+        return [_unscored(one) for one in seats]
     one.info = dict(seen.info)
-    for turn in range(limits.turns):
-        one.states.append(_state(seen))
-        one.rows[-1] = await tools.sample(one.rows[-1], limit=_room(one, task, limits), greedy=greedy)
-        reply = chat.reading(one.rows[-1].last)
-        one.messages.append(reply.message)
+    for move in range(players * limits.turns):
+        one.states.append(state_of(seen))
+        reply = await one.reply(tools, chat, task, limits, play.greedy)
         over = True
         try:
-            seen = await _observed(tools, world.step, reply, name=f"{number}/{turn}")
+            seen = await observed(tools, world.step, reply, name=f"{number}/{move}")
             one.rewards.append(seen.reward)
             for name, value in seen.info.items():
                 one.info[name] = one.info.get(name, 0.0) + float(value)
             over = seen.done or seen.truncated or one.rows[-1].truncated
             if not over:
-                one.messages = merged(seen.messages) if limits.fresh else [*one.messages, *seen.messages]
-                over = turn + 1 == limits.turns or not _append(one, tools, chat, seen.messages, task, limits)
-                seen = replace(seen, truncated=over)
+                one = seats[_player(seen, players)]
+                if not one.asked:
+                    one.begin(tools, chat, [*asked, *seen.messages], task, limits)
+                elif one.replies == limits.turns or not await one.go_on(
+                    tools, chat, seen.messages, task, limits, play.greedy
+                ):
+                    over, seen = True, replace(seen, truncated=True)
         except (EnvironmentFailed, InputError) as error:
-            _failed(one, task, number, f"in step, where its episode ends: {error}")
-            one.rewards += [0.0] * (turn + 1 - len(one.rewards))
-            seen = Observation(truncated=True)
+            failed(one, task, number, f"in step, where its episode ends: {error}")
+            over, seen = True, Observation(truncated=True)
         if over:
             break
-    one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or seen.truncated)
+    cut = seen.truncated or any(one.rows[-1].truncated for one in seats)
+    for one in seats:
+        one.rewards += [0.0] * (len(one.states) - len(one.rewards))
+        one.rows[-1] = replace(one.rows[-1], truncated=cut)
+        one.scored = one.replies > 0
     try:
-        last = await _answer(tools, _closing(world), name=f"{number}/close")
-        one.final = 0.0 if last is None else float(last)
+        _take_rewards(seats, await answer(tools, closing(world), name=f"{number}/close"))
     except EnvironmentFailed as error:
-        if FAILED_ENVIRONMENT not in one.info:
-            _failed(one, task, number, f"in close, so that its episode is not scored: {error}")
-            one.scored = False
-    return one
+        if not any(FAILED_ENVIRONMENT in one.info for one in seats):
+            failed(seats[0], task, number, f"in close, so that its episode is not scored: {error}")
+            return [_unscored(one) for one in seats]
+    return seats
 
 
-async def _begun(tools: Tools, task: Task, number: int, make: MakeEnvironment) -> tuple[Environment, Observation]:
-    """An environment and its first observation; made anew once if it fails.
-
-    The samples of a group have environments of one seed, so that their rewards can be compared.
-    """
-    seed = int(tools.random("environment").integers(2**31))
-    made: list[Environment] = []
-
-    async def begin() -> Observation:
-        made.append(await in_thread(make, task.row))
-        return await _of(made[-1].reset, dict(task.row), seed)
-
-    try:
-        seen = await _observed(tools, begin, name=f"{number}/reset")
-    except EnvironmentFailed:
-        seen = await _observed(tools, begin, name=f"{number}/reset again")
-    return made[-1], seen
+def _player(seen: Observation, players: int) -> int:
+    if not 0 <= seen.player < players:
+        raise EnvironmentFailed(f"it is the turn of player {shown(seen.player)}, but {players} play, numbered from 0")
+    return seen.player
 
 
-def _failed(one: Conversation, task: Task, number: int, why: str) -> None:
-    one.info[FAILED_ENVIRONMENT] = 1.0
-    logger.warning("the environment of sample %d of prompt %d failed %s", number, task.prompt_id, why)
-
-
-def _room(one: Conversation, task: Task, limits: Limits) -> int:
-    """Most tokens of the next reply."""
-    reply = task.limit if limits.turn_tokens is None else limits.turn_tokens
-    used = sum(row.size for row in one.rows)
-    return reply if limits.episode_tokens is None else min(reply, limits.episode_tokens - used)
-
-
-def _append(
-    one: Conversation, tools: Tools, chat: ChatTurns, messages: Sequence[Message], task: Task, limits: Limits
-) -> bool:
-    """Append an observation to the conversation's last row, or begin a new row. Returns whether there is room."""
-    row = one.rows[-1]
-    delta = None if limits.fresh else chat.bridge(messages, row.last[-1] if row.last else None)
-    if delta is not None:
-        longer = row + given(delta)
-    else:
-        longer = Episode(tuple(chat.begin(one.messages)), row.prompt_id, row.sample + task.samples)
-    rows = [*one.rows[:-1], longer] if delta is not None else [*one.rows, longer]
-    if not tools.fits(longer.tokens) or _room(replace(one, rows=rows), task, limits) < 1:
-        return False
-    one.rows = rows
-    one.info["new_rows"] = one.info.get("new_rows", 0.0) + (delta is None and not limits.fresh)
-    return True
-
-
-def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episode]:
-    """The rows of an episode with its reward. end: its last row, scored by the run's reward functions."""
-    assert end.reward is not None
-    parts = {ENVIRONMENT: one.component(turn_rewards), **end.rewards}
-    info = {**dict.fromkeys(COUNTS, 0.0), **one.info, "episode": float(one.rows[0].sample)}
-    rows, turn = [], 0
-    for row in one.rows:
-        count = int(row.turns.max(initial=-1)) + 1
-        own = tuple(one.rewards[turn : turn + count]) if turn_rewards else ()
-        keys = tuple(checksum(np.frombuffer(state.encode(), np.uint8)) for state in one.states[turn : turn + count])
-        rows.append(
-            replace(row, state_keys=keys, turn_rewards=own)
-            .scored(end.reward, parts, end.entries)
-            .with_info(**info, first_turn=float(turn))
+def _take_rewards(seats: list[Conversation], rewards: Any) -> None:
+    """Note what `close` returned: the final reward, or one for each of several players; None for none."""
+    known = [rewards] if len(seats) == 1 else [None] * len(seats) if rewards is None else rewards
+    if not isinstance(known, list) or len(known) != len(seats):
+        raise EnvironmentFailed(
+            f"it returns {shown(rewards)}, but must return a reward for each of {len(seats)} players"
         )
-        turn += count
-    return rows
+    try:
+        finals = [0.0 if one is None else float(one) for one in known]
+    except (TypeError, ValueError):
+        raise EnvironmentFailed(f"it returns {shown(rewards)}, which is no reward") from None
+    for one, final in zip(seats, finals, strict=True):
+        one.final = final
 
 
-def merged(messages: Sequence[Message]) -> list[Message]:
-    """The messages, where those of a user that follow each other are one, as many chat templates want it."""
-    out: list[Message] = []
-    for message in messages:
-        if out and out[-1]["role"] == message["role"] == "user":
-            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
-        else:
-            out.append(dict(message))
-    return out
-
-
-def _messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:
-    prompt: Any = row.get("prompt")
-    if not isinstance(prompt, str) and not is_conversation(prompt):
-        raise InputError("an agent's prompts are texts or messages, which its environment's come after")
-    texts: Any = [{"role": "user", "content": prompt}] * bool(prompt)
-    asked: list[Message] = texts if isinstance(prompt, str) else [*map(dict, prompt)]
-    has_own = bool(asked) and asked[0].get("role") == "system"
-    return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
-
-
-def _state(seen: Observation) -> str:
-    return repr([dict(message) for message in seen.messages]) if seen.state is None else seen.state
-
-
-async def _of(method: Any, *arguments: Any) -> Any:
-    """What a method returns; plain ones run in a thread."""
-    if inspect.iscoroutinefunction(method):
-        return await method(*arguments)
-    found = await in_thread(method, *arguments)
-    return await found if inspect.isawaitable(found) else found
-
-
-async def _answer(tools: Tools, method: Any, *arguments: Any, name: str) -> Any:
-    """What a method of the environment returns, by way of the log. EnvironmentFailed if it raises or hangs."""
-
-    async def call() -> Any:
-        return await _of(method, *arguments)
-
-    found = await tools.call(call, name=name, again=True, failing=True)
-    if isinstance(found, dict) and set(found) == {FAILED}:
-        raise EnvironmentFailed(found[FAILED])
-    return found
-
-
-async def _observed(tools: Tools, method: Any, *arguments: Any, name: str) -> Observation:
-    """An observation from a method of the environment, as `_answer`."""
-
-    async def observation() -> Any:
-        found = await _of(method, *arguments)
-        return replace(
-            found, reward=float(found.reward), done=bool(found.done), truncated=bool(found.truncated),
-            info={name: float(value) for name, value in found.info.items()},
-        ).as_json()  # fmt: skip
-
-    return Observation(**await _answer(tools, observation, name=name))
-
-
-def _closing(world: Environment) -> Any:
-    close = getattr(world, "close", None)
-    return close if close is not None else (lambda: None)
+def _unscored(one: Conversation) -> Conversation:
+    one.scored = False
+    return one

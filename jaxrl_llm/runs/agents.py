@@ -16,7 +16,8 @@ from jaxrl_llm.environments.tools import WithTools
 from jaxrl_llm.errors import InputError, error_line, shown, unknown
 from jaxrl_llm.rewards.loading import check_file, load_function, load_value
 from jaxrl_llm.rewards.of_environment import is_among
-from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.agents import agent, self_play
+from jaxrl_llm.rollouts.compaction import NAMED, compact_by_name
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.runs.config import TrainConfig
 
@@ -34,10 +35,13 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     needs: of the method; rewards of turns are apart from the episode's where it needs `turn_rewards`. greedy: for
     evaluations. InputError for what cannot be loaded.
     """
-    rollout = agent(
-        make_environment(config), config.turns, config.turn_tokens or None, config.episode_tokens or None,
-        TURN_REWARDS in needs, greedy, config.system_prompt,
-    )  # fmt: skip
+    limits: dict[str, Any] = {
+        name: getattr(config, name) or None for name in ("turns", "turn_tokens", "episode_tokens", "context_tokens")
+    }
+    limits["compact"] = None if config.compact is None else compact_by_name(config.compact)
+    given = {**limits, "turn_rewards": TURN_REWARDS in needs, "greedy": greedy, "system": config.system_prompt}
+    make = make_environment(config)
+    rollout = agent(make, **given) if config.players == 1 else self_play(make, config.players, **given)
     return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
 
 
@@ -46,13 +50,15 @@ def make_environment(config: TrainConfig) -> MakeEnvironment:
     tools = tuple(_tool(spec) for spec in config.tools)
     if config.environment is None:
         return lambda row: WithTools(tools, config.tool_time_limit)
-    return environments(_factory(config.environment), tools, config.tool_time_limit)
+    return environments(_factory(config.environment), tools, config.tool_time_limit, config.players)
 
 
 def agent_digests(config: TrainConfig) -> dict[str, str]:
-    """The digests of the files of the environment and the tools, among those of a run's inputs."""
+    """The digests of the files of the environment, the tools and the compaction, among those of a run's inputs."""
     named = {"the environment's file": config.environment} if config.environment else {}
     named |= {f"the file of the tool {spec.rpartition(':')[2]}": spec for spec in config.tools}
+    if config.compact and config.compact.partition("(")[0] not in NAMED:
+        named["the file of compact"] = config.compact
     return {name: load_value(spec, name)[1] for name, spec in named.items()}
 
 
