@@ -20,11 +20,12 @@ from typing import Any
 
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
-from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox
+from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox, result_text
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.threads import in_thread
 
 Factory = Callable[..., Any]
+MOST = 100_000  # characters of an observation
 
 
 def environments(
@@ -70,8 +71,8 @@ def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS, 
     play = getattr(world, "players", 1) if own else 1
     if players != play and not arena:
         raise InputError(
-            f"players is {players}, but {type(world).__name__} is for {play}: games of several are of TextArena's kind, "
-            "or those of the protocol whose attribute players says so"
+            f"players is {players}, but {type(world).__name__} is for {play}: games of several are of TextArena's "
+            "kind, or those of the protocol whose attribute players says so"
         )
     if own:
         return world
@@ -97,7 +98,7 @@ def _of_trl(world: Any) -> bool:
 
 
 def _user(text: Any) -> list[dict[str, str]]:
-    return [{"role": "user", "content": str(text)}]
+    return [{"role": "user", "content": result_text(text, most=MOST)}]
 
 
 class OfMethods:
@@ -169,7 +170,7 @@ class OfSteps:
 
 def _text(observation: Any) -> str:
     feedback = getattr(observation, "feedback", None)  # of TextWorld's states
-    return str(observation if feedback is None else feedback).strip()
+    return result_text(observation if feedback is None else feedback, MOST).strip()
 
 
 _RANDOM = threading.Lock()

@@ -15,7 +15,7 @@ COUNTS = (*CALLS, "malformed_calls", "new_rows", "compactions", FAILED_ENVIRONME
 
 
 def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
-    """Means per episode of turns, calls, new rows and compactions, and the number of environments that failed; {} without agents.
+    """Means per episode of turns, calls, new rows and compactions, and how many environments failed; {} without agents.
 
     Rows of one episode count as one: the first of them stands for all.
     """

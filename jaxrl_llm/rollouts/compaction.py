@@ -1,7 +1,7 @@
 """Compaction: what of a conversation goes on in a new row when the budget of its context is near.
 
-Either a function of the messages, such as `keep_last`, drops some of them, or the policy writes a `Summary`, which is an
-action like its other replies and trained on.
+Either a function of the messages, such as `keep_last`, drops some of them, or the policy writes a `Summary`, which is
+an action like its other replies and trained on.
 """
 
 from __future__ import annotations
@@ -93,8 +93,10 @@ def compact_by_name(spec: str) -> Compact:
         if found[1] not in NAMED:
             raise unknown("compact", found[1], NAMED)
         if len(arguments) > 2 - (found[1] == "keep_last") or not all(one.isdigit() for one in arguments):
-            raise InputError(f"compact is {shown(spec)}, but its arguments must be whole numbers: summary(TOKENS, TURNS)"
-                             " or keep_last(TURNS)")  # fmt: skip
+            raise InputError(
+                f"compact is {shown(spec)}, but its arguments must be whole numbers: summary(TOKENS, TURNS) or "
+                "keep_last(TURNS)"
+            )
         made: Compact = NAMED[found[1]](*map(int, arguments))
         return made
     if ":" not in spec:

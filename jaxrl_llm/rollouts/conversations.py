@@ -56,6 +56,7 @@ class Conversation:
     final: float = 0.0  # the reward of the whole
     states: list[str] = field(default_factory=list)  # before each turn
     info: dict[str, float] = field(default_factory=dict)
+    reserve: int = 0  # tokens of a row that are for its summary
     replies: int = 0  # to the environment; summaries are none
     scored: bool = True  # whether the environment could give its final reward
 
@@ -68,15 +69,15 @@ class Conversation:
         """Take the first messages as the prompt. InputError where they leave no room for a reply."""
         self.asked = merged(messages)
         self.messages, prompt = list(self.asked), tuple(chat.begin(self.asked))
-        rows = [replace(self.rows[0], prompt=prompt)]
-        if not tools.fits(prompt) or _room(rows, chat, task, limits) < 1:
+        rows, self.reserve = [replace(self.rows[0], prompt=prompt)], _reserved(chat, limits)
+        if not tools.fits(prompt) or self._room(rows, task, limits) < 1:
             budget = "the model's context" if not tools.fits(prompt) else f"context_tokens {limits.context_tokens}"
             raise InputError(f"a prompt of {len(prompt)} tokens leaves no room for a reply: {budget} is too small")
         self.rows = rows
 
     async def reply(self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False) -> Reply:
         """Sample the next reply."""
-        room = _room(self.rows, chat, task, limits)
+        room = self._room(self.rows, task, limits)
         self.rows[-1] = await tools.sample(self.rows[-1], limit=room, greedy=greedy)
         reply = chat.reading(self.rows[-1].last)
         self.messages.append(reply.message)
@@ -95,16 +96,29 @@ class Conversation:
         everything = merged(seen) if limits.fresh else [*self.messages, *seen]
         longer = self._longer(chat, seen, everything, limits.fresh)
         moved = len(longer) > len(self.rows) and not limits.fresh
-        if _is_near(longer[-1], chat, task, limits):
+        if self._is_near(longer[-1], task, limits):
             shorter = await self._compacted(tools, chat, seen, everything, len(longer[-1].tokens), task, limits, greedy)
             if shorter is not None:
                 everything, longer, moved = *shorter, False
                 self.info["compactions"] = self.info.get("compactions", 0.0) + 1.0
         self.messages = everything
-        if not tools.fits(longer[-1].tokens) or _room(longer, chat, task, limits) < 1:
+        if not tools.fits(longer[-1].tokens) or self._room(longer, task, limits) < 1:
             return False
         self.rows, self.info["new_rows"] = longer, self.info.get("new_rows", 0.0) + moved
         return True
+
+    def _is_near(self, row: Episode, task: Task, limits: Limits) -> bool:
+        """Whether the budget of the context may not suffice for another reply."""
+        if limits.context_tokens is None:
+            return False
+        return len(row.tokens) + _reply_tokens(task, limits) + self.reserve > limits.context_tokens
+
+    def _room(self, rows: Sequence[Episode], task: Task, limits: Limits) -> int:
+        """Most tokens of the next reply."""
+        room = min(_reply_tokens(task, limits), _left(rows, limits))
+        if limits.context_tokens is None:
+            return room
+        return min(room, limits.context_tokens - len(rows[-1].tokens) - self.reserve)
 
     def _longer(
         self, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], fresh: bool = False
@@ -124,7 +138,7 @@ class Conversation:
         self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], size: int,
         task: Task, limits: Limits, greedy: bool,
     ) -> tuple[list[Message], list[Episode]] | None:  # fmt: skip
-        """The compacted conversation, and the rows with a new one for it; None if that has no fewer than `size` tokens.
+        """The compacted conversation, and the rows with a new one for it; None if that is not below `size` tokens.
 
         A summary is sampled at the end of the last row, before the observation, whose turns it continues.
         """
@@ -135,23 +149,24 @@ class Conversation:
             name = f"{self.rows[0].sample}/compaction {int(self.info.get('compactions', 0.0))}"
             found = await tools.call(compact, [dict(one) for one in everything], name=name, failing=True)
             kept = merged(_conversation(found))
-        else:
-            said = everything[len(self.asked) :]
-            kept = merged(compact.messages(self.asked, said, ""))
-            if len(chat.begin(kept)) + compact.tokens >= size:
-                return None
-            ask: list[Message] = [{"role": "user", "content": compact.ask}]
-            asked = self._longer(chat, ask, merged([*self.messages, *ask]))
-            room = min(compact.tokens, _left(asked, limits))
-            if not tools.fits(asked[-1].tokens) or room < 1:
-                return None
-            row = await tools.sample(asked[-1], limit=room, greedy=greedy)
-            self.rows = [*asked[:-1], replace(row, truncated=False)]  # a summary that was cut goes on all the same
-            self.states.append(f"a summary after {self.states[-1]}")
-            self.rewards.append(0.0)
-            kept = merged(compact.messages(self.asked, said, str(chat.reading(row.last).message["content"]).strip()))
-        rows = self._and_new(chat, kept)
-        return (kept, rows) if len(rows[-1].prompt) < size else None
+            rows = self._and_new(chat, kept)
+            return (kept, rows) if len(rows[-1].prompt) < size else None
+        said = everything[len(self.asked) :]
+        kept = merged(compact.messages(self.asked, said, ""))
+        if len(chat.begin(kept)) + compact.tokens >= size:
+            return None
+        ask: list[Message] = [{"role": "user", "content": compact.ask}]
+        asked = self._longer(chat, ask, merged([*self.messages, *ask]))
+        assert limits.context_tokens is not None
+        room = min(compact.tokens, _left(asked, limits), limits.context_tokens - len(asked[-1].tokens))
+        if not tools.fits(asked[-1].tokens) or room < 1:
+            return None
+        row = await tools.sample(asked[-1], limit=room, greedy=greedy)
+        self.rows = [*asked[:-1], replace(row, truncated=False)]  # a summary that was cut goes on all the same
+        self.states.append(f"a summary after {self.states[-1]}")
+        self.rewards.append(0.0)
+        kept = merged(compact.messages(self.asked, said, str(chat.reading(row.last).message["content"]).strip()))
+        return kept, self._and_new(chat, kept)
 
 
 def _conversation(found: Any) -> list[Message]:
@@ -173,28 +188,13 @@ def _reserved(chat: ChatTurns, limits: Limits) -> int:
     """Tokens at the end of a row that a summary and its question need."""
     if not isinstance(limits.compact, Summary):
         return 0
-    ask: list[Message] = [{"role": "user", "content": limits.compact.ask}]
-    return limits.compact.tokens + len(chat.bridge(ask, None) or ())
-
-
-def _is_near(row: Episode, chat: ChatTurns, task: Task, limits: Limits) -> bool:
-    """Whether the budget of the context may not suffice for another reply."""
-    if limits.context_tokens is None:
-        return False
-    return len(row.tokens) + _reply_tokens(task, limits) + _reserved(chat, limits) > limits.context_tokens
+    bridge = chat.bridge([{"role": "user", "content": limits.compact.ask}], None)
+    return limits.compact.tokens + len(chat.encode(limits.compact.ask) if bridge is None else bridge)
 
 
 def _left(rows: Sequence[Episode], limits: Limits) -> int:
     """Tokens that the budget of the episode leaves."""
     return 2**30 if limits.episode_tokens is None else limits.episode_tokens - sum(row.size for row in rows)
-
-
-def _room(rows: Sequence[Episode], chat: ChatTurns, task: Task, limits: Limits) -> int:
-    """Most tokens of the next reply."""
-    room = min(_reply_tokens(task, limits), _left(rows, limits))
-    if limits.context_tokens is None:
-        return room
-    return min(room, limits.context_tokens - len(rows[-1].tokens) - _reserved(chat, limits))
 
 
 def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episode]:

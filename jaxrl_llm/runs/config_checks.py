@@ -21,7 +21,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),
-    "episode_tokens": (0, None), "context_tokens": (0, None), "players": (1, 2**10), "tool_time_limit": (1e-3, 1e6), "speculative_tokens": (0, 64),
+    "episode_tokens": (0, None), "context_tokens": (0, None), "players": (1, 2**10),
+    "tool_time_limit": (1e-3, 1e6), "speculative_tokens": (0, 64),
     "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
     "spike_window": (4, 2**20), "replay_megabytes": (0, None), "spike_rollbacks": (1, 2**20),
 }  # fmt: skip
