@@ -218,7 +218,7 @@ class OfTextArena:
         player, said = self._world.get_observation()
         if isinstance(said, str):
             before, self._told[player] = self._told.get(player, ""), said
-            text = said.removeprefix(before) if said != before else said
+            text = (said.removeprefix(before) if said != before else said).strip("\n")
         else:
             told = [(sender, text) for sender, text, *_ in said if sender != player]
             text = "\n".join(str(text) if sender < 0 else f"[Player {sender}] {text}" for sender, text in told)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from jaxrl_llm.data.calls import Message
 from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.rewards.loading import load_function
+from jaxrl_llm.rewards.loading import load_value
 
 ASK = (
     "The conversation becomes too long: what was said since the question will be left out. Write a summary of what was "
@@ -31,6 +31,8 @@ class Summary:
     """Last turns that are kept as they are, at least 1: replies with what answered them."""
     ask: str = ASK
     """What asks for it."""
+    told: str = "Summary of what was said since:\n"
+    """What comes before it where the conversation goes on."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "keep"):
@@ -38,7 +40,7 @@ class Summary:
 
     def messages(self, asked: Sequence[Message], said: Sequence[Message], text: str) -> list[Message]:
         """The conversation that goes on. asked: what came before the first reply. said: what came after it."""
-        told = {"role": "user", "content": f"Summary of what was said since:\n{text}"}
+        told = {"role": "user", "content": f"{self.told}{text}"}
         return [*asked, told, *last_turns(said, self.keep)]
 
 
@@ -81,9 +83,9 @@ NAMED: dict[str, Callable[..., Any]] = {"summary": Summary, "keep_last": keep_la
 
 
 def compact_by_name(spec: str) -> Compact:
-    """summary, summary(TOKENS), summary(TOKENS, TURNS), keep_last(TURNS), FILE.py:FUNCTION or MODULE:FUNCTION.
+    """summary, summary(TOKENS), summary(TOKENS, TURNS), keep_last(TURNS), FILE.py:NAME or MODULE:NAME.
 
-    InputError for anything else.
+    NAME is a function of messages or a `Summary`. InputError for anything else.
 
     >>> compact_by_name("summary(64)").tokens
     64
@@ -101,5 +103,7 @@ def compact_by_name(spec: str) -> Compact:
         return made
     if ":" not in spec:
         raise unknown("compact", spec, NAMED)
-    loaded: Compact = load_function(spec, "compact").function
-    return loaded
+    loaded: Any = load_value(spec, "compact")[0]
+    if not isinstance(loaded, Summary) and not callable(loaded):
+        raise InputError(f"compact {spec} is {shown(loaded)}, but must be a function of messages or a Summary")
+    return cast(Compact, loaded)

@@ -140,8 +140,8 @@ class TrainConfig:
     """Most tokens there that the policy sees at once, its prompt included; 0 is as the model's context allows."""
     compact: str | None = None
     """What a conversation goes on with when context_tokens is near, instead of ending: summary(TOKENS), which the
-    policy writes and is trained on, keep_last(TURNS), which drops the turns before, or path/to/file.py:FUNCTION or
-    package.module:FUNCTION, which takes the messages and returns those that are kept."""
+    policy writes and is trained on, keep_last(TURNS), which drops the turns before, or path/to/file.py:NAME or
+    package.module:NAME, a function that takes the messages and returns those that are kept, or a Summary."""
     players: int = 1
     """Players of the environment, a game of TextArena's kind: the policy is each of them, and each is compared with the
     same player of the group's other games."""

@@ -231,6 +231,7 @@ def play(
     found, _ = source.next(source.init(), params, jax.random.key(config.seed), EVALUATION)
     kept = np.flatnonzero(last_rows(found.scored.batch) & first_players(found.scored.batch))
     batch = map_rows(lambda x: np.asarray(x)[kept], found.scored.batch)
+    batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
     scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept])
     judge = config.eval_reward or rewards[0].name
     return _evaluation(scored, len(every), samples, temperature, judge)
