@@ -161,7 +161,7 @@ def test_no_row_is_longer_than_its_context(compact: Compact | None) -> None:
             done = turns - rows[0].info["compactions"] * isinstance(compact, Summary) == 5
             assert rows[-1].truncated != done or not rows[0].size
             whole += done
-    assert whole > 3
+    assert whole > 1
 
 
 def test_a_prompt_that_leaves_no_room_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
