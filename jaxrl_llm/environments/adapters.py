@@ -4,8 +4,8 @@
   `get_reward()`.
 - Gymnasium on texts: `reset(seed=) -> (observation, info)`, `step(text) -> (observation, reward, terminated, truncated,
   info)`; also `step` with four values, (observation, reward, done, info).
-- TextArena with one player: `reset(num_players=, seed=)`, `get_observation()`, `step(text) -> (done, info)`,
-  `close() -> rewards`.
+- TextArena: `reset(num_players=, seed=)`, `get_observation() -> (player, text)`, `step(text) -> (done, info)`,
+  `close() -> rewards by player`.
 - TextWorld: `reset() -> state`, `step(text) -> (state, score, done)`; states have `feedback`, scores are sums.
 """
 
@@ -22,21 +22,22 @@ from typing import Any
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
-from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox
+from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox, result_text
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.threads import in_thread
 
 Factory = Callable[..., Any]
+MOST = 100_000  # characters of an observation
 
 
 def environments(
-    factory: Factory | Mapping[str, Factory], tools: tuple[Tool, ...] = (), seconds: float = SECONDS
+    factory: Factory | Mapping[str, Factory], tools: tuple[Tool, ...] = (), seconds: float = SECONDS, players: int = 1
 ) -> MakeEnvironment:
     """What makes a row's environment, as `rollouts.agents.agent` takes it.
 
     factory: a class or function without arguments, or one that takes the row; or several by name, of which the row's
     column `environment` names one. tools: that the policy may call beside the environment's own, for classes of
-    TRL's kind. seconds: that a call of a tool may take.
+    TRL's kind. seconds: that a call of a tool may take. players: of games of TextArena's kind.
     """
 
     def make(row: Mapping[str, Any]) -> Environment:
@@ -47,15 +48,16 @@ def environments(
                 raise unknown("environment", name, made)
             made = made[name]
         world = made(dict(row)) if _takes_row(made) else made()
-        return adapted(world, tools, seconds)
+        return adapted(world, tools, seconds, players)
 
     return make
 
 
-def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> Environment:
+def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS, players: int = 1) -> Environment:
     """An environment of any of these libraries as one of the protocol.
 
-    InputError for what has no `reset`, and for tools beside an environment of another kind than TRL's.
+    InputError for what has no `reset`, for tools beside an environment of another kind than TRL's, and for another
+    number of players than that of an environment that is no game of TextArena's kind.
     """
     if not callable(getattr(world, "reset", None)):
         raise InputError(f"an environment needs a method reset, but {shown(world)} has none")
@@ -66,10 +68,18 @@ def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) 
             f"the tools {names} cannot be added to {type(world).__name__}, which has a step that replies go to: leave "
             "them out, or give an environment whose methods are tools"
         )
-    if callable(step) and hasattr(world, "tools"):
+    own = callable(step) and hasattr(world, "tools")
+    arena = not own and callable(step) and callable(getattr(world, "get_observation", None))
+    play = getattr(world, "players", 1) if own else 1
+    if players != play and not arena:
+        raise InputError(
+            f"players is {players}, but {type(world).__name__} is for {play}: games of several are of TextArena's "
+            "kind, or those of the protocol whose attribute players says so"
+        )
+    if own:
         return world
-    if callable(step) and callable(getattr(world, "get_observation", None)):
-        return OfTextArena(world)
+    if arena:
+        return OfTextArena(world, players)
     if callable(step) and not _of_trl(world):
         return OfSteps(world)
     return OfMethods(world, tools, seconds)
@@ -90,7 +100,7 @@ def _of_trl(world: Any) -> bool:
 
 
 def _user(text: Any) -> list[dict[str, str]]:
-    return [{"role": "user", "content": str(text)}]
+    return [{"role": "user", "content": result_text(text, most=MOST)}]
 
 
 class OfMethods:
@@ -178,23 +188,25 @@ class OfSteps:
 
 def _text(observation: Any) -> str:
     feedback = getattr(observation, "feedback", None)  # of TextWorld's states
-    return str(observation if feedback is None else feedback).strip()
+    return result_text(observation if feedback is None else feedback, MOST).strip()
 
 
 _RANDOM = threading.Lock()
 
 
 class OfTextArena:
-    """A game of TextArena for one player. Its rewards come when it is closed.
+    """A game of TextArena. Its rewards come when it is closed.
 
-    Its games draw from Python's one generator, whose state is therefore kept apart for each of them.
+    Its games draw from Python's one generator, whose state is therefore kept apart for each of them. Where a game gives
+    a player all that was said so far, as its wrapper for language models does, the player gets what is new; where it
+    gives messages, a player's own ones are left out, since they are its replies.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
 
-    def __init__(self, world: Any) -> None:
-        self._world, self._random = world, random.getstate()
-        self._done = False
+    def __init__(self, world: Any, players: int = 1) -> None:
+        self._world, self._random, self.players = world, random.getstate(), players
+        self._done, self._told = False, dict[int, str]()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -211,29 +223,38 @@ class OfTextArena:
         """Begin a game with the seed."""
         with self._alone():
             random.seed(seed)
-            self._world.reset(num_players=1, seed=seed)
+            self._world.reset(num_players=self.players, seed=seed)
             return self._seen()
 
     def step(self, reply: Reply) -> Observation:
-        """Act with the reply's text."""
+        """Act with the reply's text, as the player who was observed last."""
         with self._alone():
             self._done, _ = self._world.step(str(reply.message["content"]))
             return Observation(done=True) if self._done else self._seen()
 
     def _seen(self) -> Observation:
-        _, said = self._world.get_observation()
-        return Observation(_user(said if isinstance(said, str) else "\n".join(str(one[1]) for one in said)))
+        player, said = self._world.get_observation()
+        if isinstance(said, str):
+            before, self._told[player] = self._told.get(player, ""), said
+            text = (said.removeprefix(before) if said != before else said).strip("\n")
+        else:
+            told = [(sender, text) for sender, text, *_ in said if sender != player]
+            text = "\n".join(str(text) if sender < 0 else f"[Player {sender}] {text}" for sender, text in told)
+        return Observation(_user(text), player=int(player))
 
     def copy(self) -> OfTextArena:
         """The game in its state, with that of its random numbers; see `copies.deep_copy`."""
         other = copy.copy(self)
         other._world = own_or_deep_copy(self._world)
+        other._told = dict(self._told)
         return other
 
-    def close(self) -> float | None:
-        """The game's reward, if it is over."""
+    def close(self) -> float | list[float | None] | None:
+        """The game's reward, if it is over; of several players, that of each."""
         if not self._done:
             return None
         rewards = self._world.close()
         found = rewards[0] if isinstance(rewards, tuple) else rewards  # some versions return (rewards, info)
-        return float(found[0]) if found else None
+        if self.players == 1:
+            return float(found[0]) if found else None
+        return [float(found[player]) if player in found else None for player in range(self.players)] if found else None

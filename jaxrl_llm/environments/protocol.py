@@ -29,10 +29,15 @@ class Observation:
     """Names the state that the policy is in now, equal for equal states. None: the messages name it."""
     info: Mapping[str, float] = field(default_factory=dict)
     """Numbers of the turn, such as an invalid action, which are summed over the episode."""
+    player: int = 0
+    """Who is to reply, in a game of several players: numbers from 0."""
 
     def as_json(self) -> dict[str, Any]:
         """For the log of a program, from which `Observation(**value)` restores it."""
         return asdict(self)
+
+
+Final = float | None | Sequence[float | None]
 
 
 class Environment(Protocol):
@@ -51,8 +56,11 @@ class Environment(Protocol):
     def step(self, reply: Reply) -> Observation | Awaitable[Observation]:
         """Answer a reply of the policy."""
 
-    def close(self) -> float | Awaitable[float | None] | None:
-        """End the episode. Returns (or awaits) its final reward, beside those of its turns, or None for none."""
+    def close(self) -> Final | Awaitable[Final]:
+        """End the episode. Returns (or awaits) its final reward, beside those of its turns, or None for none.
+
+        Of a game of several players it is a list with the reward of each.
+        """
 
 
 class CopyableEnvironment(Environment, Protocol):

@@ -10,12 +10,12 @@ from jaxrl_llm.rollouts.episode import Episode
 
 FAILED_ENVIRONMENT = "failed_environments"
 CALLS = ("calls", "failed_calls")  # of tools, which environments count and methods may need
-COUNTS = (*CALLS, "malformed_calls", "new_rows", FAILED_ENVIRONMENT)
+COUNTS = (*CALLS, "malformed_calls", "new_rows", "compactions", FAILED_ENVIRONMENT)
 """Entries of `Episode.info` that all episodes of agents have, so that batches have the same entries in all steps."""
 
 
 def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
-    """Means per episode of turns, calls and new rows, and the number of environments that failed; {} without agents.
+    """Means per episode of turns, calls, new rows and compactions, and how many environments failed; {} without agents.
 
     Rows of one episode count as one: the first of them stands for all.
     """

@@ -13,18 +13,9 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
-from jaxrl_llm.rollouts.agents import (
-    AgentSettings,
-    Conversation,
-    EnvironmentFailed,
-    Path,
-    begun,
-    closed,
-    copied,
-    draw_reply,
-    graded,
-    hear,
-)
+from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, draw_reply, graded, hear
+from jaxrl_llm.rollouts.conversations import Conversation
+from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.tools import Task, Tools

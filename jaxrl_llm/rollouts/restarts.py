@@ -14,20 +14,9 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.expressions import part
-from jaxrl_llm.rollouts.agents import (
-    AgentSettings,
-    Conversation,
-    EnvironmentFailed,
-    Limits,
-    Path,
-    closed,
-    converse,
-    copied,
-    ends_of,
-    finished,
-    of_agents,
-    take_turn,
-)
+from jaxrl_llm.rollouts.agents import AgentSettings, Path, closed, converse, ends_of, of_agents, take_turn
+from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished
+from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import Rollout
@@ -141,9 +130,9 @@ async def _from_turn(
         before += count
     step = task.samples
     one = Conversation(
-        [replace(row, sample=number + place * step, info={}) for place, row in enumerate(rows)],
-        list(model.messages[: model.before[turn]]), list(model.rewards[:turn]), states=list(model.states[:turn]),
-        before=list(model.before[:turn]), world=world,
+        [replace(row, sample=number + place * step, info={}) for place, row in enumerate(rows)], step,
+        list(model.messages[: model.before[turn]]), list(model.asked), list(model.rewards[:turn]),
+        states=list(model.states[:turn]), before=list(model.before[:turn]), replies=turn, world=world,
     )  # fmt: skip
     chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(settings.options or {}))
     path = Path(one.rows[0].sample, one, world, chat, world.seen[turn], turn)

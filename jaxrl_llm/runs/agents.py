@@ -17,9 +17,11 @@ from jaxrl_llm.errors import InputError, error_line, shown, unknown
 from jaxrl_llm.rewards.loading import check_file, load_function, load_value
 from jaxrl_llm.rewards.of_environment import is_among
 from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.compaction import NAMED, compact_by_name
 from jaxrl_llm.rollouts.plans import PLAN, planned
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.restarts import IMITATED, restarting
+from jaxrl_llm.rollouts.self_play import self_play
 from jaxrl_llm.runs.config import TrainConfig
 
 TURN_REWARDS = "turn_rewards"
@@ -37,11 +39,28 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     as plans where it needs `plan`, and half of the samples begin with a success where it needs `imitated`. greedy: for
     evaluations. InputError for what cannot be loaded.
     """
-    rollout = (restarting if IMITATED in needs else agent)(
-        make_environment(config), turns=config.turns, turn_tokens=config.turn_tokens or None,
-        episode_tokens=config.episode_tokens or None, turn_rewards=TURN_REWARDS in needs, greedy=greedy,
-        system=config.system_prompt, ahead=config.environment_steps,
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        name: getattr(config, name) or None for name in ("turns", "turn_tokens", "episode_tokens", "context_tokens")
+    }
+    given["compact"] = None if config.compact is None else compact_by_name(config.compact)
+    given |= {
+        "turn_rewards": TURN_REWARDS in needs, "greedy": greedy, "system": config.system_prompt,
+        "ahead": config.environment_steps,
+    }  # fmt: skip
+    make, players = make_environment(config), config.players
+    if IMITATED in needs and (players > 1 or given["context_tokens"]):
+        raise InputError(
+            f"episodes that begin in the middle of a success have no {'players' if players > 1 else 'context_tokens'}: "
+            "leave that out, or choose another algorithm"
+        )
+    if IMITATED in needs:
+        rollout = restarting(
+            make, **{name: x for name, x in given.items() if name not in ("context_tokens", "compact")}
+        )
+    elif players == 1:
+        rollout = agent(make, **given)
+    else:
+        rollout = self_play(make, players, **given)
     rollout = planned(rollout) if PLAN in needs else rollout
     return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
 
@@ -51,13 +70,15 @@ def make_environment(config: TrainConfig) -> MakeEnvironment:
     tools = tuple(_tool(spec) for spec in config.tools)
     if config.environment is None:
         return lambda row: WithTools(tools, config.tool_time_limit)
-    return environments(_factory(config.environment), tools, config.tool_time_limit)
+    return environments(_factory(config.environment), tools, config.tool_time_limit, config.players)
 
 
 def agent_digests(config: TrainConfig) -> dict[str, str]:
-    """The digests of the files of the environment and the tools, among those of a run's inputs."""
+    """The digests of the files of the environment, the tools and the compaction, among those of a run's inputs."""
     named = {"the environment's file": config.environment} if config.environment else {}
     named |= {f"the file of the tool {spec.rpartition(':')[2]}": spec for spec in config.tools}
+    if config.compact and config.compact.partition("(")[0] not in NAMED:
+        named["the file of compact"] = config.compact
     return {name: load_value(spec, name)[1] for name, spec in named.items()}
 
 

@@ -136,6 +136,15 @@ class TrainConfig:
     episode_tokens: int = 0
     """Most tokens of an episode there, replies and observations, after its prompt; 0 is as the model's context
     allows."""
+    context_tokens: int = 0
+    """Most tokens there that the policy sees at once, its prompt included; 0 is as the model's context allows."""
+    compact: str | None = None
+    """What a conversation goes on with when context_tokens is near, instead of ending: summary(TOKENS), which the
+    policy writes and is trained on, keep_last(TURNS), which drops the turns before, or path/to/file.py:NAME or
+    package.module:NAME, a function that takes the messages and returns those that are kept, or a Summary."""
+    players: int = 1
+    """Players of the environment, a game of TextArena's kind: the policy is each of them, and each is compared with the
+    same player of the group's other games."""
     environment_steps: int = 4
     """Decode steps of other episodes while an environment answers. An answer that takes less counts after these steps,
     and decoding waits for one that takes more, so that a run does not depend on how long answers take."""
@@ -271,7 +280,7 @@ class TrainConfig:
         check_together(self)
 
     def _check_texts(self) -> None:
-        for name in (*_NAMES, "eval_prompts", "prompt_column", "answer_column", "wandb", "environment"):
+        for name in (*_NAMES, "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact"):
             text = getattr(self, name)
             if text is not None and (not text.strip() or "\0" in text):
                 raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")

@@ -21,14 +21,23 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),
-    "episode_tokens": (0, None), "environment_steps": (0, 2**20), "tool_time_limit": (1e-3, 1e6),
-    "speculative_tokens": (0, 64), "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6),
-    "spike_factor": (0, 1e6),
+    "episode_tokens": (0, None), "context_tokens": (0, None), "players": (1, 2**10), "environment_steps": (0, 2**20),
+    "tool_time_limit": (1e-3, 1e6), "speculative_tokens": (0, 64),
+    "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
     "spike_window": (4, 2**20), "replay_megabytes": (0, None), "spike_rollbacks": (1, 2**20),
 }  # fmt: skip
 GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
 # Settings of episodes with environments or tools.
-AGENT = ("turns", "turn_tokens", "episode_tokens", "environment_steps", "tool_time_limit")
+AGENT = (
+    "turns",
+    "turn_tokens",
+    "episode_tokens",
+    "context_tokens",
+    "compact",
+    "players",
+    "environment_steps",
+    "tool_time_limit",
+)
 
 
 def check_together(config: TrainConfig) -> None:
@@ -39,6 +48,10 @@ def check_together(config: TrainConfig) -> None:
             f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
             "environment nor tools: give one, or leave them out"
         )
+    if config.compact is not None and not config.context_tokens:
+        raise InputError("compact is given, but context_tokens is not, which says when: give it too")
+    if config.players > 1 and not config.environment:
+        raise InputError(f"players is {config.players}, but the run has no environment that they could play: give one")
     if config.overlong_tokens > config.max_new_tokens:
         raise InputError(f"overlong_tokens is {config.overlong_tokens}, but must be at most max_new_tokens")
     if not config.lora_rank and (config.lora_targets or config.lora_alpha != type(config).lora_alpha):

@@ -213,7 +213,7 @@ def play(
     """`evaluate_policy` of a run with an environment or tools: whole episodes, as the run samples them.
 
     Seeds of environments are none of those of training, and the same in each evaluation. Of an episode of several rows
-    the last stands for all.
+    the last stands for all, and of a game of several players that of the first.
     """
     sampling = dataclasses.replace(
         config.sampling, temperature=temperature or 1.0, top_p=1.0, top_k=0, min_p=0.0,
@@ -229,8 +229,9 @@ def play(
         )
     )  # fmt: skip
     found, _ = source.next(source.init(), params, jax.random.key(config.seed), EVALUATION)
-    kept = np.flatnonzero(last_rows(found.scored.batch))
+    kept = np.flatnonzero(last_rows(found.scored.batch) & first_players(found.scored.batch))
     batch = map_rows(lambda x: np.asarray(x)[kept], found.scored.batch)
+    batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
     scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept])
     judge = config.eval_reward or rewards[0].name
     return _evaluation(scored, len(every), samples, temperature, judge)
@@ -240,6 +241,11 @@ def last_rows(batch: Trajectories) -> np.ndarray:
     """bool[N]: the last row of each episode; an episode's rows follow each other."""
     first_turn = np.asarray((batch.info or {}).get("first_turn", np.zeros(len(batch.group))))
     return ~np.append(first_turn[1:] > 0, False)
+
+
+def first_players(batch: Trajectories) -> np.ndarray:
+    """bool[N]: rows of the first player of each game; of all rows where one plays."""
+    return np.asarray((batch.info or {}).get("part", np.zeros(len(batch.group)))) == 0
 
 
 def evaluate_run(

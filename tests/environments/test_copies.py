@@ -24,7 +24,7 @@ from jaxrl_llm.environments.files import files
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.tools import EachEpisode, with_tools
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import copied
+from jaxrl_llm.rollouts.environment_calls import copied
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.programs import Rollout

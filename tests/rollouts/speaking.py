@@ -17,7 +17,7 @@ from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 
-Says = Callable[[str, int], str]  # (conversation so far, sample number) -> the reply, with its end
+Says = Callable[[str, int], Any]  # (conversation so far, sample number) -> the reply, a text or token ids, with its end
 
 # Conversations as the families write them: the end of a reply, where tools are described, what happens to thinking.
 PLAIN = (
@@ -118,7 +118,8 @@ class Speaking:
             asked = self.requests[number]
             before = [*asked.prompt, *asked.begun.token.tolist()]
             said = self.says(self.tokenizer.decode(before, skip_special_tokens=False), asked.sample)
-            ids = self.tokenizer.encode(said, add_special_tokens=False)[: asked.limit - asked.begun.size]
+            ids = said if isinstance(said, list) else self.tokenizer.encode(said, add_special_tokens=False)
+            ids = ids[: asked.limit - asked.begun.size]
             logp = np.full(len(ids), -1.0, np.float32)
             drawn = Tokens(np.asarray(ids, np.int32), logp, logp, logp, logp, np.full(len(ids), self.number, np.int32))
             ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id

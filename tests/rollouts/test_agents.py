@@ -17,8 +17,9 @@ from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards import Reward, get_rewards
 from jaxrl_llm.rewards.scoring import StreamedScores
-from jaxrl_llm.rollouts.agents import agent, merged
+from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.conversations import merged
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.sources import program_metrics

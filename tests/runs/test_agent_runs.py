@@ -93,6 +93,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tools give no reward": (
         {"environment": None, "tools": (f"{WORLDS}:double",)}, "rewards has environment, but the run has no environment"
     ),
+    "one player": ({"players": 2}, "players is 2, but Echo is for 1"),
+    "no such compaction": ({"context_tokens": 99, "compact": "sumary"}, "unknown compact 'sumary'.*summary"),
     "unread calls": (
         {
             "environment": "Purse",
@@ -123,6 +125,10 @@ def test_settings_of_agents_need_an_environment() -> None:
         TrainConfig(turns=3, tool_time_limit=2.0)
     with pytest.raises(InputError, match="tools holds '': name a function"):
         TrainConfig(tools=("",))
+    with pytest.raises(InputError, match="compact is given, but context_tokens is not"):
+        TrainConfig(environment="a:b", compact="summary")
+    with pytest.raises(InputError, match="players is 2, but the run has no environment"):
+        TrainConfig(tools=("a:b",), players=2)
     assert TrainConfig(environment="a:b").rewards == ("environment",)
     assert TrainConfig(environment="a:b").eval_reward == "environment"
     chosen = TrainConfig(environment="a:b", rewards=("reasoning_gym", "environment*0.5"))
@@ -134,6 +140,9 @@ def test_settings_of_agents_need_an_environment() -> None:
     assert from_dict(to_dict(chosen)) == chosen
     here = located(TrainConfig(environment="a.py:b", tools=("c.py:d", "e:f")), "/at")
     assert (here.environment, here.tools) == ("/at/a.py:b", ("/at/c.py:d", "e:f"))
+    budgets = {"environment": "a.py:b", "context_tokens": 9}
+    assert located(TrainConfig(**budgets, compact="c.py:d"), "/at").compact == "/at/c.py:d"
+    assert located(TrainConfig(**budgets, compact="summary(9)"), "/at").compact == "summary(9)"
 
 
 def test_the_method_says_how_episodes_are_rewarded_read_and_begun() -> None:
@@ -190,6 +199,41 @@ def test_it_trains_and_its_tokens_are_those_that_were_sampled(environment: str, 
     assert len(evaluated) == 4
     mean = np.mean([line["rewards"]["environment"] for line in evaluated])
     assert summary["eval_before"]["reward"] == pytest.approx(mean)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["summary", "players"])
+def test_compacted_conversations_and_games_train(kind: str, tmp_path: Path) -> None:
+    """The ratio is 1 before the first step at every action of every row, and rows of one episode have its reward."""
+    changes = {
+        "summary": {"context_tokens": 66, "compact": f"{WORLDS}:SHORT", "stream_rewards": True},
+        "players": {"environment": "Duel", "players": 2},
+    }[kind]
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, **{"environment": "Echo", "steps": 2, **changes}))
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert [line["rollout/failed_environments"] for line in lines] == [0.0, 0.0]
+    assert lines[0]["mismatch"] < 1e-5
+    policy, _, tokenizer = load_policy(tmp_path / "model")
+    for step, line in zip(taken, lines, strict=True):
+        batch = step.scored.batch
+        action = np.asarray(batch.action_mask)
+        logp = np.asarray(jax.jit(policy_outputs, static_argnums=0)(policy, step.params, batch).logp)
+        np.testing.assert_allclose(np.asarray(batch.behaviour_logp)[action], logp[action], rtol=0, atol=1e-4)
+        np.testing.assert_array_equal(action, np.asarray(batch.turn) >= 0)
+        group, episode = np.asarray(batch.group), np.asarray(batch.info["episode"])
+        keys, reward = list(zip(group, episode, strict=True)), np.asarray(batch.reward)
+        assert all(len({reward[n] for n, key in enumerate(keys) if key == one}) == 1 for one in keys)
+        if kind == "players":
+            assert (line["rollout/parts"], line["rollout/turns"] > 0.5) == (2.0, True)
+            continue
+        assert line["rollout/compactions"] > 0
+        assert len(set(keys)) < len(keys)
+        assert np.asarray(batch.token_mask).sum(axis=1).max() <= 66
+        text = [tokenizer.decode(row[mask]) for row, mask in zip(batch.tokens, batch.token_mask, strict=True)]
+        assert any("sum?" in one for one in text)
+    assert read_json(tmp_path / "run" / "summary.json")["eval_before"]["prompts"] == 4
 
 
 @pytest.mark.heavy

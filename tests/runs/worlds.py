@@ -17,6 +17,7 @@ from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.recorded import RecordedSteps
 from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.compaction import Summary
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, conversation
 from jaxrl_llm.rollouts.tools import Task, Tools
@@ -141,6 +142,26 @@ def double(number: int) -> int:
 
 
 NUMBER = 3
+SHORT = Summary(3, ask="sum?", told="")
+
+
+class Duel:
+    """As TextArena has them, for two: the longer of two replies wins, after three rounds."""
+
+    def reset(self, num_players: int, seed: int | None = None) -> None:
+        self.number, self.players, self.letters = (seed or 0) % 10, num_players, [0] * num_players
+        self.turns = 0
+
+    def get_observation(self) -> tuple[int, list[tuple[int, str, int]]]:
+        return self.turns % self.players, [(-1, f"{self.number + self.turns}?", 0)]
+
+    def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        self.letters[self.turns % self.players] += len(action)
+        self.turns += 1
+        return self.turns == 3 * self.players, {}
+
+    def close(self) -> dict[int, float]:
+        return {player: float(own == max(self.letters)) for player, own in enumerate(self.letters)}
 
 
 def talk() -> Rollout:

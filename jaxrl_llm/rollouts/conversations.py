@@ -1,0 +1,247 @@
+"""One conversation as rows of exact tokens: what it got so far, how it goes on, and what it is trained with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.data.calls import Message, Reply
+from jaxrl_llm.data.chat import is_conversation
+from jaxrl_llm.data.turns import ChatTurns
+from jaxrl_llm.environments.copies import Replayable
+from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.rewards.of_environment import ENVIRONMENT
+from jaxrl_llm.rollouts.agent_metrics import COUNTS
+from jaxrl_llm.rollouts.compaction import Compact, Summary
+from jaxrl_llm.rollouts.episode import Episode, checksum, given
+from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an episode may be."""
+
+    turns: int = 8
+    """Replies of an episode."""
+    turn_tokens: int | None = None
+    """Sampled tokens of a reply; None: the run's limit of a completion."""
+    episode_tokens: int | None = None
+    """Tokens of an episode after its prompt, observations included; None: as the model's context allows."""
+    context_tokens: int | None = None
+    """Tokens of a row, its prompt included; None: as the model's context allows."""
+    compact: Compact | None = None
+    """What a conversation goes on with when `context_tokens` is near; None: it ends there."""
+    fresh: bool = False
+    """Whether an observation is the whole prompt of the next turn."""
+
+    def __post_init__(self) -> None:
+        if self.compact is not None and (self.context_tokens is None or self.fresh):
+            why = "fresh prompts have nothing to compact" if self.fresh else "context_tokens says when: give it too"
+            raise InputError(f"compact is given, but {why}")
+
+
+@dataclass
+class Conversation:
+    """One episode: its rows, the last of which goes on, and what the environment said."""
+
+    rows: list[Episode]
+    stride: int  # from the sample number of a row to that of the next
+    messages: list[Message] = field(default_factory=list)
+    asked: list[Message] = field(default_factory=list)  # before the first reply
+    rewards: list[float] = field(default_factory=list)  # of each turn
+    final: float = 0.0  # the reward of the whole
+    states: list[str] = field(default_factory=list)  # before each turn
+    info: dict[str, float] = field(default_factory=dict)
+    reserve: int = 0  # tokens of a row that are for its summary
+    replies: int = 0  # to the environment; summaries are none
+    scored: bool = True  # whether the environment could give its final reward
+    before: list[int] = field(default_factory=list)  # messages before each reply
+    world: Replayable | None = None
+
+    def component(self, turn_rewards: bool) -> float:
+        """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
+        total = self.final + (0.0 if turn_rewards else math.fsum(self.rewards))
+        return total if self.scored and math.isfinite(total) else math.nan
+
+    def begin(self, tools: Tools, chat: ChatTurns, messages: Sequence[Message], task: Task, limits: Limits) -> None:
+        """Take the first messages as the prompt. InputError where they leave no room for a reply."""
+        self.asked = merged(messages)
+        self.messages, prompt = list(self.asked), tuple(chat.begin(self.asked))
+        rows, self.reserve = [replace(self.rows[0], prompt=prompt)], _reserved(chat, limits)
+        if not tools.fits(prompt) or self._room(rows, task, limits) < 1:
+            budget = "the model's context" if not tools.fits(prompt) else f"context_tokens {limits.context_tokens}"
+            raise InputError(f"a prompt of {len(prompt)} tokens leaves no room for a reply: {budget} is too small")
+        self.rows = rows
+
+    async def reply(self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False) -> Reply:
+        """Sample the next reply."""
+        room = self._room(self.rows, task, limits)
+        self.before.append(len(self.messages))
+        self.rows[-1] = await tools.sample(self.rows[-1], limit=room, greedy=greedy)
+        reply = chat.reading(self.rows[-1].last)
+        self.messages.append(reply.message)
+        self.replies += 1
+        return reply
+
+    async def go_on(
+        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], task: Task, limits: Limits, greedy: bool = False
+    ) -> bool:
+        """Append an observation to the last row, or begin a new row. Returns whether there is room for a reply.
+
+        A new row begins where the template does not append, and where the budget of the context is near, so that the
+        next reply may not fit: then with what `Limits.compact` leaves of the conversation. It stays as it is where that
+        is not shorter.
+        """
+        everything = merged(seen) if limits.fresh else [*self.messages, *seen]
+        longer = self._longer(chat, seen, everything, limits.fresh)
+        moved = len(longer) > len(self.rows) and not limits.fresh
+        if self._is_near(longer[-1], task, limits):
+            shorter = await self._compacted(tools, chat, seen, everything, len(longer[-1].tokens), task, limits, greedy)
+            if shorter is not None:
+                everything, longer, moved = *shorter, False
+                self.info["compactions"] = self.info.get("compactions", 0.0) + 1.0
+        self.messages = everything
+        if not tools.fits(longer[-1].tokens) or self._room(longer, task, limits) < 1:
+            return False
+        self.rows, self.info["new_rows"] = longer, self.info.get("new_rows", 0.0) + moved
+        return True
+
+    def _is_near(self, row: Episode, task: Task, limits: Limits) -> bool:
+        """Whether the budget of the context may not suffice for another reply."""
+        if limits.context_tokens is None:
+            return False
+        return len(row.tokens) + _reply_tokens(task, limits) + self.reserve > limits.context_tokens
+
+    def _room(self, rows: Sequence[Episode], task: Task, limits: Limits) -> int:
+        """Most tokens of the next reply."""
+        room = min(_reply_tokens(task, limits), _left(rows, limits))
+        if limits.context_tokens is None:
+            return room
+        return min(room, limits.context_tokens - len(rows[-1].tokens) - self.reserve)
+
+    def _longer(
+        self, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], fresh: bool = False
+    ) -> list[Episode]:
+        """The rows with an observation. everything: the whole conversation with it, the prompt of a new row."""
+        row = self.rows[-1]
+        delta = None if fresh else chat.bridge(seen, row.last[-1] if row.last else None)
+        if delta is None:
+            return self._and_new(chat, everything)
+        return [*self.rows[:-1], row + given(delta)]
+
+    def _and_new(self, chat: ChatTurns, messages: Sequence[Message]) -> list[Episode]:
+        row = self.rows[-1]
+        return [*self.rows, Episode(tuple(chat.begin(messages)), row.prompt_id, row.sample + self.stride)]
+
+    async def _compacted(
+        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], size: int,
+        task: Task, limits: Limits, greedy: bool,
+    ) -> tuple[list[Message], list[Episode]] | None:  # fmt: skip
+        """The compacted conversation, and the rows with a new one for it; None if that is not below `size` tokens.
+
+        A summary is sampled at the end of the last row, before the observation, whose turns it continues.
+        """
+        compact = limits.compact
+        if compact is None:
+            return None
+        if not isinstance(compact, Summary):
+            name = f"{self.rows[0].sample}/compaction {int(self.info.get('compactions', 0.0))}"
+            found = await tools.call(compact, [dict(one) for one in everything], name=name, failing=True)
+            kept = merged(_conversation(found))
+            rows = self._and_new(chat, kept)
+            return (kept, rows) if len(rows[-1].prompt) < size else None
+        said = everything[len(self.asked) :]
+        kept = merged(compact.messages(self.asked, said, ""))
+        if len(chat.begin(kept)) + compact.tokens >= size:
+            return None
+        ask: list[Message] = [{"role": "user", "content": compact.ask}]
+        asked = self._longer(chat, ask, merged([*self.messages, *ask]))
+        assert limits.context_tokens is not None
+        room = min(compact.tokens, _left(asked, limits), limits.context_tokens - len(asked[-1].tokens))
+        if not tools.fits(asked[-1].tokens) or room < 1:
+            return None
+        row = await tools.sample(asked[-1], limit=room, greedy=greedy)
+        self.rows = [*asked[:-1], replace(row, truncated=False)]  # a summary that was cut goes on all the same
+        self.states.append(f"a summary after {self.states[-1]}")
+        self.rewards.append(0.0)
+        kept = merged(compact.messages(self.asked, said, str(chat.reading(row.last).message["content"]).strip()))
+        return kept, self._and_new(chat, kept)
+
+
+def _conversation(found: Any) -> list[Message]:
+    """What a function of compaction returned. InputError if it failed, and for what is no conversation."""
+    if isinstance(found, dict) and set(found) == {FAILED}:
+        raise InputError(f"compact failed: {found[FAILED]}")
+    if not is_conversation(found) or found[-1]["role"] == "assistant":
+        raise InputError(
+            f"compact returns {shown(found)}, but must return messages, the last of which is to be answered"
+        )
+    return list(found)
+
+
+def _reply_tokens(task: Task, limits: Limits) -> int:
+    return task.limit if limits.turn_tokens is None else limits.turn_tokens
+
+
+def _reserved(chat: ChatTurns, limits: Limits) -> int:
+    """Tokens at the end of a row that a summary and its question need."""
+    if not isinstance(limits.compact, Summary):
+        return 0
+    bridge = chat.bridge([{"role": "user", "content": limits.compact.ask}], None)
+    return limits.compact.tokens + len(chat.encode(limits.compact.ask) if bridge is None else bridge)
+
+
+def _left(rows: Sequence[Episode], limits: Limits) -> int:
+    """Tokens that the budget of the episode leaves."""
+    return 2**30 if limits.episode_tokens is None else limits.episode_tokens - sum(row.size for row in rows)
+
+
+def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episode]:
+    """The rows of an episode with its reward. end: its last row, scored by the run's reward functions."""
+    assert end.reward is not None
+    parts = {ENVIRONMENT: one.component(turn_rewards), **end.rewards}
+    info = {**dict.fromkeys(COUNTS, 0.0), **one.info, "episode": float(one.rows[0].sample)}
+    rows, turn = [], 0
+    for row in one.rows:
+        count = int(row.turns.max(initial=-1)) + 1
+        own = tuple(one.rewards[turn : turn + count]) if turn_rewards else ()
+        keys = tuple(checksum(np.frombuffer(state.encode(), np.uint8)) for state in one.states[turn : turn + count])
+        rows.append(
+            replace(row, state_keys=keys, turn_rewards=own)
+            .scored(end.reward, parts, end.entries)
+            .with_info(**info, first_turn=float(turn))
+        )
+        turn += count
+    return rows
+
+
+def merged(messages: Sequence[Message]) -> list[Message]:
+    """The messages, where those of a user that follow each other are one, as many chat templates want it."""
+    out: list[Message] = []
+    for message in messages:
+        if out and out[-1]["role"] == message["role"] == "user":
+            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
+        else:
+            out.append(dict(message))
+    return out
+
+
+def messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:
+    """The messages of a row's prompt, after the system's. InputError for a prompt that is no text and no messages."""
+    prompt: Any = row.get("prompt")
+    if not isinstance(prompt, str) and not is_conversation(prompt):
+        raise InputError("an agent's prompts are texts or messages, which its environment's come after")
+    texts: Any = [{"role": "user", "content": prompt}] * bool(prompt)
+    asked: list[Message] = texts if isinstance(prompt, str) else [*map(dict, prompt)]
+    has_own = bool(asked) and asked[0].get("role") == "system"
+    return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
+
+
+def state_of(seen: Observation) -> str:
+    """The name of a state: the environment's own, or the messages."""
+    return repr([dict(message) for message in seen.messages]) if seen.state is None else seen.state
