@@ -319,4 +319,5 @@ class _Run:
         tasks = [group.running for group in self.groups if group.running is not None]
         for task in tasks:
             task.cancel()
+        self.outside.end()
         await asyncio.gather(*tasks, return_exceptions=True)

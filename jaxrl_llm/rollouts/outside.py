@@ -35,6 +35,7 @@ class OutsideCalls:
         self.ahead, self.moved = ahead, moved
         self.clock = 0  # decode steps so far, plus those that were skipped because nothing was left to decode
         self._calls: list[_Call] = []
+        self._over = False
 
     async def made(self, work: Awaitable[T], known: bool = False) -> T:
         """What the work returns or raises, when it counts. known: made again for its state only; it counts at once."""
@@ -54,9 +55,18 @@ class OutsideCalls:
                 self._calls.remove(call)
 
     async def _held(self, call: _Call) -> None:
+        if self._over:  # a call that was cancelled, whose failure is its answer
+            return
         call.answered = True
         self.moved()
         await call.released
+
+    def end(self) -> None:
+        """Hold no answer back any more, since the programs are cancelled."""
+        self._over = True
+        for call in self._calls:
+            if not call.released.done():
+                call.released.set_result(None)
 
     @property
     def waits(self) -> bool:
