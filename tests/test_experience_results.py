@@ -102,6 +102,15 @@ def test_few_prompts_can_be_learnt_or_are_hard(harness: SimpleNamespace) -> None
         assert len({row["prompt"] for row in task.rows}) == len(task.rows)
 
 
+def test_a_decoy_is_worth_a_half(harness: SimpleNamespace) -> None:
+    task = harness.sampling_tasks.decoys()
+    for row in task.rows:
+        best, decoy = row["answer"]
+        found = getattr(harness.rewards, task.reward)(list("0123456789"), [row["answer"]] * 10)
+        assert found == [task.judge(text, row) for text in "0123456789"]
+        assert (sorted(found)[-3:], found[int(best)], found[int(decoy)]) == ([0.0, 0.5, 1.0], 1.0, 0.5)
+
+
 def test_a_comparison_runs_from_end_to_end(harness: SimpleNamespace) -> None:
     """Two steps of GRPO and of a method that tries failed groups again: all of its tokens count."""
     task = replace(

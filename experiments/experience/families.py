@@ -24,7 +24,8 @@ FAMILIES = {
                 Method(
                     "gdro",
                     {"controller": "samples", "most_samples": 32, "bandit_rate": 2.0, "kl_coefficient": 0.0},
-                    why="2.0 at the end: its seeds differ widely, as the bandit has to find out first which prompts need samples.",
+                    why="2.0 at the end: its seeds differ widely, as the bandit has to find out first which prompts "
+                    "need samples.",
                 ),
             ],
         ),
@@ -88,6 +89,13 @@ FAMILIES = {
             "which digits pass, as tests of a program do.",
             tasks.all_tests,
             [Method("verpo")],
+        ),
+        Family(
+            "h", "sampler temperature",
+            "Each prompt has a digit that the policy draws in most of its samples and that is worth a half, and one "
+            "that is worth 1 and drawn once or twice in a hundred.",
+            sampling_tasks.decoys,
+            [Method("aepo_arbitrary_entropy", {"target_entropy": 1.0, "hot": 3.0, "tempered_share": 0.5})],
         ),
         Family(
             "j", "supervised rows",

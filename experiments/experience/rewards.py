@@ -37,3 +37,8 @@ def tested(completions: list[str], answer: list[str], **_: Any) -> dict[str, lis
 
 
 tested.provides = {"tests"}  # type: ignore[attr-defined]
+
+
+def best_or_decoy(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 for a text that begins with the first digit of the answer, a half for one that begins with the second."""
+    return [{one[0]: 1.0, one[1]: 0.5}.get(text[:1], 0.0) for text, one in zip(completions, answer, strict=True)]

@@ -66,3 +66,24 @@ def late_key(prompts: int = 4, free: int = 16, key: int = 2, tokens: int = 13_82
         tokens=tokens, prompts_per_step=4, group_size=16, rate=1e-3, examples=guesses(names, free + key),
         taught_steps=200,
     )  # fmt: skip
+
+
+def best_or_decoy(text: str, row: Row) -> float:
+    """1 for a text that begins with the first digit of the answer, a half for one that begins with the second."""
+    return {row["answer"][0]: 1.0, row["answer"][1]: 0.5}.get(text[:1], 0.0)
+
+
+def decoys(prompts: int = 8, tokens: int = 10_240, share: float = 0.85) -> Task:
+    """Each prompt has a digit that the policy often draws, and is worth a half, and one that is worth 1 and rare."""
+    random = np.random.default_rng(13)
+    names = list(NAMES[:prompts])
+    pairs = {name: "".join(random.permutation(list(DIGITS))[:2]) for name in names}
+
+    def make(random: np.random.Generator, count: int) -> list[tuple[str, str]]:
+        drawn = [names[i] for i in random.integers(prompts, size=count)]
+        return [(name, pairs[name][1] if random.random() < share else random_digits(random, 1)) for name in drawn]
+
+    return Task(
+        [{"prompt": name, "answer": pairs[name]} for name in names], NAMES + DIGITS, best_or_decoy, "best_or_decoy",
+        length=1, tokens=tokens, prompts_per_step=8, group_size=8, rate=2e-3, examples=make, taught_steps=200,
+    )  # fmt: skip
