@@ -63,10 +63,11 @@ def test_every_task_keeps_its_word(name: str) -> None:
     task = get_task(name)
     prompts, given = sampled(task)
     answers = jax.vmap(task.answer)(given)
-    assert prompts.shape == (64, task.prompt_length)
+    assert prompts.shape == (64, task.prompt_length + task.hidden)
     assert answers.shape == (64, task.completion_length)
     assert prompts.dtype == answers.dtype == np.int32
-    assert 0 <= prompts.min() <= max(prompts.max(), int(answers.max())) < task.vocabulary
+    seen = prompts[:, : task.prompt_length]
+    assert 0 <= seen.min() <= max(seen.max(), int(answers.max())) < task.vocabulary
     _, reward = jax.vmap(task.score)(given, answers)
     np.testing.assert_array_equal(reward, 1.0)
     numbers = np.asarray(jax.vmap(task.number)(given))
