@@ -27,8 +27,9 @@ def test_a_fifth_of_the_groups_is_tried_again_in_the_tail(slots: int, monkeypatc
     policy = replace(policy, config=replace(policy.config, max_positions=1024, eos_token_ids=()))
     none, some = (steps(policy, params, share, slots=slots, **LONG_TAIL) for share in (0.0, 0.2))
     assert none <= some <= 1.3 * none
-    # If the driver looked as seldom as for a program that asks for nothing later, samples would wait for it. With fewer
-    # slots than samples it looks whenever a reward counts.
+    if slots:  # the driver looks whenever a reward counts, which is often enough
+        return
+    # If the driver looked as seldom as for a program that asks for nothing later, samples would wait for it.
     often = steps(policy, params, 0.2, slots=slots, **SHORTER)
     monkeypatch.setattr(experience, "LOOK", experience.CHUNK)
-    assert steps(policy, params, 0.2, slots=slots, **SHORTER) >= (often if slots else 1.1 * often)
+    assert steps(policy, params, 0.2, slots=slots, **SHORTER) > 1.1 * often
