@@ -136,11 +136,15 @@ def product_of_factors(
 
 @part
 def failures_by_distance(success: float, most: float, slope: float) -> Callable[[Trajectories], jax.Array]:
-    """A function `batch -> f32[N]`: `graded_failures` by info["distance"]; failures get 0 where there is none."""
+    """A function `batch -> f32[N]`: `graded_failures` by info["distance"]; failures get 0 where there is none.
+
+    Distances of rows without a score do not count.
+    """
 
     def reward(batch: Trajectories) -> jax.Array:
         nothing = jnp.full(batch.group.shape, jnp.nan)
         distance = (batch.info or {}).get("distance", nothing).astype(jnp.float32)
+        distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, distance)
         return graded_failures(batch.scores > success, distance, batch.group, most, slope)
 
     return reward

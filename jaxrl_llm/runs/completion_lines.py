@@ -24,9 +24,11 @@ def completion_lines(
     rows: of the data set, one for each group. judge: the reward that is 1 for a correct answer, if any. A conversation
     also has what was given between its replies, and the rewards of its turns; a tree's path, how it begins.
     """
-    from jaxrl_llm.sampling import completion_ids  # here: the module of run folders needs no JAX
+    import jax  # here: the module of run folders needs no JAX
 
-    batch = scored.batch
+    from jaxrl_llm.sampling import completion_ids
+
+    batch = jax.device_get(scored.batch)  # an element of an array on a mesh is a program of its own
     chosen = np.flatnonzero(np.asarray(batch.group) < groups)
     ids, action = completion_ids(batch), np.asarray(batch.action_mask)
     fields = {"advantage": batch.advantages, "logp": batch.behaviour_logp, "entropy": batch.entropy}

@@ -27,6 +27,7 @@ from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 TREND = 10  # steps of a run from which a trend is seen
+_uniform_groups = jax.jit(uniform_groups)  # else, on a mesh, some forty small programs
 SINGLE = "does the model expect another chat template?"
 
 
@@ -76,7 +77,7 @@ def batch_metrics(scored: Scored, config: TrainConfig, seconds: float) -> dict[s
         "completion/longest": length.max(),
         "completion/tokens": length.sum(),
         "completion/truncated": np.asarray(batch.truncated).mean(),
-        "groups/uniform": np.asarray(uniform_groups(batch)).mean(),
+        "groups/uniform": np.asarray(_uniform_groups(batch)).mean(),
         "tokens_per_second": length.sum() / max(seconds, 1e-9),
     }
     return {name: float(value) for name, value in out.items()}
