@@ -8,11 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.difficulty import joint_key
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import layout
 from jaxrl_llm.objectives.corrections import compounded
-from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums
+from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums, joint_key
 
 TURN_FACTOR = "turn_factor"
 

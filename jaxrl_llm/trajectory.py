@@ -246,6 +246,14 @@ def bucket_sums(keys: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(jax.ops.segment_sum(v, index, num_segments=keys.shape[0])[index] for v in values)
 
 
+def joint_key(*keys: jax.Array) -> jax.Array:
+    """int32, equal where all keys, of one shape, are equal."""
+    size, shape = keys[0].size, keys[0].shape
+    indices = [jnp.unique(key.reshape(-1), return_inverse=True, size=size)[1].reshape(-1) for key in keys]
+    rows = jnp.stack(indices, axis=1)  # and not a product of the indices, which overflows for many
+    return jnp.unique(rows, axis=0, return_inverse=True, size=size)[1].reshape(shape).astype(jnp.int32)
+
+
 def bucket_moments(keys: jax.Array, values: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Count, mean and standard deviation of each sample's bucket, f32[N] each.
 

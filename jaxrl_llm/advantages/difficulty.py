@@ -13,7 +13,7 @@ from jaxrl_llm.choices import Rule
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.part_checks import require_function
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums, joint_key
 from jaxrl_llm.transform import Transform, stateless
 
 EDGES = ("strict", "lenient")
@@ -98,14 +98,6 @@ def solved_without(
     """bool[N]: whether some sample of the row's group with helped[i] False has a reward above `success`."""
     (solved,) = bucket_sums(group, ((reward > success) & ~helped).astype(jnp.float32))
     return solved > 0
-
-
-def joint_key(*keys: jax.Array) -> jax.Array:
-    """int32, equal where all keys, of one shape, are equal."""
-    size, shape = keys[0].size, keys[0].shape
-    indices = [jnp.unique(key.reshape(-1), return_inverse=True, size=size)[1].reshape(-1) for key in keys]
-    rows = jnp.stack(indices, axis=1)  # and not a product of the indices, which overflows for many
-    return jnp.unique(rows, axis=0, return_inverse=True, size=size)[1].reshape(shape).astype(jnp.int32)
 
 
 def subgroup_advantage(

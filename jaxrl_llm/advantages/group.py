@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import once_per_episode
 from jaxrl_llm.choices import Baseline, Scale
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.errors import InputError, require_choice
@@ -190,9 +191,13 @@ def _check_scale(scale: str) -> None:
 
 @part
 def on_actions(advantage: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
-    """The transform that writes an advantage f32[N], computed from `needs`, on every action token of its sample."""
+    """The transform that writes an advantage f32[N], computed from `needs`, on every action token of its sample.
+
+    An episode of several rows counts once: see `once_per_episode`.
+    """
     require_function("the advantage", advantage)
-    return stateless(lambda b: b.replace(advantages=advantage(b)[:, None] * b.action_mask), needs)
+    of_episodes = once_per_episode(advantage)
+    return stateless(lambda b: b.replace(advantages=of_episodes(b)[:, None] * b.action_mask), needs)
 
 
 def uniform_groups(batch: Trajectories) -> jax.Array:

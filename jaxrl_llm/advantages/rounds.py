@@ -11,57 +11,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import joint_key
+from jaxrl_llm.advantages.episodes import EPISODES, episode_keys, one_row_each, turns_before
 from jaxrl_llm.advantages.turns import OfTurns, rewards_of_turns, turn_mask
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
-from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Array, Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.trajectory import Array, Trajectories, bucket_moments, bucket_sums, joint_key
 from jaxrl_llm.transform import Transform, stateless
-
-EPISODES = frozenset({"episode", "first_turn"})
-
-
-def _of_rows(batch: Trajectories, name: str) -> Array | None:
-    value = (batch.info or {}).get(name)
-    return None if value is None else jnp.nan_to_num(value).astype(jnp.int32)
-
-
-def episode_keys(batch: Trajectories) -> Array:
-    """int32[N]: equal for rows of one episode."""
-    episode = _of_rows(batch, "episode")
-    if episode is None or _of_rows(batch, "first_turn") is None:
-        return jnp.arange(batch.group.shape[0], dtype=jnp.int32)
-    return joint_key(batch.group, episode)
-
-
-def turns_before(batch: Trajectories) -> Array:
-    """int32[N]: turns of the row's episode before the row."""
-    first = _of_rows(batch, "first_turn")
-    return jnp.zeros(batch.group.shape, jnp.int32) if first is None else first
-
-
-def one_row_each(batch: Trajectories) -> Array:
-    """bool[N]: the last scored row of each episode."""
-    before = turns_before(batch).astype(jnp.float32)
-    scored = ~jnp.isnan(batch.scores)
-    return scored & (ranks_within(episode_keys(batch), before, before, scored) == 0)
-
-
-@part
-def over_episodes(epsilon: float = 1e-6) -> Transform:
-    """A = (R - mean R) / (std R + epsilon) on all actions, where each episode of the group counts once.
-
-    The deviation is of n - 1. Rows without a score get 0. Needs `episode` and `first_turn`.
-    """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        scores = batch.scores
-        _, mean, deviation = bucket_moments(batch.group, jnp.where(one_row_each(batch), scores, jnp.nan))
-        A = jnp.where(jnp.isnan(scores), 0.0, (scores - mean) / (deviation + epsilon))
-        return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
-
-    return stateless(apply, EPISODES)
 
 
 @part

@@ -14,13 +14,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import joint_key
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.selection.noise import mix, row_noise
-from jaxrl_llm.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.trajectory import Trajectories, bucket_moments, joint_key
 from jaxrl_llm.transform import Transform, stateless
 
 Array = jax.Array

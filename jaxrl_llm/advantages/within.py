@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import joint_key
 from jaxrl_llm.advantages.group import uniform_groups
 from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.trajectory import Trajectories, joint_key
 from jaxrl_llm.transform import Transform
 
 

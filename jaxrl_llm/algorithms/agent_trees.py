@@ -7,7 +7,6 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import joint_key
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import revised, token_moments
 from jaxrl_llm.advantages.returns import scored_actions
@@ -19,7 +18,7 @@ from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_rat
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agent_trees import by_chance, forking_agents
-from jaxrl_llm.trajectory import Array, Trajectories
+from jaxrl_llm.trajectory import Array, Trajectories, joint_key
 from jaxrl_llm.transform import chain
 
 __all__ = ["arpo_agentic"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jaxrl_llm.advantages.group import drop_rows
+from jaxrl_llm.advantages.group import drop_rows, group_relative
 from jaxrl_llm.advantages.rounds import (
     EPISODES,
     broken_returns,
     episode_shares,
-    over_episodes,
     same_turn_of_episode,
     varies_little,
 )
@@ -60,7 +59,7 @@ def flow_grpo(
     """
     require_choice("over", over, ("episodes", "turns"))
     require_choice("average", average, ("episode", "token"))
-    credit = over_episodes(epsilon)
+    credit = group_relative(epsilon=epsilon)
     if over == "turns":
         credit = turn_advantages(of_episode("std", "turns", epsilon, "score"), needs=EPISODES)
     mean = episode_mean() if average == "episode" else token_mean()

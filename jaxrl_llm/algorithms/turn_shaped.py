@@ -7,7 +7,6 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import joint_key
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.turn_rewards import gated_rewards, needs_turns
 from jaxrl_llm.advantages.turns import of_episode, turn_advantages, turn_mask
@@ -24,7 +23,7 @@ from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.rollouts.hard_buffer import hard_buffer
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums
+from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums, joint_key
 from jaxrl_llm.transform import chain
 
 __all__ = ["deeptravel", "eapo_iterresearch", "g_ra", "grpo_roc", "grpo_tcr"]

@@ -22,7 +22,9 @@ LATER = {
     "turn_rewards", "state_key", "episode", "first_turn", "calls", "failed_calls", "answer_logp", "answer_tokens",
     "blanked", "blanked_logp",
 }  # fmt: skip
-REWARDS = {"sound", "turn_rewards"}  # which would be combined with the reward of methods without them
+
+# What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
+STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}
 
 
 class Case(NamedTuple):
@@ -57,7 +59,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
             continue
         value = need.stand_in.draw(later if need.name in LATER else random, behaviour)
-        if need.name not in REWARDS or need.name in algorithm.needs:
+        if need.name not in STRUCTURE or need.name in algorithm.needs:
             for number in values_of(algorithm.needs, need.name) or [None]:
                 put(fields, need, value, number)
     # Of a prompt, not of a completion.
