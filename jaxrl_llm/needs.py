@@ -85,6 +85,11 @@ COMPUTED = (
         _read("values"), "values", by_outputs="values",
     ),
     Need(
+        "implicit_logp", "info['implicit_logp']", "[N, L]",
+        "log-probabilities under an implicit reward model, a copy of the policy that learns beside it; before the update",
+        behaviour(near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
+    ),
+    Need(
         "feedback", "batch.feedback", "[] each",
         "metrics of the last update by name; 'updates' counts the updates",
         StandIn("none, as before the first update", lambda random, logp: np.zeros(())),

@@ -55,6 +55,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "turn_rows",
         "turn_chunks",
         "turn_information",
+        "turn_models",
         "agent_trees",
     ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),

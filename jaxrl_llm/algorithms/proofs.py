@@ -74,6 +74,7 @@ PROOFS = {
     "igpo_information_gain": "test_turn_information.py::test_igpo_worked_example",
     "infopo": "test_turn_information.py::test_infopo_worked_example",
     "ipa": "test_turn_chunks.py::test_ipa_worked_example_and_loop",
+    "istar": "test_turn_models.py::test_istar_worked_example",
     "kl_cov": "test_trust_region.py::test_kl_cov_by_loop",
     "latr": "test_trees.py::test_latr_is_grpo_on_its_rows",
     "llds": "test_regularised.py::test_llds_by_loop",

@@ -78,6 +78,7 @@ NEEDED: dict[str, dict[str, str]] = {
         "imitated_score": "the score of that success",
         "turns": "episodes of several turns",
     },
+    "istar": {"state_key": "how many turns there are", "turns": "episodes of several turns"},
     "llds": {"turns": "episodes of several turns"},
     "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
     "poad": {"turns": "episodes of several turns"},

@@ -33,11 +33,11 @@ from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.check import check_key, check_params
-from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy, positions_of
-from jaxrl_llm.needs import of_reference, value_of, values_of
+from jaxrl_llm.needs import of_reference, value_of
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.trajectory import in_words
 from jaxrl_llm.transform import Metrics, RunFacts
@@ -168,8 +168,7 @@ def make_train(
         for_params, for_steps = jax.random.split(key)
         reference = fresh_params(for_params, task, settings) if start is None else start
         policy, params = make_policy(task, settings), reference
-        if asks(method, "values"):
-            critic = Critic(kind="shared", heads=int(max(values_of(method.needs, "values"), default=1)))
+        if (critic := critic_of(method.needs, "shared")) is not None:
             policy = dataclasses.replace(policy, critic=critic)
             params = init_critic(for_params, policy, params, critic)
 

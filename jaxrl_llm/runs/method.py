@@ -19,6 +19,7 @@ from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_with
 from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.needs import value_of
 from jaxrl_llm.reporting import compare
@@ -187,12 +188,16 @@ def needs_values(needs: Iterable[str]) -> bool:
 
 
 def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError if settings of a critic are given, but the method has none."""
+    """InputError if settings of a critic are given, but the method has none.
+
+    An implicit reward model has the critic's learning rate, but nothing else of a critic.
+    """
     if needs_values(algorithm.needs):
         return
     default = TrainConfig()
     given = [name for name in ("critic", "critic_steps") if getattr(config, name) != getattr(default, name)]
-    given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
+    if critic_of(algorithm.needs) is None:
+        given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
     if given:
         raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
 

@@ -25,7 +25,7 @@ from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest
 from jaxrl_llm.models.load import load_tokenizer
@@ -43,7 +43,6 @@ from jaxrl_llm.runs.method import (
     check_method,
     method_digests,
     named,
-    needs_values,
     record_of,
     with_routing,
 )
@@ -79,10 +78,9 @@ class RunParts(NamedTuple):
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
     """The policy and its parameters with a critic, where a method with these needs has one."""
-    if not needs_values(needs):
+    critic = critic_of(needs, config.critic)
+    if critic is None:
         return policy, params
-    heads = int(max(values_of(needs, "values"), default=1))
-    critic = Critic(kind=config.critic, heads=heads)
     policy = dataclasses.replace(policy, critic=critic)
     return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
 

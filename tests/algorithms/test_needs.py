@@ -77,8 +77,8 @@ def test_a_need_is_computed_or_provided_and_not_both() -> None:
         assert (need.compute is None) == (need.name == "feedback" or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None
-            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp", *OF_TOP)
-            assert need.measure in known
+            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp", "implicit_logp")
+            assert need.measure in (*known, *OF_TOP)
         assert need.where in need.text
         assert (need.provider or "") in need.text
 
@@ -91,7 +91,7 @@ class Seen:
 
     def outputs(self, name: str, value: float) -> PolicyOutputs:
         self.passes.append(name)
-        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5", *OF_TOP)
+        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5", "implicit_logp", *OF_TOP)
         extras = {key: jnp.full((N, L), value) for key in names}
         return PolicyOutputs(jnp.full((N, L), value), jnp.full((N, L), value), extras | {"hidden": jnp.ones((N, L, 4))})
 

@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "aepo_agentic": {},
     "igpo_information_gain": {},
     "infopo": {},
+    "istar": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
 OF_EPISODES = (
