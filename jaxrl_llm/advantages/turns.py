@@ -44,11 +44,15 @@ def turn_numbers(batch: Trajectories) -> Array:
     return jnp.where(acted, batch.turn if known else 0, -1)
 
 
+def acted_turns(batch: Trajectories) -> Array:
+    """bool[N, K]: the turns in which a row has an action."""
+    turns, number = turn_count(batch), turn_numbers(batch)
+    return jax.nn.one_hot(jnp.where(number >= 0, number, turns), turns, dtype=jnp.float32).max(axis=1) > 0
+
+
 def turn_mask(batch: Trajectories) -> Array:
     """bool[N, K]: the turns in which a scored row has an action."""
-    turns, number = turn_count(batch), turn_numbers(batch)
-    there = jax.nn.one_hot(jnp.where(number >= 0, number, turns), turns, dtype=jnp.float32).max(axis=1) > 0
-    return there & ~jnp.isnan(batch.scores)[:, None]
+    return acted_turns(batch) & ~jnp.isnan(batch.scores)[:, None]
 
 
 def rewards_of_turns(batch: Trajectories) -> Array:

@@ -282,6 +282,8 @@ def _outputs(name: str) -> str:
             lines.append(f"  {'curriculum' if name == 'prompts' else name}: {found}")
     if method.phases is not None:
         lines.append("  an update for each turn of the episodes, the last first")
+    if method.target is not None:
+        lines.append(f"  a target critic, which follows the critic: {method.target}")
     if method.routing != "none":
         lines.append(f"  routing of mixtures of experts, which updates replay: that of the {method.routing}")
     return "\n".join(lines)

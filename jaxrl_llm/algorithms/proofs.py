@@ -11,6 +11,7 @@ PROOFS = {
     "aepo_agentic": "test_entropy_credit.py::test_agentic_aepo_against_a_loop",
     "aepo_arbitrary_entropy": "test_entropy_credit.py::test_arbitrary_entropy_swaps_rows_for_right_tempered_ones",
     "ampo_multi_guidance": "test_guided.py::test_ampo_against_a_loop",
+    "archer": "test_turn_models.py::test_archer_worked_example",
     "arpo_agentic": "test_arpo_agentic.py::test_arpo_worked_example",
     "arpo_replay": "test_replayed.py::test_arpo_is_the_loop_over_steps",
     "asymre": "test_regression_methods.py::test_rec_worked_example",

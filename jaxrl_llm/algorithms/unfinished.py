@@ -34,6 +34,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
     "aepo_agentic": {"turns": "episodes of several turns, which fork after observations"},
+    "archer": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     "arpo_agentic": {
         "calls": "calls of tools, for their bonus",
         "failed_calls": "calls that gave an error",

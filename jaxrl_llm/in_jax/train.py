@@ -70,6 +70,7 @@ class Carry(NamedTuple):
     feedback: Metrics | None
     reference: Params | None = None  # where it moves
     previous: Params | None = None  # the parameters before the last update, where the method needs them
+    target: Params | None = None  # the target critic, where the method has one
 
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
@@ -175,7 +176,7 @@ def make_train(
         def iterate(carry: Carry, at: tuple[Array, Array]) -> tuple[Carry, Metrics]:
             step, key = at
             for_batch, for_update = jax.random.split(key)
-            state, memory, feedback, moving, previous = carry
+            state, memory, feedback, moving, previous, target = carry
             size = settings.prompts, settings.group_size
             batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size, by_turn(method))
             if asks(method, "greedy_reward"):
@@ -189,7 +190,8 @@ def make_train(
                 group_size=settings.group_size, packing=packing,
             )  # fmt: skip
             of = reference if moving is None else moving
-            batch = provide(policy, method.needs, state.params, of, batch, steps, previous).replace(feedback=feedback)
+            batch = provide(policy, method.needs, state.params, of, batch, steps, previous, target=target)
+            batch = batch.replace(feedback=feedback)
             memory, batch = method.transform.apply(memory, batch)
             previous = first_previous(method.needs, state.params)
             state, metrics = update(policy, method.objective, optimizer, state, batch, steps)
@@ -197,11 +199,13 @@ def make_train(
                 feedback = {**metrics, "updates": feedback["updates"] + 1}
             if rule is not None and rule.update is not None:
                 moving = rule.update(moving, without_critic(state.params), step + 1)
-            return Carry(state, memory, feedback, moving, previous), {**metrics, **seen}
+            if method.target is not None and method.target.update is not None:
+                target = method.target.update(target, state.params["critic"], step + 1)
+            return Carry(state, memory, feedback, moving, previous, target), {**metrics, **seen}
 
         carry = Carry(
             init_state(params, optimizer), method.transform.init(facts), None, None if rule is None else reference,
-            first_previous(method.needs, params),
+            first_previous(method.needs, params), None if method.target is None else params["critic"],
         )  # fmt: skip
         steps = (jnp.arange(settings.iterations), jax.random.split(for_steps, settings.iterations))
         if asks(method, "feedback"):

@@ -28,6 +28,7 @@ from jaxrl_llm.shapes import FLOATS, in_words, is_array, is_of
 LIKELIHOOD = "likelihood"
 KINDS = ("tower", "shared", LIKELIHOOD)
 EPSILON = 1e-5  # of the layer norm
+SPREAD = 0.1  # values at the start are of about this size
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,22 @@ class Critic:
     kind: "tower" is a decoder of its own, which starts as a copy of the policy; "shared" reads the policy's states;
     "likelihood" is a copy of the whole policy, without values, and none of what follows means anything to it.
     heads: values per state; 1 has no axis of its own. hidden: units of an MLP with layer norm before the values, 0 for
-    a linear head. detach: a shared critic's loss does not move the policy's weights. Raises InputError otherwise.
+    a linear head. detach: a shared critic's loss does not move the policy's weights. spread: the last layer starts at
+    random instead of at 0, so that heads which learn the same differ. Raises InputError otherwise.
     """
 
     kind: str = "tower"
     heads: int = 1
     hidden: int = 0
     detach: bool = False
+    spread: bool = False
 
     def __post_init__(self) -> None:
         require_choice("critic kind", self.kind, KINDS)
         require_kind("critic heads", self.heads, whole(1))
         require_kind("critic hidden units", self.hidden, whole(0))
         require_kind("critic detach", self.detach, FLAG)
+        require_kind("critic spread", self.spread, FLAG)
 
 
 def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) -> Params:
@@ -57,7 +61,8 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
 
     {"head": {"weight" [D or hidden, heads], "bias" [heads]}}, with "norm", "norm_bias" [D], "up" [D, hidden] and
     "up_bias" [hidden] too for an MLP, all float32. For a tower also "tower": a copy of the policy's "embed", "layers"
-    and "final_norm" in their dtypes. The last layer is zero, so every value starts at 0. For "likelihood" a "tower"
+    and "final_norm" in their dtypes. The last layer is zero, so every value starts at 0, or with `spread` normal with
+    the deviation SPREAD / sqrt(D or hidden). For "likelihood" a "tower"
     alone, which has the policy's "unembed" too where there is one. InputError for parameters of another policy, and for
     arguments of other types.
     """
@@ -76,6 +81,9 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
         NORMAL: lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5,
     }
     head = {weight.name: starts[weight.initialiser](shapes[weight.name]) for weight in head_weights(critic.hidden)}
+    if critic.spread:
+        shape = shapes["weight"]
+        head["weight"] = SPREAD * jax.random.normal(jax.random.fold_in(key, 1), shape) / shape[0] ** 0.5
     entry: Params = {"head": head}
     if critic.kind == "tower":
         decoder = {name: x for name, x in params.items() if name not in ("unembed", "critic")}
@@ -86,6 +94,8 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
 def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
     """The critic of a method with these needs, of this kind if it has values; None for a method without one.
 
+    With a target critic it has a `spread`: the heads of such methods are twins, whose minimum is taken.
+
     InputError for a method that needs both values and an implicit reward model.
     """
     asked = {name for name, _ in map(value_of, needs)}
@@ -93,7 +103,10 @@ def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
         if "values" in asked:
             raise InputError("a method has values or an implicit reward model, but this one needs both: leave one out")
         return Critic(LIKELIHOOD)
-    return Critic(kind, int(max(values_of_need(needs, "values"), default=1))) if "values" in asked else None
+    if "values" not in asked:
+        return None
+    heads = int(max(values_of_need(needs, "values"), default=1))
+    return Critic(kind, heads, spread="target_values" in asked)
 
 
 def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:

@@ -159,6 +159,8 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
 
     Found by trying it: on four groups of one sample with different rewards, such a method has zero gradients.
     """
+    if algorithm.target is not None:  # a critic says which of its actions are good, also of a single sample
+        return
     if config.group_size > 1:
         of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
         for name, value in of_sets.items():
@@ -193,6 +195,11 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
     An implicit reward model has the critic's learning rate, but nothing else of a critic.
     """
     if needs_values(algorithm.needs):
+        if algorithm.target is not None and config.critic_steps:
+            raise InputError(
+                f"critic_steps train values of one head, and those of {config.algorithm} learn from a target critic: "
+                "leave it out"
+            )
         return
     default = TrainConfig()
     given = [name for name in ("critic", "critic_steps") if getattr(config, name) != getattr(default, name)]

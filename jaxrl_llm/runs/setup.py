@@ -46,7 +46,7 @@ from jaxrl_llm.runs.method import (
     record_of,
     with_routing,
 )
-from jaxrl_llm.runs.reference import first_reference, first_second_policy, wants_reference
+from jaxrl_llm.runs.reference import first_reference, first_second_policy, first_target, wants_reference
 from jaxrl_llm.runs.rollout import check_columns, hook_of
 from jaxrl_llm.transform import RunFacts
 
@@ -74,6 +74,7 @@ class RunParts(NamedTuple):
     previous: Params | None = None  # at first, see `learner.previous.first_previous`
     other: Any = None  # and of the second policy that the hook reads
     hook: Hook | None = None  # what tokens are drawn through
+    target: Any = None  # the target critic at first, where the method has one
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -207,6 +208,6 @@ def set_up(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), moving=moving, previous=first_previous(algorithm.needs, params),
-        other=other, hook=hook,
+        other=other, hook=hook, target=first_target(algorithm, params),
     )  # fmt: skip
     return parts, state, memory

@@ -61,7 +61,7 @@ def test_its_loss_moves_it_alone_by_finite_differences() -> None:
         if name != "critic":
             assert not any(np.asarray(x).any() for x in jax.tree.leaves(slope))
     squared = sum(float((np.asarray(x, np.float64) ** 2).sum()) for x in jax.tree.leaves(slopes["critic"]))
-    step = 1e-2 / np.sqrt(squared)
+    step = 2e-3 / np.sqrt(squared)
 
     def loss(sign: float) -> float:
         moved = jax.tree.map(lambda p, g: p + sign * step * g, params["critic"], slopes["critic"])

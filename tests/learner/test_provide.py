@@ -29,6 +29,7 @@ BATCH = batch_of(np.ones((N, L)), np.zeros(N), np.zeros((N, L))).replace(old_log
 
 
 IN_OTHER_CONTEXTS = {"answer_logp", "blanked_logp"}  # and test_other_contexts.py these
+OF_TARGET = {"target_values"}  # test_target_critic.py has this
 OF_TEACHER = {"top_tokens", "top_logp", "teacher_logp", "teacher_entropy"}  # test_teacher.py has these
 
 
@@ -53,7 +54,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
 
 def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[Any, Wanted]]) -> None:
     asked = {name for name, need in NEEDS.items() if need.compute is not None} - {"reference_affinity"}
-    asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER, *IN_OTHER_CONTEXTS}
+    asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER, *IN_OTHER_CONTEXTS, *OF_TARGET}
     asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
     found = provide(POLICY, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)
     names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp", "implicit_logp"}

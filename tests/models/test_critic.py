@@ -104,8 +104,8 @@ def test_a_critic_by_likelihood_starts_as_the_whole_policy() -> None:
         np.testing.assert_array_equal(own, copied)
         assert own is not copied
     check_params(dataclasses.replace(POLICY, critic=Critic("likelihood")), params, needs_critic=True)
+    tower = {name: x for name, x in PARAMS.items() if name != "unembed"}
     with pytest.raises(InputError, match="lack critic/tower/unembed"):
-        tower = {name: x for name, x in PARAMS.items() if name != "unembed"}
         check_params(dataclasses.replace(POLICY, critic=Critic("likelihood")), {**PARAMS, "critic": {"tower": tower}})
 
 
