@@ -65,7 +65,7 @@ def learn(
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
     reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
     other = moved(parts.hook.other, state.other, train.params, step + 1) if parts.hook is not None else None
-    target = moved(parts.algorithm.target, state.target, train.params.get("critic"), step + 1)
+    target = moved(parts.algorithm.target, state.target, train.params.get("critic", {}), step + 1)
     policies = {"reference": reference, "previous": previous, "other": other, "target": target}
     state = state._replace(train=train, memory=memory, **policies)
     return state, Learned(batch, metrics, filled(steps))
