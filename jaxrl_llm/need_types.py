@@ -25,6 +25,10 @@ class Models(Protocol):
         """Of the weights before the last update; InputError where they are not kept."""
 
     @property
+    def target_values(self) -> Array:
+        """f32[N, L, heads]: values of the target critic; InputError where there is none."""
+
+    @property
     def teacher(self) -> PolicyOutputs:
         """Of the reference policy after the prompts of info["teacher_tokens"]; `extras` has "top_logp".
 

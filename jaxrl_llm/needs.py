@@ -85,6 +85,18 @@ COMPUTED = (
         _read("values"), "values", by_outputs="values",
     ),
     Need(
+        "implicit_logp", "info['implicit_logp']", "[N, L]",
+        "log-probabilities under an implicit reward model, a copy of the policy that learns beside it, before the "
+        "update",
+        behaviour(near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
+    ),
+    Need(
+        "target_values", "info['target_values']", "[N, L, H]",
+        "values of the target critic, whose weights follow the critic's; one for each head",
+        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 4)), no_values),
+        lambda models, batch, number: models.target_values,
+    ),
+    Need(
         "feedback", "batch.feedback", "[] each",
         "metrics of the last update by name; 'updates' counts the updates",
         StandIn("none, as before the first update", lambda random, logp: np.zeros(())),
@@ -206,6 +218,11 @@ def of_reference(needs: Iterable[str]) -> bool:
 def of_previous(needs: Iterable[str]) -> bool:
     """Whether one of them is computed from the weights before the last update."""
     return "previous_logp" in set(needs)
+
+
+def of_target(needs: Iterable[str]) -> bool:
+    """Whether one of them is computed from a target critic."""
+    return any(value_of(need)[0] == "target_values" for need in needs)
 
 
 def fill_in(batch: Trajectories, needs: Iterable[str]) -> tuple[Trajectories, dict[str, Array], dict[str, str]]:

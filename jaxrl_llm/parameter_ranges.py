@@ -11,7 +11,7 @@ AT_LEAST_0 = (
     "imitation_coefficient", "internal_steps", "intra_coefficient", "kappa", "kl_coefficient", "kl_limit",
     "length_bonus", "multiplier_rate", "next_scale", "novelty_coefficient", "penalty_scale", "power", "recent",
     "replay_age", "replay_groups", "replay_prompts", "replay_rows", "replay_share", "replay_weight", "reservoir",
-    "spread", "stored", "strength", "surplus", "switch", "tail_weight", "target_entropy", "trust",
+    "reward_coefficient", "spread", "stored", "strength", "surplus", "switch", "tail_weight", "target_entropy", "trust",
     "value_coefficient",
 )  # fmt: skip
 FRACTIONS = (

@@ -113,6 +113,11 @@ PROVIDED = (
         StandIn("no row is replayed", whole(2)), provider="a replay: Algorithm.replay",
     ),
     Need(
+        "resampled", "info['resampled']", "[N]", "1 where the row is a reply that was drawn anew at an earlier state",
+        StandIn("no row is", whole(2), none_of_rows),
+        provider="the method's own rollout, rollouts.stored_states.replying_at_stored_states",
+    ),
+    Need(
         "replay_advantage", "info['replay_advantage']", "[N]", "advantage that a store gives a replayed row",
         StandIn("replayed rows have none", uniform(-1, 1, rows=True)),
         provider="a replay of single rows: Algorithm.replay",

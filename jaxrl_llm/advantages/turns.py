@@ -43,11 +43,15 @@ def turn_numbers(batch: Trajectories) -> Array:
     return jnp.where(acted, batch.turn if known else 0, -1)
 
 
+def acted_turns(batch: Trajectories) -> Array:
+    """bool[N, K]: the turns in which a row has an action."""
+    turns, number = turn_count(batch), turn_numbers(batch)
+    return jax.nn.one_hot(jnp.where(number >= 0, number, turns), turns, dtype=jnp.float32).max(axis=1) > 0
+
+
 def turn_mask(batch: Trajectories) -> Array:
     """bool[N, K]: the turns in which a scored row has an action."""
-    turns, number = turn_count(batch), turn_numbers(batch)
-    there = jax.nn.one_hot(jnp.where(number >= 0, number, turns), turns, dtype=jnp.float32).max(axis=1) > 0
-    return there & ~jnp.isnan(batch.scores)[:, None]
+    return acted_turns(batch) & ~jnp.isnan(batch.scores)[:, None]
 
 
 def rewards_of_turns(batch: Trajectories) -> Array:
@@ -78,6 +82,12 @@ def returns_of_turns(rewards: Array, mask: Array, gamma: float | Array = 1.0) ->
 
     turns = (jnp.where(mask, rewards, 0.0).T, mask.T)
     return jax.lax.scan(back, jnp.zeros(rewards.shape[0]), turns, reverse=True)[1].T
+
+
+def sums_of_turns(values: Array, batch: Trajectories) -> Array:
+    """f32[N, K]: the sum of values f32[N, L] over the actions of each turn; 0 where there is none."""
+    own = jax.nn.one_hot(turn_numbers(batch), turn_count(batch))
+    return jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, values, 0.0), own)
 
 
 def on_tokens(values: Array, batch: Trajectories) -> Array:
@@ -147,6 +157,12 @@ def same_turn() -> OfTurns:
         return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
 
     return keys
+
+
+@part
+def same_group() -> OfTurns:
+    """Keys: all turns of a group."""
+    return lambda batch: _of_group(batch, turn_count(batch))
 
 
 @part
@@ -273,13 +289,15 @@ def of_episode(
     over: Literal["rows", "turns"] = "rows",
     epsilon: float = 1e-6,
     of: Literal["return", "score"] = "return",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
 ) -> OfTurns:
     """Advantages of turns: that of their episode, its return less the mean of its group's.
 
     over: whether each row counts once in the mean, or each of its turns does. of: the return has the rewards of turns
-    beside the row's score.
+    beside the row's score. baseline: of the whole group, or of the others.
     """
     require_choice("scale", scale, ("none", "std"))
+    require_choice("baseline", baseline, ("mean", "leave_one_out"))
     require_choice("over", over, ("rows", "turns"))
     require_choice("of", of, ("return", "score"))
 
@@ -287,8 +305,8 @@ def of_episode(
         mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
         spread = jnp.broadcast_to(returns[:, None], mask.shape)
         if over == "turns":
-            return above_buckets(spread, _of_group(batch, mask.shape[1]), mask, scale, epsilon=epsilon)
-        above = above_baseline(returns, batch.group)
+            return above_buckets(spread, _of_group(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
+        above = above_baseline(returns, batch.group, baseline)
         if scale == "std":
             above = above / (bucket_moments(batch.group, returns)[2] + epsilon)
         return jnp.where(mask, above[:, None], 0.0)

@@ -9,6 +9,7 @@ from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.choices import Routing
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import layout
+from jaxrl_llm.needs import of_target
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.phases import TurnPhases
 from jaxrl_llm.references import ReferenceRule
@@ -29,7 +30,8 @@ class Algorithm:
     says which policy the reference is (None: the initial one). `routing` says whose choice of experts the update of a
     mixture of experts replays: the "rollout"'s (R3), that which the weights before the update "recompute" (R2), or
     "none"'s; for other models it means nothing. `phases` make an update for each turn of the episodes (None: one for
-    all).
+    all). `target` says how the target critic, which starts as a copy of the critic, follows it after each update; the
+    methods that need "target_values" have one.
 
     Its repr is the code that composes it; a notebook shows its equations too. Raises InputError for a part of another
     type, such as a factory that was not called.
@@ -44,6 +46,7 @@ class Algorithm:
     reference: ReferenceRule | None = None
     routing: Routing = "none"
     phases: TurnPhases | None = None
+    target: ReferenceRule | None = None
 
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
@@ -56,11 +59,17 @@ class Algorithm:
             ("replay", Replay),
             ("reference", ReferenceRule),
             ("phases", TurnPhases),
+            ("target", ReferenceRule),
         ):
             if getattr(self, name) is not None:
                 expect(f"an algorithm's {name}", getattr(self, name), kind)
         if self.phases is not None and "old_logp" not in self.needs:
             raise InputError("an algorithm's phases need a ratio to the old policy: take one against='old'")
+        if of_target(self.needs) != (self.target is not None and self.target.update is not None):
+            raise InputError(
+                "an algorithm needs 'target_values' and has a target that moves, such as "
+                "references.exponential_average(0.9), or neither"
+            )
         require_choice("an algorithm's routing", self.routing, get_args(Routing))
 
     @property

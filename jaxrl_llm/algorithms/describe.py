@@ -55,6 +55,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "turn_rows",
         "turn_chunks",
         "turn_information",
+        "turn_models",
         "agent_trees",
     ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
@@ -281,6 +282,8 @@ def _outputs(name: str) -> str:
             lines.append(f"  {'curriculum' if name == 'prompts' else name}: {found}")
     if method.phases is not None:
         lines.append("  an update for each turn of the episodes, the last first")
+    if method.target is not None:
+        lines.append(f"  a target critic, which follows the critic: {method.target}")
     if method.routing != "none":
         lines.append(f"  routing of mixtures of experts, which updates replay: that of the {method.routing}")
     return "\n".join(lines)

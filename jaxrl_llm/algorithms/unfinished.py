@@ -34,6 +34,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
 # method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
     "aepo_agentic": {"turns": "episodes of several turns, which fork after observations"},
+    "archer": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     "arpo_agentic": {
         "calls": "calls of tools, for their bonus",
         "failed_calls": "calls that gave an error",
@@ -78,6 +79,7 @@ NEEDED: dict[str, dict[str, str]] = {
         "imitated_score": "the score of that success",
         "turns": "episodes of several turns",
     },
+    "istar": {"state_key": "how many turns there are", "turns": "episodes of several turns"},
     "llds": {"turns": "episodes of several turns"},
     "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
     "poad": {"turns": "episodes of several turns"},

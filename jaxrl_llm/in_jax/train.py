@@ -33,11 +33,11 @@ from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.check import check_key, check_params
-from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy, positions_of
-from jaxrl_llm.needs import of_reference, value_of, values_of
+from jaxrl_llm.needs import of_reference, value_of
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.trajectory import in_words
 from jaxrl_llm.transform import Metrics, RunFacts
@@ -70,6 +70,7 @@ class Carry(NamedTuple):
     feedback: Metrics | None
     reference: Params | None = None  # where it moves
     previous: Params | None = None  # the parameters before the last update, where the method needs them
+    target: Params | None = None  # the target critic, where the method has one
 
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
@@ -168,15 +169,14 @@ def make_train(
         for_params, for_steps = jax.random.split(key)
         reference = fresh_params(for_params, task, settings) if start is None else start
         policy, params = make_policy(task, settings), reference
-        if asks(method, "values"):
-            critic = Critic(kind="shared", heads=int(max(values_of(method.needs, "values"), default=1)))
+        if (critic := critic_of(method.needs, "shared")) is not None:
             policy = dataclasses.replace(policy, critic=critic)
             params = init_critic(for_params, policy, params, critic)
 
         def iterate(carry: Carry, at: tuple[Array, Array]) -> tuple[Carry, Metrics]:
             step, key = at
             for_batch, for_update = jax.random.split(key)
-            state, memory, feedback, moving, previous = carry
+            state, memory, feedback, moving, previous, target = carry
             size = settings.prompts, settings.group_size
             batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size, by_turn(method))
             if asks(method, "greedy_reward"):
@@ -190,7 +190,8 @@ def make_train(
                 group_size=settings.group_size, packing=packing,
             )  # fmt: skip
             of = reference if moving is None else moving
-            batch = provide(policy, method.needs, state.params, of, batch, steps, previous).replace(feedback=feedback)
+            batch = provide(policy, method.needs, state.params, of, batch, steps, previous, target=target)
+            batch = batch.replace(feedback=feedback)
             memory, batch = method.transform.apply(memory, batch)
             previous = first_previous(method.needs, state.params)
             state, metrics = update(policy, method.objective, optimizer, state, batch, steps)
@@ -198,11 +199,13 @@ def make_train(
                 feedback = {**metrics, "updates": feedback["updates"] + 1}
             if rule is not None and rule.update is not None:
                 moving = rule.update(moving, without_critic(state.params), step + 1)
-            return Carry(state, memory, feedback, moving, previous), {**metrics, **seen}
+            if method.target is not None and method.target.update is not None:
+                target = method.target.update(target, state.params["critic"], step + 1)
+            return Carry(state, memory, feedback, moving, previous, target), {**metrics, **seen}
 
         carry = Carry(
             init_state(params, optimizer), method.transform.init(facts), None, None if rule is None else reference,
-            first_previous(method.needs, params),
+            first_previous(method.needs, params), None if method.target is None else params["critic"],
         )  # fmt: skip
         steps = (jnp.arange(settings.iterations), jax.random.split(for_steps, settings.iterations))
         if asks(method, "feedback"):

@@ -38,6 +38,7 @@ def prepare(
     reference: Params | None = None,
     feedback: Mapping[str, Any] | None = None,
     previous: Params | None = None,
+    target: Params | None = None,
 ) -> tuple[Any, Trajectories]:
     """The algorithm's memory and the batch after its transform: with advantages, and all that its objective reads.
 
@@ -45,7 +46,9 @@ def prepare(
     with; required where the algorithm needs log-probabilities, values or the like of them. reference: parameters of the
     policy that a KL penalty keeps close to; an update takes its state's memory, so keep a copy (`jax.tree.map(jnp.copy,
     params)`). feedback: the metrics of the last update, for algorithms that adapt to them. previous: a copy of the
-    parameters before the last update (at first the initial ones), for algorithms that need previous_logp.
+    parameters before the last update (at first the initial ones), for algorithms that need previous_logp. target: those
+    of the target critic (at first a copy of params["critic"], then what `algorithm.target.update` gives), for those
+    that need target_values.
 
     Raises InputError where the algorithm needs something that is not given.
     """
@@ -63,7 +66,7 @@ def prepare(
         if need.provider is not None and need.of(batch) is None:
             raise InputError(f"the algorithm needs {need.name} ({need.meaning}), but the batch has no {need.where}")
     if computed and policy is not None and params is not None:
-        batch = provide(policy, algorithm.needs, params, reference, batch, previous=previous)
+        batch = provide(policy, algorithm.needs, params, reference, batch, previous=previous, target=target)
     if feedback is not None and "feedback" in algorithm.needs:
         known = {"updates": 1.0, **feedback}
         batch = batch.replace(feedback={name: jnp.float32(value) for name, value in known.items()})

@@ -45,6 +45,7 @@ class Learner(NamedTuple):
     reference: Params | Mixture | None = None  # of the reference policy, where the method needs one
     frozen: Params | None = None  # the parameters that never learn, where some do not
     previous: Params | None = None  # that learn, before the last update, where the method needs them
+    target: Params | None = None  # of the target critic, where the method needs one
 
 
 class LearnedBatch(NamedTuple):
@@ -171,7 +172,7 @@ def _learn(
     previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
     batch = provide(
         policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), phase.every,
-        previous, phase.record_experts,
+        previous, phase.record_experts, learner.target,
     )  # fmt: skip
     if learner.previous is not None:
         previous = replaced(learner.previous, state.params)

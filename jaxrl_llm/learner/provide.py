@@ -21,9 +21,10 @@ from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
+from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import need_of, of_previous, of_reference, value_of
+from jaxrl_llm.needs import need_of, of_previous, of_reference, of_target, value_of
 from jaxrl_llm.references import Mixture
 from jaxrl_llm.stand_ins import no_answers
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -64,6 +65,16 @@ def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: ja
     return function(hidden, mask)
 
 
+@compiled(static_argnames=("policy",))
+def _values_of(policy: Policy, params: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
+    """The critic's values alone, f32[N, L, heads]."""
+
+    def values(part: Trajectories, packing: Packing | None) -> jax.Array:
+        return (policy_outputs(policy, params, part, packing, Wanted(("values",))).extras or {})["values"]
+
+    return by_slices(values, batch, steps)
+
+
 _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
 _after_turns, _mean_of_answer = compiled()(after_turns), compiled()(mean_of_answer)
 _with_blank, _placed = compiled()(with_blank), compiled()(placed)
@@ -84,6 +95,7 @@ class _Models:
     params: Params
     of_reference: Params | Mixture | None
     of_previous: Params | None
+    of_target: Params | None
     batch: Trajectories
     steps: Steps | None
     wanted: Wanted
@@ -109,6 +121,10 @@ class _Models:
         assert self.of_previous is not None  # `provide` checks it
         policy, batch = of_a_reference(self.policy, self.batch.replace(experts=None))
         return outputs_of(policy, self.of_previous, batch, self.steps)
+
+    @cached_property
+    def target_values(self) -> jax.Array:
+        return _values_of(self.policy, {**self.params, "critic": self.of_target}, self.batch, self.steps)
 
     @cached_property
     def teacher(self) -> PolicyOutputs:
@@ -174,11 +190,13 @@ def provide(
     steps: Steps | None = None,
     previous: Params | None = None,
     record_experts: bool = False,
+    target: Params | None = None,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
     params: the weights before the update. reference: those of the reference policy, and previous the weights
-    before the last update; InputError where they are needed and None. Other needs are the loop's, or the rollouts', to
+    before the last update; target: of the target critic, in place of params["critic"]. InputError where they are needed
+    and None. Other needs are the loop's, or the rollouts', to
     provide. With the update's `steps` the batch goes through a policy as it does in the update, slice by slice.
     record_experts: of a mixture, also fill in the experts that the routers of `params` choose in that pass
     (`batch.experts`), for the update to replay; experts that the batch has are replaced.
@@ -204,10 +222,14 @@ def provide(
         raise InputError("this method needs a reference policy, but none is loaded")
     if of_previous(needs) and previous is None:
         raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
+    if of_target(needs):
+        if target is None:
+            raise InputError("this method needs a target critic: give a copy of params['critic'], target=...")
+        check_alive("a parameter of the target critic", target, "Keep a copy that no update takes")
     wanted = wanted_of(needs)
     if record_experts:
         wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
-    models = _Models(policy, params, reference, previous, batch, steps, wanted)
+    models = _Models(policy, params, reference, previous, target, batch, steps, wanted)
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:

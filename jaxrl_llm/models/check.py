@@ -80,6 +80,9 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
         return
     critic = policy.critic
     entry = _section(params, "critic", "")
+    if critic.kind == "likelihood":
+        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/")
+        return
     head = head_shapes(policy.config, critic.hidden, critic.heads)
     _arrays(_section(entry, "head", "critic/"), head, "critic/head/")
     if critic.kind == "tower":

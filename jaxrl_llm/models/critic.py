@@ -2,11 +2,14 @@
 
 The weights are one more entry of the policy's parameters, params["critic"]; see `init_critic`. A value belongs to the
 state that an action was chosen from, so it depends on the tokens before the action and not on the action itself.
+
+A critic of the kind "likelihood" has no head: it is a language model that starts as the policy and learns beside it,
+and judges by the log-probabilities of tokens, as implicit reward models do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,31 +21,39 @@ from jaxrl_llm.models.check import check_key, check_params
 from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
 from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.needs import value_of
+from jaxrl_llm.needs import values_of as values_of_need
 from jaxrl_llm.shapes import FLOATS, in_words, is_array, is_of
 
-KINDS = ("tower", "shared")
+LIKELIHOOD = "likelihood"
+KINDS = ("tower", "shared", LIKELIHOOD)
 EPSILON = 1e-5  # of the layer norm
+SPREAD = 0.1  # values at the start are of about this size
 
 
 @dataclass(frozen=True)
 class Critic:
     """What kind of critic. Hashable, so that it can be a static argument of `jit`.
 
-    kind: "tower" is a decoder of its own, which starts as a copy of the policy; "shared" reads the policy's states.
+    kind: "tower" is a decoder of its own, which starts as a copy of the policy; "shared" reads the policy's states;
+    "likelihood" is a copy of the whole policy, without values, and none of what follows means anything to it.
     heads: values per state; 1 has no axis of its own. hidden: units of an MLP with layer norm before the values, 0 for
-    a linear head. detach: a shared critic's loss does not move the policy's weights. Raises InputError otherwise.
+    a linear head. detach: a shared critic's loss does not move the policy's weights. spread: the last layer starts at
+    random instead of at 0, so that heads which learn the same differ. Raises InputError otherwise.
     """
 
     kind: str = "tower"
     heads: int = 1
     hidden: int = 0
     detach: bool = False
+    spread: bool = False
 
     def __post_init__(self) -> None:
         require_choice("critic kind", self.kind, KINDS)
         require_kind("critic heads", self.heads, whole(1))
         require_kind("critic hidden units", self.hidden, whole(0))
         require_kind("critic detach", self.detach, FLAG)
+        require_kind("critic spread", self.spread, FLAG)
 
 
 def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) -> Params:
@@ -50,13 +61,19 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
 
     {"head": {"weight" [D or hidden, heads], "bias" [heads]}}, with "norm", "norm_bias" [D], "up" [D, hidden] and
     "up_bias" [hidden] too for an MLP, all float32. For a tower also "tower": a copy of the policy's "embed", "layers"
-    and "final_norm" in their dtypes. The last layer is zero, so every value starts at 0. InputError for parameters of
-    another policy, and for arguments of other types.
+    and "final_norm" in their dtypes. The last layer is zero, so every value starts at 0, or with `spread` normal with
+    the deviation SPREAD / sqrt(D or hidden). For "likelihood" a "tower"
+    alone, which has the policy's "unembed" too where there is one. InputError for parameters of another policy, and for
+    arguments of other types.
     """
     check_key(key)
     if not isinstance(critic, Critic):
         raise InputError(f"the critic is {shown(critic)}, but must be a Critic")
     check_params(policy, {k: x for k, x in params.items() if k != "critic"} if isinstance(params, dict) else params)
+    # Real copies: an update that donates its buffers must not be given the same one twice.
+    if critic.kind == LIKELIHOOD:
+        whole = {name: x for name, x in params.items() if name != "critic"}
+        return {**params, "critic": {"tower": jax.tree.map(jnp.copy, whole)}}
     shapes = head_shapes(policy.config, critic.hidden, critic.heads)
     starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {
         ZEROS: jnp.zeros,
@@ -64,12 +81,32 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
         NORMAL: lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5,
     }
     head = {weight.name: starts[weight.initialiser](shapes[weight.name]) for weight in head_weights(critic.hidden)}
+    if critic.spread:
+        shape = shapes["weight"]
+        head["weight"] = SPREAD * jax.random.normal(jax.random.fold_in(key, 1), shape) / shape[0] ** 0.5
     entry: Params = {"head": head}
     if critic.kind == "tower":
-        # Real copies: an update that donates its buffers must not be given the same one twice.
         decoder = {name: x for name, x in params.items() if name not in ("unembed", "critic")}
         entry["tower"] = jax.tree.map(jnp.copy, decoder)
     return {**params, "critic": entry}
+
+
+def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
+    """The critic of a method with these needs, of this kind if it has values; None for a method without one.
+
+    With a target critic it has a `spread`: the heads of such methods are twins, whose minimum is taken.
+
+    InputError for a method that needs both values and an implicit reward model.
+    """
+    asked = {name for name, _ in map(value_of, needs)}
+    if "implicit_logp" in asked:
+        if "values" in asked:
+            raise InputError("a method has values or an implicit reward model, but this one needs both: leave one out")
+        return Critic(LIKELIHOOD)
+    if "values" not in asked:
+        return None
+    heads = int(max(values_of_need(needs, "values"), default=1))
+    return Critic(kind, heads, spread="target_values" in asked)
 
 
 def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from jaxrl_kernels import fused_logprob
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.hooks import Hook, state_in
 from jaxrl_llm.models.check import check_params
-from jaxrl_llm.models.hooked import Places, hooked_logp
+from jaxrl_llm.models.hooked import Places, hooked_logp, of_a_reference
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
@@ -26,7 +26,8 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
-    # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "experts".
+    # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "implicit_logp",
+    # "experts".
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
@@ -87,7 +88,8 @@ def policy_outputs(
     log-probability under the unembedded state after a layer (no last norm); "heated_logp", at another temperature and
     without truncation, differentiable; "hidden" [N, L, D]. "top_tokens" [N, L, K] are the ids of the K = `top` most
     probable tokens, and "top_logp" [N, L, K] their log-probabilities without truncation; where only these are wanted
-    they are of the ids in info["top_tokens"], and differentiable.
+    they are of the ids in info["top_tokens"], and differentiable. "implicit_logp" is the log-probability under the
+    implicit reward model (a critic of the kind "likelihood"), differentiable with respect to its parameters.
     "experts" int[N, L, layers, k] are of all tokens, not only of actions.
 
     Where the batch has `experts`, a mixture sees its tokens with these instead of its router's choice (routing replay).
@@ -127,6 +129,8 @@ def policy_outputs(
         found["hidden"] = flat
     if "values" in wanted.names:
         found["values"] = _values(policy, params, view, batch, packing)
+    if "implicit_logp" in wanted.names:
+        found["implicit_logp"] = _implicit_logp(policy, params, batch, packing)
     placed = {name: _scatter(values, view, batch) for name, values in found.items()}
     if view.experts is not None:
         placed["experts"] = of_all_rows(view.experts, batch)
@@ -235,9 +239,9 @@ def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.A
 
 @jax.named_scope("critic")
 def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None) -> jax.Array:
-    from jaxrl_llm.models.critic import values_of
+    from jaxrl_llm.models.critic import LIKELIHOOD, values_of
 
-    if policy.critic is None or "critic" not in params:
+    if policy.critic is None or "critic" not in params or policy.critic.kind == LIKELIHOOD:
         raise InputError("this method needs values: give the policy a critic (models.critic)")
     states = view.states
     if policy.critic.kind == "tower":
@@ -245,6 +249,16 @@ def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, pa
         # Its router is its own.
         states = _view(exact, params["critic"]["tower"], batch.replace(experts=None), packing).states
     return values_of(policy.critic, params, states)
+
+
+@jax.named_scope("critic")
+def _implicit_logp(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None) -> jax.Array:
+    """Log-probabilities f32[M] of the chosen tokens under the implicit reward model, as under a reference."""
+    if policy.critic is None or "critic" not in params or policy.critic.kind != "likelihood":
+        raise InputError("this method needs an implicit reward model: give the policy Critic('likelihood')")
+    own, rows = of_a_reference(dataclasses.replace(policy, rounding=None), batch.replace(experts=None))
+    tower = params["critic"]["tower"]
+    return _logp(own, tower, _view(own, tower, rows, packing))[0]
 
 
 def _scatter(values: jax.Array, view: _View, batch: Trajectories) -> jax.Array:

@@ -63,6 +63,11 @@ def mean_log_ratio(against: str = "reference") -> RowScore:
     return lambda outputs, batch: row_means(log_ratio_to(outputs, batch, against), batch)
 
 
+def shares_of_pairs(z: jax.Array, pairs: jax.Array) -> jax.Array:
+    """Each row's share f32[N] of the mean of -log sigmoid(z_ij) over pairs bool[N, N], in those where it is i."""
+    return jnp.sum(jnp.where(pairs, jax.nn.softplus(-z), 0.0), axis=1) / jnp.maximum(jnp.sum(pairs), 1)
+
+
 def preference_shares(
     implied: jax.Array,
     reward: jax.Array,
@@ -80,7 +85,7 @@ def preference_shares(
     good = reward >= best
     pairs = (group[:, None] == group) & (reward[:, None] > reward)
     z = jnp.where(good, best_scale, 1.0)[:, None] * beta * (implied[:, None] - implied)
-    of_pairs = jnp.sum(jnp.where(pairs, jax.nn.softplus(-z), 0.0), axis=1) / jnp.maximum(jnp.sum(pairs), 1)
+    of_pairs = shares_of_pairs(z, pairs)
     alone = jnp.where(known, jax.nn.softplus(jnp.where(good, -implied, implied)), 0.0) / jnp.maximum(jnp.sum(known), 1)
     return jnp.where(jnp.any(pairs), of_pairs, alone)
 

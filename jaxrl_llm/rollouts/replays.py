@@ -66,11 +66,13 @@ def whole_groups(
     groups: int = 1024,
     max_age: int | None = None,
     until: float | None = None,
+    equal: bool = False,
 ) -> Replay:
-    """Add earlier groups as they were, round(share n) of them to the n groups of a step.
+    """Add earlier groups as they were, round(share n) of them to the n groups of a step that have a score.
 
     A replayed group is compared within itself. The store has the newest `groups` groups with different rewards, of at
-    most `max_age` steps before. draw: which of them (None: `uniformly()`). until: steps with replay (None: all).
+    most `max_age` steps before; equal: also groups of equal rewards. draw: which of them (None: `uniformly()`). until:
+    steps with replay (None: all).
     """
     check_number("share", share, least=0)
     check_number("groups", groups, least=0, whole=True)
@@ -80,7 +82,8 @@ def whole_groups(
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         store, fresh = stores.younger(state, step, max_age), to_rows(scored)
         group, past, numbers = np.asarray(scored.batch.group), dict[str, np.ndarray](), np.zeros(0, np.int64)
-        n = len(np.unique(group))
+        mean, deviation = group_moments(scored)
+        n = len(np.unique(group[~np.isnan(mean)]))
         wanted = round(share * n) if until is None or step < until else 0
         if count(store) and wanted:
             items, first = np.unique(store["of:item"], return_index=True)
@@ -88,7 +91,7 @@ def whole_groups(
             members = [np.flatnonzero(store["of:item"] == item) for item in chosen]
             past = take(store, np.concatenate(members))
             numbers = np.repeat(group.max() + 1 + np.arange(len(chosen)), [len(rows) for rows in members])
-        kept = group_moments(scored)[1] > TOLERANCE
+        kept = ~np.isnan(mean) if equal else deviation > TOLERANCE
         added = marked(fresh, item=stores.next_item(store) + group, step=step)
         store = stores.newest(join(store, keep(added, kept)), groups) if groups else {}
         return mixed(scored, fresh, past, group, numbers), store

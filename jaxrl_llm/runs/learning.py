@@ -44,7 +44,7 @@ def learn(
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
         config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), frozen,
-        state.previous,
+        state.previous, state.target,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     needs.check_provided(batch, learner.algorithm.needs - later)
@@ -65,7 +65,9 @@ def learn(
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
     reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
     other = moved(parts.hook.other, state.other, train.params, step + 1) if parts.hook is not None else None
-    state = state._replace(train=train, memory=memory, reference=reference, previous=previous, other=other)
+    target = moved(parts.algorithm.target, state.target, train.params.get("critic", {}), step + 1)
+    policies = {"reference": reference, "previous": previous, "other": other, "target": target}
+    state = state._replace(train=train, memory=memory, **policies)
     return state, Learned(batch, metrics, filled(steps))
 
 

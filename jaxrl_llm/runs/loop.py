@@ -123,10 +123,11 @@ def train(
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
             state = RunState(
-                train_state, memory, batches.init(), reference=parts.moving, previous=parts.previous, other=parts.other
-            )
+                train_state, memory, batches.init(), reference=parts.moving, previous=parts.previous,
+                other=parts.other, target=parts.target,
+            )  # fmt: skip
             # The state has them, and an update donates them.
-            parts = parts._replace(moving=None, previous=None, other=None)
+            parts = parts._replace(moving=None, previous=None, other=None, target=None)
         if parts.hosts.any(terminated()):  # also the hosts that were not told
             raise Preempted
         stop_if(parts.hosts.any(interrupted()))

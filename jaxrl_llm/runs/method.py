@@ -19,6 +19,7 @@ from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_with
 from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.needs import value_of
 from jaxrl_llm.reporting import compare
@@ -158,6 +159,8 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
 
     Found by trying it: on four groups of one sample with different rewards, such a method has zero gradients.
     """
+    if algorithm.target is not None:  # a critic says which of its actions are good, also of a single sample
+        return
     if config.group_size > 1:
         of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
         for name, value in of_sets.items():
@@ -187,12 +190,21 @@ def needs_values(needs: Iterable[str]) -> bool:
 
 
 def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError if settings of a critic are given, but the method has none."""
+    """InputError if settings of a critic are given, but the method has none.
+
+    An implicit reward model has the critic's learning rate, but nothing else of a critic.
+    """
     if needs_values(algorithm.needs):
+        if algorithm.target is not None and config.critic_steps:
+            raise InputError(
+                f"critic_steps train values of one head, and those of {config.algorithm} learn from a target critic: "
+                "leave it out"
+            )
         return
     default = TrainConfig()
     given = [name for name in ("critic", "critic_steps") if getattr(config, name) != getattr(default, name)]
-    given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
+    if critic_of(algorithm.needs) is None:
+        given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
     if given:
         raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
 

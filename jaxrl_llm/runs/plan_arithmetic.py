@@ -38,7 +38,7 @@ class Held(NamedTuple):
     parameters: int
     frozen: int
     optimiser: int
-    reference: int  # with a second policy that is run beside the first, and the weights before the last update
+    reference: int  # with a second policy that is run beside the first, the last update's weights and a target critic
     learning: int  # numbers, not bytes
 
     @property
@@ -75,7 +75,8 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
         on_a_device(state.optimizer) + on_a_device(state.step),
         on_a_device(shapes.other)
         + (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0)
-        + on_a_device(shapes.previous),
+        + on_a_device(shapes.previous)
+        + on_a_device(shapes.target),
         on_a_device(state.params, jnp.dtype(jnp.int8)),
     )
 

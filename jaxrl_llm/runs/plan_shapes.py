@@ -159,12 +159,14 @@ def checked(
 def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
     """The shapes of a run on a topology; see `checked`."""
     mesh, sampler, algorithm, model = checked(config, topology, model)
-    policy, state, frozen, reference, _, previous, *_ = state_shapes(config, model, algorithm)
+    found = state_shapes(config, model, algorithm)
+    policy = found.policy
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     with ahead_of_time():
-        frozen, reference, state, previous = (
-            shard(tree, policy, mesh) for tree in (frozen, reference, state, previous)
+        frozen, reference, state, previous, target = (
+            shard(tree, policy, mesh)
+            for tree in (found.frozen, found.reference, found.state, found.previous, found.target)
         )
     learner = Learner(
         policy,
@@ -177,6 +179,7 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
         reference,
         frozen,
         previous,
+        target,
     )
     sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler))
     return RunShapes(config, topology, learner, state, sampler, *sizes)
@@ -193,6 +196,7 @@ class StateShapes(NamedTuple):
     previous: Any  # that learn, before the last update, where the method needs them
     engines: int = 1  # that sample at a time, each with weights and caches of its own
     other: Any = None  # what moves of a second policy that is run beside it
+    target: Any = None  # the target critic, where the method has one
 
     @property
     def copied_reference(self) -> Any:
@@ -221,7 +225,8 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     if has_second_policy(config, algorithm):
         other = {name: x for name, x in learning.items() if name != "critic"}
     params = combine(frozen, learning)
-    return StateShapes(made["policy"], state, frozen, reference, params, previous, engines, other)
+    target = None if algorithm.target is None else learning["critic"]
+    return StateShapes(made["policy"], state, frozen, reference, params, previous, engines, other, target)
 
 
 def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:

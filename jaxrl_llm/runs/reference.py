@@ -1,4 +1,4 @@
-"""The reference policy of a run: where it comes from, and how it moves."""
+"""The reference policy of a run: where it comes from, and how it moves; and other copies that move like it."""
 
 from __future__ import annotations
 
@@ -114,6 +114,11 @@ def first_second_policy(hook: Hook | None, params: Params) -> Any:
     if hook is None or hook.other is None:
         return None
     return jax.tree.map(jnp.copy, without_critic(params))
+
+
+def first_target(algorithm: Algorithm, params: Params) -> Any:
+    """The target critic before the first update: a copy of the critic, where the method has one."""
+    return None if algorithm.target is None else jax.tree.map(jnp.copy, params["critic"])
 
 
 def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:

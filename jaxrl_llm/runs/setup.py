@@ -25,7 +25,7 @@ from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.critic import Critic, init_critic
+from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.digest import tokenizer_digest
 from jaxrl_llm.models.load import load_tokenizer
@@ -43,11 +43,10 @@ from jaxrl_llm.runs.method import (
     check_method,
     method_digests,
     named,
-    needs_values,
     record_of,
     with_routing,
 )
-from jaxrl_llm.runs.reference import first_reference, first_second_policy, wants_reference
+from jaxrl_llm.runs.reference import first_reference, first_second_policy, first_target, wants_reference
 from jaxrl_llm.runs.rollout import check_columns, hook_of
 from jaxrl_llm.transform import RunFacts
 
@@ -75,14 +74,14 @@ class RunParts(NamedTuple):
     previous: Params | None = None  # at first, see `learner.previous.first_previous`
     other: Any = None  # and of the second policy that the hook reads
     hook: Hook | None = None  # what tokens are drawn through
+    target: Any = None  # the target critic at first, where the method has one
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
     """The policy and its parameters with a critic, where a method with these needs has one."""
-    if not needs_values(needs):
+    critic = critic_of(needs, config.critic)
+    if critic is None:
         return policy, params
-    heads = int(max(values_of(needs, "values"), default=1))
-    critic = Critic(kind=config.critic, heads=heads)
     policy = dataclasses.replace(policy, critic=critic)
     return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
 
@@ -209,6 +208,6 @@ def set_up(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), moving=moving, previous=first_previous(algorithm.needs, params),
-        other=other, hook=hook,
+        other=other, hook=hook, target=first_target(algorithm, params),
     )  # fmt: skip
     return parts, state, memory

@@ -24,7 +24,7 @@ from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.runs.spikes import History, as_history
 
-POLICIES = ("reference", "previous", "other")  # of a `RunState`, beside the one that learns
+POLICIES = ("reference", "previous", "other", "target")  # of a `RunState`, beside the one that learns
 
 
 class RunState(NamedTuple):
@@ -36,6 +36,7 @@ class RunState(NamedTuple):
     reference: Any = None  # what moves of the reference policy, if it does
     previous: Any = None  # what learns, before the last update, if the method needs it
     other: Any = None  # what moves of the second policy that the sampler's hook reads, if it does
+    target: Any = None  # the target critic, if the method has one
 
 
 @dataclass
@@ -118,7 +119,7 @@ def restore(
 
     params, rest = shapes_of(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
-        unneeded = (state.train, state.memory, state.reference, state.previous, state.other)
+        unneeded = (state.train, state.memory, *(getattr(state, name) for name in POLICIES))
         jax.tree.map(lambda x: x.delete(), unneeded)
     restored = checkpoints.latest(params, rest, check=changes)
     loop.summary = folder.read_summary()

@@ -20,7 +20,7 @@ N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
 LATER = {
     "previous_logp", "hint_tokens", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy", "teacher_tokens",
     "turn_rewards", "state_key", "episode", "first_turn", "calls", "failed_calls", "answer_logp", "answer_tokens",
-    "blanked", "blanked_logp",
+    "blanked", "blanked_logp", "implicit_logp", "target_values", "resampled",
 }  # fmt: skip
 
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
@@ -74,6 +74,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["mean_logp"] = jnp.asarray(-random.uniform(3, 5, (N, L)), jnp.float32)
     logp, entropy = jnp.asarray(near(0.2), jnp.float32), jnp.asarray(random.gamma(2.0, 0.4, (N, L)), jnp.float32)
     extras["top_logp"] = jnp.asarray(NEEDS["top_logp"].stand_in.draw(random, behaviour), jnp.float32)
+    extras["implicit_logp"] = jnp.asarray(np.minimum(behaviour + 0.3 * later.normal(size=(N, L)), 0), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
 
 

@@ -14,13 +14,23 @@ from experience import L, N, case
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import MEASURES
-from jaxrl_llm.needs import NEEDS, check_provided, fill_in, need_of, of_previous, of_reference, value_of, values_of
+from jaxrl_llm.needs import (
+    NEEDS,
+    check_provided,
+    fill_in,
+    need_of,
+    of_previous,
+    of_reference,
+    of_target,
+    value_of,
+    values_of,
+)
 from jaxrl_llm.stand_ins import TOP
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": (),
-    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
+    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)), "[N, L, H]": (N, L, 4),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")
@@ -77,8 +87,8 @@ def test_a_need_is_computed_or_provided_and_not_both() -> None:
         assert (need.compute is None) == (need.name == "feedback" or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None
-            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp", *OF_TOP)
-            assert need.measure in known
+            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp", "implicit_logp")
+            assert need.measure in (*known, *OF_TOP)
         assert need.where in need.text
         assert (need.provider or "") in need.text
 
@@ -91,7 +101,7 @@ class Seen:
 
     def outputs(self, name: str, value: float) -> PolicyOutputs:
         self.passes.append(name)
-        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5", *OF_TOP)
+        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5", "implicit_logp", *OF_TOP)
         extras = {key: jnp.full((N, L), value) for key in names}
         return PolicyOutputs(jnp.full((N, L), value), jnp.full((N, L), value), extras | {"hidden": jnp.ones((N, L, 4))})
 
@@ -106,6 +116,10 @@ class Seen:
     @property
     def previous(self) -> PolicyOutputs:
         return self.outputs("previous", -3.0)
+
+    @property
+    def target_values(self) -> Any:
+        return self.outputs("target", -5.0).logp
 
     @property
     def teacher(self) -> PolicyOutputs:
@@ -139,12 +153,13 @@ def test_each_is_computed_from_the_policy_that_it_is_of() -> None:
         expected = {
             "reference_logp": ("reference", -2.0), "reference_affinity": ("affinity", 0.5),
             "previous_logp": ("previous", -3.0), "teacher_logp": ("teacher", -4.0),
-            "teacher_entropy": ("teacher", -4.0),
+            "teacher_entropy": ("teacher", -4.0), "target_values": ("target", -5.0),
         }  # fmt: skip
         of, value = expected.get(name, ("old", -1.0))
         assert set(models.passes) == {of}
         assert of_reference({name}) == (of in ("reference", "affinity", "teacher"))
         assert of_previous({name}) == (of == "previous")
+        assert of_target({name}) == (of == "target")
         if name == "effective_rank":
             assert found.shape == (N, 3)  # of states that are all the same
             np.testing.assert_allclose(found[:, 0], 1.0, atol=1e-5)
@@ -156,7 +171,8 @@ def test_each_is_computed_from_the_policy_that_it_is_of() -> None:
 
 def test_stand_ins_fill_in_what_a_batch_lacks_and_are_named() -> None:
     batch = bare()
-    asked = {"tempered_logp:0.5" if name == "tempered_logp" else name for name in NEEDS}
+    numbers = {"tempered_logp": "tempered_logp:0.5", "target_values": "target_values:4"}
+    asked = {numbers.get(name, name) for name in NEEDS}
     full, extras, words = fill_in(batch, asked)
     assert set(words) == asked - {"feedback", "turns"}
     assert words["old_logp"] == "the behaviour policy"

@@ -29,6 +29,7 @@ BATCH = batch_of(np.ones((N, L)), np.zeros(N), np.zeros((N, L))).replace(old_log
 
 
 IN_OTHER_CONTEXTS = {"answer_logp", "blanked_logp"}  # and test_other_contexts.py these
+OF_TARGET = {"target_values"}  # test_target_critic.py has this
 OF_TEACHER = {"top_tokens", "top_logp", "teacher_logp", "teacher_entropy"}  # test_teacher.py has these
 
 
@@ -53,10 +54,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
 
 def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[Any, Wanted]]) -> None:
     asked = {name for name, need in NEEDS.items() if need.compute is not None} - {"reference_affinity"}
-    asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER, *IN_OTHER_CONTEXTS}
+    asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER, *IN_OTHER_CONTEXTS, *OF_TARGET}
     asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
     found = provide(POLICY, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)
-    names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp"}
+    names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp", "implicit_logp"}
     assert len(passes) == 3
     assert (INITIAL, NOTHING) in passes
     assert (BEFORE, NOTHING) in passes
@@ -66,7 +67,7 @@ def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[
     assert float(found.previous_logp[0, 0]) == -3
     assert found.values.shape == (N, L, 2)
     assert set(found.info) == {*MEASURES, "hidden_square", "effective_rank", "tempered_logp:0.5", "tempered_logp:2",
-                               "internal_logp", "heated_logp", "drift"}  # fmt: skip
+                               "internal_logp", "heated_logp", "implicit_logp", "drift"}  # fmt: skip
     assert found.info["hidden_square"].tolist() == [[4.0] * L] * N
 
 
@@ -90,7 +91,9 @@ def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any,
 
 
 def test_objectives_find_what_is_differentiated_and_no_more() -> None:
-    assert set(DURING_UPDATE) == {"values", "mean_logp", "internal_logp", "heated_logp", "top_logp"}
+    assert set(DURING_UPDATE) == {
+        "values", "mean_logp", "internal_logp", "heated_logp", "top_logp", "implicit_logp"
+    }  # fmt: skip
     needs = {"values:2", "internal_logp:6", "squared_probability", "tempered_logp:0.5", "hidden_square", "guided"}
     assert wanted_of(needs, DURING_UPDATE) == Wanted(("internal_logp", "values"), (), 6)
     assert wanted_of({"old_logp", "guided"}) == NOTHING

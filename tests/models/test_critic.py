@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.critic import Critic, init_critic, values_of
+from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.critic import Critic, critic_of, init_critic, values_of
 from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.policy import Params
 
@@ -91,6 +94,28 @@ def test_a_new_critic_learns_at_once() -> None:
         params = init_critic(jax.random.key(2), POLICY, PARAMS, critic)
         slope = jax.grad(lambda p, critic=critic: ((values_of(critic, p, STATES) - 1) ** 2).mean())(params)
         assert np.asarray(slope["critic"]["head"]["weight"]).any()
+
+
+def test_a_critic_by_likelihood_starts_as_the_whole_policy() -> None:
+    params = init_critic(jax.random.key(2), POLICY, PARAMS, Critic("likelihood"))
+    assert set(params["critic"]) == {"tower"}
+    assert jax.tree.structure(params["critic"]["tower"]) == jax.tree.structure(PARAMS)
+    for own, copied in zip(jax.tree.leaves(PARAMS), jax.tree.leaves(params["critic"]["tower"]), strict=True):
+        np.testing.assert_array_equal(own, copied)
+        assert own is not copied
+    check_params(dataclasses.replace(POLICY, critic=Critic("likelihood")), params, needs_critic=True)
+    tower = {name: x for name, x in PARAMS.items() if name != "unembed"}
+    with pytest.raises(InputError, match="lack critic/tower/unembed"):
+        check_params(dataclasses.replace(POLICY, critic=Critic("likelihood")), {**PARAMS, "critic": {"tower": tower}})
+
+
+def test_needs_say_which_critic_a_method_has() -> None:
+    assert critic_of({"old_logp"}) is None
+    assert critic_of({"values:3"}, "shared") == Critic("shared", 3)
+    assert critic_of({"values", "old_logp"}) == Critic()
+    assert critic_of({"implicit_logp", "old_logp"}, "shared") == Critic("likelihood")
+    with pytest.raises(InputError, match="this one needs both"):
+        critic_of({"implicit_logp", "values:2"})
 
 
 def test_bad_critics_are_refused() -> None:

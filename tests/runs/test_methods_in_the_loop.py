@@ -57,7 +57,9 @@ def test_every_need_is_tried() -> None:
     # See test_steered_methods.py, test_moving_references.py, test_replayed_runs.py, test_hinted_runs.py and
     # test_turn_runs.py.
     elsewhere = {"heated_logp", "previous_logp", "drift", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy"}
-    assert asked == computed - elsewhere - {"answer_logp", "blanked_logp"} | {"greedy_reward"}
+    assert asked == computed - elsewhere - {"answer_logp", "blanked_logp", "implicit_logp", "target_values"} | {
+        "greedy_reward"
+    }
 
 
 RESTARTED = ("r2vpo", "ppo")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import string
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import tiny_runs as runs
-from test_resume import STEPS, assert_same_run
+from test_resume import STEPS, assert_same_records, assert_same_run
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.models import load_policy
+from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.config import TrainConfig
 
@@ -50,6 +53,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "aepo_agentic": {},
     "igpo_information_gain": {},
     "infopo": {},
+    "istar": {},
+    "archer": {"critic_updates": 1, "states": 3},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
 OF_EPISODES = (
@@ -111,7 +116,8 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
     assert all(line.get("rollout/failed_groups", 0) == 0 for line in lines)
     assert lines[0]["mismatch"] < 1e-5
-    batch, method = taken[0].scored.batch, algorithms.get(name, **METHODS[name])
+    first = taken[name == "istar"]  # whose reward model is the policy at first
+    batch, method = first.scored.batch, algorithms.get(name, **METHODS[name])
     assert batch.state_key is not None
     assert len(np.unique(batch.state_key)) in (2, 3), "left and right, and 0 for turns that are not there"
     if any(need.startswith("values") for need in method.needs):
@@ -120,8 +126,9 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     if name == "ipa":
         assert np.asarray((batch.info or {})["imitated"] > 0).any(), "some begin with a success"
         batch = batch.replace(old_logp=batch.behaviour_logp)
-    if asked := method.needs & {"answer_logp", "blanked_logp"}:
-        batch = provide(load_policy(runs.MODEL)[0], asked | {"old_logp"}, taken[0].params, None, batch)
+    if asked := method.needs & {"answer_logp", "blanked_logp", "implicit_logp"}:
+        policy = dataclasses.replace(load_policy(runs.MODEL)[0], critic=critic_of(method.needs))
+        batch = provide(policy, asked | {"old_logp"}, first.params, None, batch)
     found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
     assert found.any()
     if name in FORKING:
@@ -144,7 +151,32 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["gigpo", "ipa"])
+def test_a_target_critic_follows_the_critic_and_transitions_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, Any, Any]] = []
+    learn = loop.learn
+
+    def watched(parts: Any, config: Any, state: Any, batch: Any, *more: Any) -> Any:
+        before = jax.tree.map(np.array, state.target)
+        after, learned = learn(parts, config, state, batch, *more)
+        seen.append((before, *jax.tree.map(np.array, (after.train.params["critic"], after.target))))
+        return after, learned
+
+    monkeypatch.setattr(loop, "learn", watched)
+    runs.train(config_of(tmp_path, "archer"))
+    for before, critic, after in seen:
+        wanted = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, before, critic)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after, wanted)
+        assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert [line["replay/rows"] > 0 for line in lines] == [True, True]
+    assert [line["replay/share"] for line in lines] == pytest.approx([0.0, 8 / 22])
+    assert lines[1]["reward/unscored"] > 0, "of replies at stored states"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["gigpo", "ipa", "archer"])
 def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a kill behind the last checkpoint it ends the same, with restarts from turns too."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
@@ -154,7 +186,8 @@ def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for later in range(3, STEPS + 1):
         shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
     loop.resume(str(copy))
-    assert_same_run(copy, tmp_path / "run")
+    same = assert_same_records if name == "archer" else assert_same_run  # a critic is among the parameters
+    same(copy, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name, need", [("gigpo", "state_key"), ("trloo", "turn_rewards")])
