@@ -20,7 +20,8 @@ N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
 LATER = {
     "previous_logp", "hint_tokens", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy", "teacher_tokens",
     "turn_rewards", "state_key", "episode", "first_turn", "calls", "failed_calls", "answer_logp", "answer_tokens",
-    "blanked", "blanked_logp",
+    "blanked", "blanked_logp", "pivot", "refined",
+    "decomposition",
 }  # fmt: skip
 REWARDS = {"sound", "turn_rewards"}  # which would be combined with the reward of methods without them
 
