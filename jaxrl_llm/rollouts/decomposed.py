@@ -83,8 +83,8 @@ def decomposing(
         prompt = second_prompt(tools, task, DECOMPOSE.format(problem=problem, attempt=attempt))
         if not tools.fits(prompt):
             raise InputError(
-                f"the problem of prompt {task.prompt_id} and an attempt at it have {len(prompt)} tokens, which fill the "
-                "model's context: lower solver_tokens"
+                f"the problem of prompt {task.prompt_id} and an attempt at it have {len(prompt)} tokens, which fill "
+                "the model's context: lower solver_tokens"
             )
         episode = await tools.sample(prompt, number=number)
         asked, answers = items_in(tools.decode(episode.last))[:questions], list[str]()

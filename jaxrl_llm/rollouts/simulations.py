@@ -41,6 +41,8 @@ class Refined:
 
     path: Path
     replies: list[Episode] = field(default_factory=list)
+    told: bool = False
+    """Whether one of them was sampled with what a simulation saw."""
 
 
 def planned_actions(text: str, most: int) -> list[str]:
@@ -88,10 +90,11 @@ def states_text(seen: Sequence[Observation]) -> str:
 
 async def refine(
     tools: Tools, task: Task, path: Path, settings: AgentSettings, depth: int, ask: str, numbers: tuple[int, int]
-) -> Episode:
+) -> tuple[Episode, bool]:
     """The episode's last row with its next reply, which is the refined one, and was sampled after the other and `ask`.
 
     numbers: of the two samples. The first reply stays where it cannot be simulated, or there is no room for another.
+    Also returns whether it is a refined one.
     """
     one, chat = path.one, path.chat
     assert chat is not None
@@ -105,7 +108,7 @@ async def refine(
         seen = []
     told: list[Message] = [{"role": "user", "content": ask.format(states=states_text(seen))}]
     if not seen or draft.truncated:
-        return draft
+        return draft, False
     delta = chat.bridge(told, draft.last[-1] if draft.last else None)
     if delta is None:
         messages = merged([*one.messages, chat.reading(draft.last).message, *told])
@@ -113,8 +116,8 @@ async def refine(
     else:
         longer = draft + given(delta)
     if not tools.fits(longer.tokens):
-        return draft
-    return await tools.sample(longer, number=numbers[1], limit=room)
+        return draft, False
+    return await tools.sample(longer, number=numbers[1], limit=room), True
 
 
 def with_reply(row: Episode, asked: Episode) -> Episode:
@@ -142,8 +145,9 @@ async def refined_episode(
     while not path.over:
         assert path.chat is not None
         path.one.states.append(state_of(path.seen))
-        first = task.samples // 2 + number + 2 * path.turn * task.samples
-        asked = await refine(tools, task, path, settings, depth, ask, (first, first + task.samples))
+        first = task.samples // 2 + number + 2 * path.turn * task.samples  # see `simulating`
+        asked, told = await refine(tools, task, path, settings, depth, ask, (first, first + task.samples))
+        out.told |= told
         out.replies.append(under_its_prompt(asked, first))
         path.reply = path.one.take(path.chat, with_reply(path.one.rows[-1], asked))
         await hear(tools, task, path, settings)
@@ -155,7 +159,7 @@ def rows_of(refined: Refined, end: Episode, settings: AgentSettings, revealed: R
     """The rows of a refined episode that are trained on, with its reward."""
     rows = finished(refined.path.one, end, settings.turn_rewards)
     if revealed == "removed" or not refined.replies:
-        return [row.with_info(off_prompt=1.0, refined=1.0) for row in rows]
+        return [row.with_info(off_prompt=float(refined.told), refined=1.0) for row in rows]
     first = rows[0]
     return [
         replace(reply, state_keys=(), turn_rewards=())

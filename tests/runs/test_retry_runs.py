@@ -18,18 +18,20 @@ from jaxrl_llm.algorithms import agent_retries
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.retries import Reflection, reflecting
+from jaxrl_llm.rollouts.simulations import simulating
 from jaxrl_llm.runs import loop
 
 
 @pytest.fixture
 def readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the policy says: to try again from the second turn."""
+    """Whatever the policy says: to try again from the second turn. What it is asked fits a context of 128 tokens."""
 
     def read(text: str, steps: int) -> Reflection:
         return Reflection(False, 1, f"not {text[:2]}")
 
-    short = {"reflect": "{attempt:.60}", "guidance": "{suggestion}", "read": read}  # for a context of 128 tokens
+    short = {"reflect": "{attempt:.60}", "guidance": "{suggestion}", "read": read}
     monkeypatch.setattr(agent_retries, "reflecting", lambda *given: reflecting(*given, **short))
+    monkeypatch.setattr(agent_retries, "simulating", lambda *given: simulating(*given, ask="{states:.16}"))
 
 
 @pytest.mark.heavy
@@ -70,7 +72,7 @@ def test_retries_are_trained_on_from_their_pivot_and_without_the_suggestion(tmp_
 
 
 @pytest.mark.heavy
-def test_refined_replies_are_in_every_second_step(tmp_path: Path) -> None:
+def test_refined_replies_are_in_every_second_step(tmp_path: Path, readable: None) -> None:
     taken: list[runs.Taken] = []
     with runs.watched(taken):
         runs.train(config_of(tmp_path, "dyna_grpo", steps=2))
@@ -80,7 +82,10 @@ def test_refined_replies_are_in_every_second_step(tmp_path: Path) -> None:
     assert sizes == [8, 16]
     info: Any = taken[1].scored.batch.info
     assert np.asarray(info["refined"]).sum() == 8
-    assert lines[1]["off_prompt/share"] > 0
+    assert lines[0]["off_prompt/share"] == 0
+    assert lines[1]["off_prompt/share"] > 0.5, "replies that were cut are not refined"
+    assert lines[1]["off_prompt/mismatch"] > 1e-3, "what the simulations saw is gone"
+    assert [line["rollout/refined"] for line in lines] == [0, 0.5]
 
 
 @pytest.mark.heavy
