@@ -172,6 +172,22 @@ PROVIDED = (
         provider="--environment MODULE:NAME, or a --rollout in rollouts.restarts.restarting",
     ),
     Need(
+        "pivot", "info['pivot']", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
+        StandIn("no episode is tried again", whole(2), none_of_rows),
+        provider="the method's own rollout, rollouts.retries.reflecting",
+    ),
+    Need(
+        "refined", "info['refined']", "[N]", "1 where the row's replies were refined by what a simulation saw",
+        StandIn("no reply is refined", whole(2), none_of_rows),
+        provider="the method's own rollout, rollouts.simulations.simulating",
+    ),
+    Need(
+        "decomposition", "info['decomposition']", "[N, 4]",
+        "coverage, relevance, gain of steps and agreement of operators of the row's sub-questions",
+        StandIn("0", uniform(-1, 1, 4, rows=True)),
+        provider="the method's own rollout, rollouts.decomposed.decomposing",
+    ),
+    Need(
         "calls", "info['calls']", "[N]", "calls of tools in the row's episode",
         StandIn("none", whole(3), none_of_rows), provider=AGENT,
     ),

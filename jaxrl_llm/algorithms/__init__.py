@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_llm.algorithms import (
     actor_critic,
+    agent_retries,
     agent_trees,
     covariance,
     critic_free,
@@ -60,6 +61,7 @@ from jaxrl_llm.signatures import is_in_file
 
 FAMILIES = (
     actor_critic,
+    agent_retries,
     agent_trees,
     covariance,
     critic_free,

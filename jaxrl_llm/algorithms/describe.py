@@ -57,6 +57,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "turn_information",
         "turn_models",
         "agent_trees",
+        "agent_retries",
     ),
     "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
     "Loss: regularisers": ("regularised", "moving_reference"),

@@ -45,6 +45,11 @@ NEEDED: dict[str, dict[str, str]] = {
         "calls": "calls of tools, for their bonus",
         "failed_calls": "calls that gave an error",
     },
+    "dyna_grpo": {
+        "episode": "rows of one episode",
+        "first_turn": "the order of these rows",
+        "turns": "episodes of several turns, whose replies are tried out in copies of the environment",
+    },
     "eapo_iterresearch": {
         "episode": "rounds of one episode as rows",
         "first_turn": "the order of the rounds",
@@ -84,6 +89,11 @@ NEEDED: dict[str, dict[str, str]] = {
     "multi_turn_recipe": {"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
     "poad": {"turns": "episodes of several turns"},
     "polychromic": {"answer_key": "diversity of answers; without it whole completions are compared"},
+    "r3l": {
+        "episode": "rows of one episode",
+        "first_turn": "the order of these rows",
+        "turns": "episodes of several turns, which are tried again from one of them",
+    },
     "salt": {"state_key": "turns with the same transition", "turns": "episodes of several turns"},
     "seeupo": {"turns": "episodes of several turns"},
     "srgpo": {"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},

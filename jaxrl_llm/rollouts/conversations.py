@@ -62,6 +62,7 @@ class Conversation:
     scored: bool = True  # whether the environment could give its final reward
     before: list[int] = field(default_factory=list)  # messages before each reply
     world: Replayable | None = None
+    guidance: str = ""  # what the policy alone is told; see `guide`
 
     def component(self, turn_rewards: bool) -> float:
         """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
@@ -80,10 +81,17 @@ class Conversation:
 
     async def reply(self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False) -> Reply:
         """Sample the next reply."""
-        room = self._room(self.rows, task, limits)
+        return self.take(chat, await tools.sample(self.rows[-1], limit=self.room(task, limits), greedy=greedy))
+
+    def room(self, task: Task, limits: Limits) -> int:
+        """Most tokens of the next reply."""
+        return self._room(self.rows, task, limits)
+
+    def take(self, chat: ChatTurns, row: Episode) -> Reply:
+        """Go on with the last row as it is with a reply."""
         self.before.append(len(self.messages))
-        self.rows[-1] = await tools.sample(self.rows[-1], limit=room, greedy=greedy)
-        reply = chat.reading(self.rows[-1].last)
+        self.rows[-1] = row
+        reply = chat.reading(row.last)
         self.messages.append(reply.message)
         self.replies += 1
         return reply
@@ -111,6 +119,30 @@ class Conversation:
         self.rows, self.info["new_rows"] = longer, self.info.get("new_rows", 0.0) + moved
         return True
 
+    def guide(
+        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], text: str, task: Task, limits: Limits
+    ) -> bool:
+        """Tell the policy a text with the observation that it answers next, and with the prompts of rows to come.
+
+        seen: messages of that observation. Such rows are trained on under prompts without the text; of a row that has
+        replies before it, the last segment has the text, and is the caller's to replace (`Episode.with_given`). False,
+        and nothing is told, where there is no room for a reply, or the template does not append the longer observation.
+        """
+        row = self.rows[-1]
+        if row.size:
+            before = row.first(row.size - row.segments[-1].tokens.size)
+            delta = chat.bridge(guided(seen, text), before.last[-1] if before.last else None)
+            if delta is None:
+                return False
+            longer = before + given(delta)
+        else:
+            longer = replace(row, prompt=tuple(chat.begin(guided(self.messages, text)))).trained_under(row.prompt)
+        rows = [*self.rows[:-1], longer]
+        if not tools.fits(longer.tokens) or self._room(rows, task, limits) < 1:
+            return False
+        self.rows, self.guidance = rows, text
+        return True
+
     def _is_near(self, row: Episode, task: Task, limits: Limits) -> bool:
         """Whether the budget of the context may not suffice for another reply."""
         if limits.context_tokens is None:
@@ -118,7 +150,6 @@ class Conversation:
         return len(row.tokens) + _reply_tokens(task, limits) + self.reserve > limits.context_tokens
 
     def _room(self, rows: Sequence[Episode], task: Task, limits: Limits) -> int:
-        """Most tokens of the next reply."""
         room = min(_reply_tokens(task, limits), _left(rows, limits))
         if limits.context_tokens is None:
             return room
@@ -136,7 +167,10 @@ class Conversation:
 
     def _and_new(self, chat: ChatTurns, messages: Sequence[Message]) -> list[Episode]:
         row = self.rows[-1]
-        return [*self.rows, Episode(tuple(chat.begin(messages)), row.prompt_id, row.sample + self.stride)]
+        new = Episode(tuple(chat.begin(messages)), row.prompt_id, row.sample + self.stride)
+        if self.guidance:
+            new = replace(new, prompt=tuple(chat.begin(guided(messages, self.guidance)))).trained_under(new.prompt)
+        return [*self.rows, new]
 
     async def _compacted(
         self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], size: int,
@@ -229,6 +263,18 @@ def merged(messages: Sequence[Message]) -> list[Message]:
         else:
             out.append(dict(message))
     return out
+
+
+def guided(messages: Sequence[Message], text: str) -> list[Message]:
+    """The messages with a text at the beginning of the last one, or after it where that is not a user's.
+
+    >>> guided([{"role": "user", "content": "You see a door."}], "Open it.")
+    [{'role': 'user', 'content': 'Open it.\\n\\nYou see a door.'}]
+    """
+    *others, last = messages
+    if last["role"] == "user":
+        return [*others, {**last, "content": f"{text}\n\n{last['content']}"}]
+    return [*messages, {"role": "user", "content": text}]
 
 
 def messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:

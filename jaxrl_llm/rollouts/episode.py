@@ -168,6 +168,26 @@ class Episode:
             off_prompt=float(ids != self.prompt)
         )
 
+    def with_given(self, place: int, ids: Sequence[int]) -> Episode:
+        """The episode, to be trained on with other tokens in its given segment `place` than it was sampled with.
+
+        As with `trained_under`, its actions keep the log-probabilities of the distribution that drew them, and
+        info["off_prompt"] is 1 if the tokens differ. What top-k, top-p and min-p kept after them, and which experts a
+        router chose, is not known then. InputError for a segment that was sampled.
+        """
+        if self.segments[place].sampled:
+            raise InputError(f"segment {place} of the episode was sampled: only given tokens can be replaced")
+        if self.segments[place].tokens.token.tolist() == list(ids):
+            return self.with_info(off_prompt=0.0)
+        later = [
+            one._replace(
+                tokens=one.tokens._replace(floor=np.full_like(one.tokens.floor, -np.inf), experts=None), before=None
+            )
+            for one in self.segments[place + 1 :]
+        ]
+        segments = (*self.segments[:place], given(ids), *later)
+        return replace(self, segments=segments).with_info(off_prompt=1.0)
+
     def with_info(self, **entries: float | Sequence[float]) -> Episode:
         """The episode with these entries added to `info`."""
         return replace(self, info={**self.info, **entries})

@@ -46,6 +46,16 @@ def planned(rollout: Rollout, tags: tuple[str, str, str] = TAGS) -> Rollout:
     return replace(rollout, program=program, provides=rollout.provides | {PLAN})
 
 
+def items_in(text: str) -> list[str]:
+    """The lines of a list that are not blank, without numbers and bullets.
+
+    >>> items_in("1. How many apples?\\n\\n- What is the price?")
+    ['How many apples?', 'What is the price?']
+    """
+    lines = [re.sub(r"^\s*(?:\d+[.)]|[-*])?\s*", "", line).strip() for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
 def plan_of(
     row: Episode, tools: Any, tags: Sequence[str] = TAGS, subgoal: str | None = None
 ) -> tuple[list[float], str | None]:

@@ -280,12 +280,10 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of failed groups, hints, turns and trees, if there are any."""
     failed = sum(one.failed for one in groups)
     out = {"rollout/failed_groups": float(failed)} if failed else {}
-    guided = [episode.info["guided"] for one in groups for episode in one.episodes if "guided" in episode.info]
-    if guided:
-        out["rollout/guided"] = float(np.mean(guided))
-    harder = [episode.info["harder"] for one in groups for episode in one.episodes if "harder" in episode.info]
-    if harder:
-        out["rollout/harder"] = float(np.mean(harder))
+    for name in ("guided", "harder", "reflected", "refined"):
+        marks = [episode.info[name] for one in groups for episode in one.episodes if name in episode.info]
+        if marks:
+            out[f"rollout/{name}"] = float(np.mean(marks))
     prefixes = [episode.info["prefix"] for one in groups for episode in one.episodes if "prefix" in episode.info]
     if prefixes:
         out["rollout/prefix"] = float(np.mean(prefixes))

@@ -67,7 +67,8 @@ def _conversation(tokenizer: Any, batch: Trajectories, i: int) -> dict[str, Any]
         found["given"] = [[before, tokenizer.decode(tokens[places].tolist())] for before, places in runs]
     if batch.turn_rewards is not None:
         found["turn_rewards"] = [_number(x) for x in np.asarray(batch.turn_rewards[i])[: len(runs) + 1]]
-    if first := np.nan_to_num(float(np.asarray((batch.info or {}).get("first_turn", np.zeros(i + 1)))[i])):
+    # NaN: the row is no episode of an agent.
+    if first := float(np.nan_to_num((batch.info or {}).get("first_turn", np.zeros(i + 1)))[i]):
         found["turn"] = int(first)
     return found
 

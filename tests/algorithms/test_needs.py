@@ -29,8 +29,9 @@ from jaxrl_llm.stand_ins import TOP
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 SHAPES = {
-    "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, U]": (N, 3), "[] each": (),
-    "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)), "[N, L, H]": (N, L, 4),
+    "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, 4]": (N, 4), "[N, U]": (N, 3),
+    "[] each": (), "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
+    "[N, L, H]": (N, L, 4),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")

@@ -55,6 +55,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "infopo": {},
     "istar": {},
     "archer": {"critic_updates": 1, "states": 3},
+    "r3l": {"reflection_tokens": 8},
+    "dyna_grpo": {},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
 OF_EPISODES = (
@@ -69,6 +71,8 @@ OF_EPISODES = (
     "epo",
     "llds",
     "seeupo",
+    "r3l",
+    "dyna_grpo",
 )
 FORKING = ("aepo_agentic", "arpo_agentic")  # from episodes that begin with the same tokens
 OF_ROUNDS = ("eapo_iterresearch", "flow_grpo", "ui_s1")
@@ -85,6 +89,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "epo": ENVIRONMENT,
     "llds": ENVIRONMENT,
     "seeupo": ENVIRONMENT,
+    "r3l": ENVIRONMENT,
+    "dyna_grpo": ENVIRONMENT,
 }
 
 

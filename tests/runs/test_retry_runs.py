@@ -1,0 +1,102 @@
+"""Whole runs in which episodes are tried again, with reflections that can be read, and replies that are refined."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs as runs
+from test_resume import STEPS, assert_same_run
+from test_turn_runs import config_of
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms import agent_retries
+from jaxrl_llm.models import load_policy
+from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.rollouts.retries import Reflection, reflecting
+from jaxrl_llm.rollouts.simulations import simulating
+from jaxrl_llm.runs import loop
+
+
+@pytest.fixture
+def readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the policy says: to try again from the second turn. What it is asked fits a context of 128 tokens."""
+
+    def read(text: str, steps: int) -> Reflection:
+        return Reflection(False, 1, f"not {text[:2]}")
+
+    short = {"reflect": "{attempt:.60}", "guidance": "{suggestion}", "read": read}
+    monkeypatch.setattr(agent_retries, "reflecting", lambda *given: reflecting(*given, **short))
+    monkeypatch.setattr(agent_retries, "simulating", lambda *given: simulating(*given, ask="{states:.16}"))
+
+
+@pytest.mark.heavy
+def test_retries_are_trained_on_from_their_pivot_and_without_the_suggestion(tmp_path: Path, readable: None) -> None:
+    options = {"reflection_tokens": 8, "full_reward": 2.0}
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, "r3l", hyperparameters=options))
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    assert all(line["rollout/reflected"] == 1 and line["rollout/guided"] > 0 for line in lines)
+    assert all(line["off_prompt/share"] > 0 for line in lines)
+    assert lines[0]["mismatch"] < 1e-5
+    assert lines[0]["off_prompt/mismatch"] > 1e-4, "the suggestion is gone"
+    method, more = algorithms.get("r3l", **options), 0
+    policy = load_policy(tmp_path / "model")[0]
+    for step in taken:
+        batch = step.scored.batch
+        info = {name: np.asarray(value) for name, value in (batch.info or {}).items()}
+        groups = np.asarray(batch.group)
+        explored = np.isin(groups, [group for group in groups if (groups == group).sum() == 4])
+        assert explored.sum() == 8
+        np.testing.assert_array_equal(info["pivot"][explored], 1)
+        assert info["guided"][explored].sum() == 4
+        ready = method.transform.apply(method.transform.init(), batch)[1]
+        trained = np.asarray(ready.loss_weights) > 0
+        np.testing.assert_array_equal(trained[explored], np.asarray(batch.turn)[explored] >= 1)
+        logp = np.asarray(jax.jit(policy_outputs, static_argnums=0)(policy, step.params, batch).logp)
+        off = np.abs(logp - np.asarray(batch.behaviour_logp)).max(axis=1, where=trained, initial=0.0)
+        assert off[info["off_prompt"] == 0].max() < 1e-4, (
+            "what is trained on as it was sampled has its log-probabilities"
+        )
+        added = ~explored
+        np.testing.assert_array_equal(np.asarray(batch.reward)[added], 2)
+        np.testing.assert_allclose(np.asarray(ready.advantages)[added][trained[added]], 1.0, atol=1e-6)
+        more += int(added.sum())
+    assert more > 0, "no retry was better: this test shows nothing"
+
+
+@pytest.mark.heavy
+def test_refined_replies_are_in_every_second_step(tmp_path: Path, readable: None) -> None:
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, "dyna_grpo", steps=2))
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all("rollout/failed_groups" not in line for line in lines)
+    sizes = [len(step.scored.batch.group) for step in taken]
+    assert sizes == [8, 16]
+    info: Any = taken[1].scored.batch.info
+    assert np.asarray(info["refined"]).sum() == 8
+    assert lines[0]["off_prompt/share"] == 0
+    assert lines[1]["off_prompt/share"] > 0.5, "replies that were cut are not refined"
+    assert lines[1]["off_prompt/mismatch"] > 1e-3, "what the simulations saw is gone"
+    assert [line["rollout/refined"] for line in lines] == [0, 0.5]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["r3l", "dyna_grpo"])
+def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: None) -> None:
+    """After a kill behind the last checkpoint it ends the same."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    runs.train(config_of(tmp_path, name, steps=STEPS, checkpoint_every=1, keep_checkpoints=9))
+    copy = tmp_path / "copy" / "run"
+    shutil.copytree(tmp_path / "run", copy)
+    for later in range(3, STEPS + 1):
+        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
+    loop.resume(str(copy))
+    assert_same_run(copy, tmp_path / "run")
