@@ -78,12 +78,15 @@ class Conversation:
             raise InputError(f"a prompt of {len(prompt)} tokens leaves no room for a reply: {budget} is too small")
         self.rows = rows
 
-    async def reply(self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False) -> Reply:
-        """Sample the next reply."""
-        room = self._room(self.rows, task, limits)
+    async def reply(
+        self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False, begin: Sequence[int] = ()
+    ) -> Reply:
+        """Sample the next reply. begin: tokens that it is given to begin with, fewer than a reply may have."""
+        room = self._room(self.rows, task, limits) - len(begin)
         self.before.append(len(self.messages))
-        self.rows[-1] = await tools.sample(self.rows[-1], limit=room, greedy=greedy)
-        reply = chat.reading(self.rows[-1].last)
+        row = self.rows[-1] + given(begin) if len(begin) else self.rows[-1]
+        self.rows[-1] = await tools.sample(row, limit=room, greedy=greedy)
+        reply = chat.reading((*begin, *self.rows[-1].last))
         self.messages.append(reply.message)
         self.replies += 1
         return reply

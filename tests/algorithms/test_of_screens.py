@@ -1,0 +1,105 @@
+"""Methods of rewards for screens and images: from answers to advantages and losses, against loops."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import advantages, prepared, random_batch
+from method_step import arrays, assert_matches_loop, learn
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.algorithms.of_screens import gui_r1, visual_rft
+from jaxrl_llm.rewards import boxes, screens, tagged_lists
+
+BATCH, LOGP = random_batch(3)
+X = arrays(BATCH)
+N = len(X.reward)
+
+
+def batch_with(parts: dict[str, Any]) -> Any:
+    """Rows with these components, of equal weights in the run."""
+    columns = {name: jnp.asarray(x, jnp.float32) for name, x in parts.items()}
+    return BATCH.replace(rewards=columns, reward=sum(columns.values(), jnp.zeros(N)))
+
+
+def check(method: Algorithm, batch: Any, reward: np.ndarray) -> None:
+    """The method is GRPO of this reward: its advantages by a loop over groups, its loss by one over tokens."""
+    np.testing.assert_allclose(np.asarray(prepared(method, batch).reward), reward, rtol=1e-6)
+    A = np.zeros(N)
+    for g in np.unique(X.group):
+        mine = X.group == g
+        A[mine] = (reward[mine] - reward[mine].mean()) / (reward[mine].std(ddof=1) + 1e-6)
+    np.testing.assert_allclose(advantages(method, batch)[:, 0], A * X.mask[:, 0], rtol=1e-4, atol=1e-5)
+
+    def loop(logp: np.ndarray) -> float:
+        rows = []
+        for i in range(N):
+            gains = []
+            for t in np.flatnonzero(X.mask[i]):
+                rho = float(np.exp(logp[i, t] - X.behaviour[i, t]))
+                gains.append(min(rho * A[i], float(np.clip(rho, 0.8, 1.2)) * A[i]))
+            rows.append(np.mean(gains))
+        return -float(np.mean(rows))
+
+    assert_matches_loop(learn(method, batch, LOGP), loop, LOGP)
+
+
+def test_gui_r1_is_the_loop_over_answers() -> None:
+    """Clicks at growing distances of the expected one, every third without a point, and words that differ more."""
+    answers, wanted, expected = [], [], []
+    for i in range(N):
+        kind = ("click", "type")[i % 2]
+        text = " ".join("abcdefg"[i % 5 : i % 5 + 3])
+        answer = [{"action": kind, "point": [40 * i, 0], "input_text": text}]
+        body = json.dumps(answer if i % 3 else answer[0] | {"point": None})
+        answers.append(f"<think>{i}</think><answer>{body}</answer>")
+        wanted.append({"action": kind, "point": [0, 0], "input_text": "a b c"})
+        shared = len(set(text.split()) & set("abc"))
+        if kind == "click":
+            right = i % 3 > 0 and 40 * i < 140
+        else:
+            right = 2 * shared / (3 + len(text.split())) >= 0.5
+        expected.append(0.8 * right + 0.2 * (i % 3 > 0))
+    parts = {"gui_action": screens.gui_action(answers, wanted), "gui_format": screens.gui_format(answers)}
+    assert 0 < sum(parts["gui_action"]) < N
+    check(gui_r1(kl_coefficient=0.0), batch_with(parts), np.asarray(expected))
+
+
+def test_visual_rft_is_the_loop_over_answers() -> None:
+    """A box that moves away from the expected one, with falling confidence."""
+    answers, expected = [], []
+    for i in range(N):
+        c, moved = round(0.9 - 0.05 * i, 2), i % 4
+        answers.append(
+            f"<think></think><answer>[{{'Position': [{moved}, 0, {moved + 6}, 6], 'Confidence': {c}}}]</answer>"
+        )
+        iou = (6 - moved) / (6 + moved)
+        good = iou > 0.5
+        expected.append(iou * good + (c if good else 1 - c) + 1)
+    wanted = [[[0, 0, 6, 6]]] * N
+    parts = {
+        "box_overlap": boxes.box_overlap(answers, wanted), "box_confidence": boxes.box_confidence(answers, wanted),
+        "box_format": boxes.box_format(answers),
+    }  # fmt: skip
+    assert 0 < np.count_nonzero(parts["box_overlap"]) < N
+    check(visual_rft(kl_coefficient=0.0), batch_with(parts), np.asarray(expected))
+
+
+def test_classification_has_rewards_of_its_own() -> None:
+    answers = [f"<think></think><answer>{('a fox', 'cat')[i % 2]}</answer>"[i % 3 :] for i in range(N)]
+    parts = {
+        "class_match": boxes.class_match(answers, ["fox"] * N), "answer_tags": tagged_lists.answer_tags(answers),
+    }  # fmt: skip
+    expected = [(i % 2 == 0) + float(i % 3 == 0) for i in range(N)]
+    method = visual_rft(classification=True, kl_coefficient=0.0)
+    assert method.transform.needs == {"class_match", "answer_tags"}
+    check(method, batch_with(parts), np.asarray(expected))
+
+
+@pytest.mark.parametrize("method", [gui_r1(), visual_rft()])
+def test_without_its_rewards_it_takes_the_run_s(method: Algorithm) -> None:
+    np.testing.assert_array_equal(prepared(method, BATCH).reward, BATCH.reward)
