@@ -7,7 +7,8 @@ from typing import Any
 AT_LEAST_0 = (
     "advantage_strength", "alpha", "anisotropy", "batch_epsilon", "beta", "bonus", "call_reward", "clip_high",
     "clip_low", "clip_strength", "coefficient", "control_weight", "decay", "drop", "entropy_coefficient",
-    "entropy_floor", "entropy_target", "entropy_weight", "epsilon", "eta", "extreme", "fade", "fade_tail", "gain", "hold",
+    "entropy_floor", "entropy_target", "entropy_weight", "epsilon", "eta", "extreme", "fade", "fade_tail", "gain",
+    "hold",
     "imitation_coefficient", "internal_steps", "intra_coefficient", "kappa", "kl_coefficient", "kl_limit",
     "length_bonus", "multiplier_rate", "next_scale", "novelty_coefficient", "penalty_scale", "power", "recent",
     "replay_age", "replay_groups", "replay_prompts", "replay_rows", "replay_share", "replay_weight", "reservoir",

@@ -1,16 +1,71 @@
-"""Methods whose own idea is the reward of answers about screens and images, here described in words."""
+"""Methods for agents of GUIs and models of images, whose screens and images are here described in words."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxrl_llm.advantages.rounds import keep_uncertain_turns, over_episodes
+from jaxrl_llm.advantages.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
+from jaxrl_llm.objectives.averages import sequence_mean
+from jaxrl_llm.objectives.corrections import importance_correction
+from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.ratios import span_ratio
+from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.rewards.compositions import weighted_components
 from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rollouts.swaps import none_above, swapped_successes
 from jaxrl_llm.transform import chain
 
-__all__ = ["gui_r1", "visual_rft"]
+__all__ = ["dart_gui", "gui_r1", "visual_rft"]
+
+
+def dart_gui(
+    kept: float = 0.8,
+    success: float = 0.5,
+    stored: int = 1,
+    weight_cap: float = 1.0,
+    epsilon: float = 1e-6,
+    clip_low: float = 0.1,
+    clip_high: float = 0.28,
+    kl_coefficient: float = 0.1,
+) -> Algorithm:
+    """Decoupled Agentic RL Training for GUI agents (DART, arXiv 2509.23866, 2025).
+
+    Steps of episodes have the outcome of the whole. Those of high entropy are trained on, with a ratio for each step
+    and weights for the mismatch of sampler and trainer. With R the outcome of the step's episode, which counts once,
+
+        A = (R - mean_g R) / (std_g R + epsilon)
+        s = exp(1/|o| sum_t (logp - logp_old)) over the tokens of a step, with the gradient of each token's own logp
+        w = min(pi_old / pi_behaviour, weight_cap) of each token
+        loss = mean over rows of the mean over tokens of -w min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)
+               + kl_coefficient k3
+
+    Only the share `kept` of a group's steps is trained on, those of the highest mean entropy. Where no episode of a
+    task has R > success, one of its last `stored` successes of earlier steps joins the group, with the
+    log-probabilities of the policy that sampled it, to which w is relative.
+
+    Rows are steps with a --rollout that returns `rollouts.agents.agent(ENVIRONMENT, fresh=True)`, whose observations
+    are whole prompts, such as a window of the last screens in words. Episodes of --environment are rows, whose steps
+    are averaged by their tokens. The released trainer has another filter of steps; the paper's shares and thresholds
+    were not available. Not here: fewer samples and steps for tasks that the policy solves, and separate services.
+
+    Defaults. Code: weight_cap, clip_low, clip_high, kl_coefficient. Ours: kept, success, stored, epsilon.
+    """
+    ratio = span_ratio("turn", "old", gradient="token")
+    objective = policy_gradient(ratio, clip(clip_low, clip_high), sequence_mean())
+    transform = chain(
+        needs_turns(),
+        over_episodes(epsilon),
+        importance_correction("token", "truncate", high=weight_cap),
+        keep_uncertain_turns(kept),
+    )
+    return Algorithm(
+        transform,
+        regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
+        replay=swapped_successes(none_above(success), success, stored, "added"),
+    )
 
 
 def gui_r1(

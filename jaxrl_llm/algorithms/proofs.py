@@ -32,6 +32,7 @@ PROOFS = {
     "d3s": "test_selecting.py::test_d3s_against_a_loop",
     "dapo": "test_group_relative.py::test_dapo_is_the_loop",
     "dars": "test_curricula.py::test_dars_against_a_loop",
+    "dart_gui": "test_of_screens.py::test_dart_gui_is_the_loop_over_steps",
     "dcpo_distribution_centric": "test_entropy_credit.py::test_dcpo_against_a_loop",
     "decoupled_ppo": "test_mismatch.py::test_decoupled_ppo_is_the_loop",
     "deeptravel": "test_turn_shaped.py::test_deeptravel_by_hand",

@@ -39,6 +39,12 @@ NEEDED: dict[str, dict[str, str]] = {
         "failed_calls": "calls that gave an error",
         "turns": "episodes of several turns, which fork after observations",
     },
+    "dart_gui": {
+        "episode": "steps of one episode as rows",
+        "first_turn": "the order of the steps",
+        "state_key": "how many steps there are",
+        "turns": "episodes of several steps",
+    },
     "deeptravel": {"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
     "dgrpo_vital": {
         "calls": "calls of tools, for their bonus",

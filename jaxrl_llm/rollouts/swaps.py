@@ -38,27 +38,32 @@ def swapped_successes(
     failed: Failed | None = None,
     success: float = 0.1,
     each: int = 8,
-    place: Literal["first", "random"] = "first",
+    place: Literal["first", "random", "added"] = "first",
     component: str | None = None,
 ) -> Replay:
-    """In groups that failed, replace one sample by an earlier success of the same prompt.
+    """In groups that failed, replace one sample by an earlier success of the same prompt, or add one.
 
     The store has the newest `each` samples of each prompt with an outcome above `success`, of which one is drawn.
-    failed: a function of a group's outcomes (None: `low_and_alike()`). place: the sample that is replaced. component:
-    the reward that is the outcome; None: their combination. Statistics of the group then include the stored sample.
+    failed: a function of a group's outcomes (None: `low_and_alike()`). place: the sample that is replaced; "added":
+    none is. component: the reward that is the outcome; None: their combination. Statistics of the group then include
+    the stored sample.
 
     A sample of several rows, such as an episode whose context was compacted, is stored and replaced as a whole, with
-    the observations between its turns. It takes the number of the episode that it replaces.
+    the observations between its turns. It takes the number of the episode that it replaces, or the next one.
     """
     check_number("success", success)
     check_number("each", each, least=0, whole=True)
-    require_choice("place", place, ("first", "random"))
+    require_choice("place", place, ("first", "random", "added"))
     fails = low_and_alike() if failed is None else failed
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         random, fresh = np.random.default_rng(seed), to_rows(scored)
         group, prompt = np.asarray(scored.batch.group), np.asarray(scored.batch.prompt_id)
-        outcome, sample = outcomes(scored, component), samples_of(scored.batch)
+        outcome, sample, episodes_of = (
+            outcomes(scored, component),
+            samples_of(scored.batch),
+            episode_numbers(scored.batch),
+        )
         out, chosen, numbers, episodes = np.zeros(len(group), bool), list[int](), list[int](), list[float]()
         for number in np.unique(group):
             rows = np.flatnonzero(group == number)
@@ -68,12 +73,16 @@ def swapped_successes(
             there = np.flatnonzero(state["row:prompt_id"] == prompt[rows[0]]) if count(state) else np.zeros(0, int)
             if not len(there) or not fails(outcome[heads][known]):
                 continue
-            gone = heads[0] if place == "first" else random.choice(heads)
-            out[rows[sample[rows] == sample[gone]]] = True
+            if place == "added":
+                episode = float(np.nanmax(episodes_of[rows])) + 1
+            else:
+                gone = heads[0] if place == "first" else random.choice(heads)
+                out[rows[sample[rows] == sample[gone]]] = True
+                episode = float(episodes_of[gone])
             again = there[state["of:item"][there] == random.choice(np.unique(state["of:item"][there]))]
             chosen += again.tolist()
             numbers += [int(number)] * len(again)
-            episodes += [float(episode_numbers(scored.batch)[gone])] * len(again)
+            episodes += [episode] * len(again)
         past = take(state, chosen) if chosen else {}
         if "row:info:episode" in past:
             past["row:info:episode"] = np.asarray(episodes, past["row:info:episode"].dtype)
@@ -83,7 +92,8 @@ def swapped_successes(
         left = keep(fresh, ~out)
         return mixed(scored, left, past, group[~out], np.asarray(numbers, group.dtype)), store
 
-    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, by_row=True)
+    grown: Callable[[int], int] = (lambda rows: 2 * rows) if place == "added" else (lambda rows: rows)
+    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, grown, by_row=True)
 
 
 @part

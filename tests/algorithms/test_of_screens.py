@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from batches import advantages, prepared, random_batch
 from method_step import arrays, assert_matches_loop, learn
+from test_turn_rows import rounds
 
-from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.algorithms.of_screens import gui_r1, visual_rft
+from jaxrl_llm.algorithms import Algorithm, get
+from jaxrl_llm.algorithms.of_screens import dart_gui, gui_r1, visual_rft
 from jaxrl_llm.rewards import boxes, screens, tagged_lists
 
 BATCH, LOGP = random_batch(3)
@@ -98,6 +99,55 @@ def test_classification_has_rewards_of_its_own() -> None:
     method = visual_rft(classification=True, kl_coefficient=0.0)
     assert method.transform.needs == {"class_match", "answer_tags"}
     check(method, batch_with(parts), np.asarray(expected))
+
+
+def steps_of(seed: int = 4) -> Any:
+    """Four episodes of 2, 3, 1 and 4 steps, in two groups, with three policies that differ."""
+    random = np.random.default_rng(seed)
+    turns = [2, 3, 1, 4]
+    batch = rounds(turns, [1.0, 0.0, 0.25, 0.75], [[0.0] * n for n in turns], [0, 0, 1, 1])
+    mask, shape = np.asarray(batch.action_mask), batch.tokens.shape
+    old, behaviour = (np.where(mask, -1 + 0.3 * random.normal(size=shape), 0.0) for _ in range(2))
+    entropy = np.where(mask, random.uniform(0.1, 2, shape), 0.0)
+    fields = {"old_logp": old, "behaviour_logp": behaviour, "entropy": entropy}
+    return batch.replace(**{name: jnp.asarray(x, jnp.float32) for name, x in fields.items()})
+
+
+def test_dart_gui_is_the_loop_over_steps() -> None:
+    batch, method = steps_of(), dart_gui(kept=0.6, kl_coefficient=0.0)
+    b = arrays(batch)
+    logp = np.where(b.mask, b.old + 0.25 * np.random.default_rng(1).normal(size=b.mask.shape), 0.0)
+    found = learn(method, batch, logp)
+    outcome = {0: [1.0, 0.0], 1: [0.25, 0.75]}
+    H, kept = np.asarray([b.entropy[i][b.mask[i]].mean() for i in range(len(b.group))]), set[int]()
+    for g in (0, 1):
+        rows = sorted(np.flatnonzero(b.group == g), key=lambda i: -H[i])
+        assert len(rows) == 5
+        kept |= {int(i) for i in rows[:3]}
+    loss, gradient, clipped = 0.0, np.zeros(b.mask.shape), 0
+    for i in kept:
+        R = outcome[int(b.group[i])]
+        A = (b.reward[i] - np.mean(R)) / (np.std(R, ddof=1) + 1e-6)
+        places = np.flatnonzero(b.mask[i])
+        s = float(np.exp(np.mean([logp[i, t] - b.old[i, t] for t in places])))
+        inside = s * A <= np.clip(s, 0.9, 1.28) * A
+        clipped += not inside
+        for t in places:
+            w = min(np.exp(b.old[i, t] - b.behaviour[i, t]), 1.0)
+            loss -= w * min(s * A, np.clip(s, 0.9, 1.28) * A) / len(places) / len(kept)
+            gradient[i, t] = -w * s * A * inside / len(places) / len(kept)
+    assert 0 < clipped < len(kept)
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(found.gradient, gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_dart_gui_of_all_steps_of_one_sampler_is_gspo() -> None:
+    """Episodes of one step, whose sampler is the trainer, without the filter."""
+    batch = BATCH.replace(old_logp=BATCH.behaviour_logp)
+    own = learn(dart_gui(1.0, kl_coefficient=0.0), batch, LOGP)
+    other = learn(get("gspo", clip_low=0.1, clip_high=0.28), batch, LOGP)
+    assert own.loss == pytest.approx(other.loss, rel=1e-5)
+    np.testing.assert_allclose(own.gradient, other.gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [gui_r1(), visual_rft()])
