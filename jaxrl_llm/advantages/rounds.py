@@ -88,7 +88,8 @@ def episode_shares() -> Transform:
 def keep_uncertain_turns(share: float = 0.8) -> Transform:
     """Keep the turns of the highest mean entropy, ceil(share n) of the n turns of a group; others get weight 0.
 
-    The entropy is that of the weights before the update. Of equal turns the first are kept. Needs `turns` and `state_key`.
+    The entropy is that of the weights before the update. Of equal turns the first are kept. Needs `turns` and
+    `state_key`.
     """
     check_number("share", share, least=0, most=1)
 

@@ -116,7 +116,7 @@ def steps_of(seed: int = 4) -> Any:
 def test_dart_gui_is_the_loop_over_steps() -> None:
     batch, method = steps_of(), dart_gui(kept=0.6, kl_coefficient=0.0)
     b = arrays(batch)
-    logp = np.where(b.mask, b.old + 0.25 * np.random.default_rng(1).normal(size=b.mask.shape), 0.0)
+    logp = np.where(b.mask, b.old + 0.6 * np.random.default_rng(1).normal(size=b.mask.shape), 0.0)
     found = learn(method, batch, logp)
     outcome = {0: [1.0, 0.0], 1: [0.25, 0.75]}
     H, kept = np.asarray([b.entropy[i][b.mask[i]].mean() for i in range(len(b.group))]), set[int]()

@@ -27,7 +27,7 @@ def boxed(*found: tuple[Any, Any]) -> str:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(screens) == (0, 8)
+    assert doctest.testmod(screens) == (0, 6)
     assert doctest.testmod(boxes) == (0, 3)
 
 
