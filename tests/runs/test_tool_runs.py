@@ -24,11 +24,11 @@ TAGS = ("<instant>", "<reasoning>", "<agentic>")
 
 
 class SomeCalls(AsCalls):
-    """Every reply is a call, but for those that begin with the tag of a mode without tools."""
+    """Two in three replies are calls, all that begin with the tag of the agentic mode and none with another's."""
 
     def __call__(self, ids: Any) -> Reply:
         text = self.chat.tokenizer.decode(list(ids), skip_special_tokens=True)
-        if text.startswith(TAGS[:2]):
+        if text.startswith(TAGS[:2]) or (not text.startswith(TAGS[2]) and sum(ids) % 3 == 0):
             return Reply({"role": "assistant", "content": text}, ())
         return super().__call__(ids)
 
@@ -119,6 +119,7 @@ def test_spear_imitates_its_own_episodes_and_rewards_calls(tmp_path: Path) -> No
             means = [float(np.mean(np.asarray(batch.reward)[batch.group == g])) for g in range(2)]
     assert again.sum() == 2
     np.testing.assert_array_equal(np.asarray(batch.info["replayed"]) > 0, again)
+    assert not np.asarray(batch.truncated).all(), "such episodes are left out"
     np.testing.assert_allclose(
         np.asarray(batch.info["replay_advantage"])[again],
         np.asarray(batch.reward)[again] - np.median(means), rtol=1e-4,
@@ -160,7 +161,7 @@ def test_modes_of_a2fm_and_a_tool_in_the_agentic_one(tmp_path: Path) -> None:
             begin = np.flatnonzero(action)[0]
             text = tokenizer.decode(np.asarray(batch.tokens)[row, :begin])
             assert text.endswith(f"a:{TAGS[mode]}" if mode >= 0 else "a:"), "the tag is given, and masked"
-            assert np.asarray(batch.turn)[row].max() == (mode not in (0, 1)), "a tool answers in the agentic mode"
+            assert mode < 0 or np.asarray(batch.turn)[row].max() == (mode == 2), "a tool answers in the agentic mode"
             assert batch.info["prefix"][row] == (len(TAGS[mode]) if mode >= 0 else 0)
         expected = [1.0] * 6 + [0.0] if prompt % 2 else [0.0] * 7  # a free sample without a tag has another form
         assert np.asarray(batch.reward)[rows].tolist() == expected

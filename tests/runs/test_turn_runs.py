@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "seeupo": {},
     "hiper": {},
     "flow_grpo": {},
+    "dart_gui": {},
     "ipa": {},
     "ui_s1": {"least_deviation": 0.0},
     "dgrpo_vital": {},
@@ -66,7 +67,7 @@ OF_EPISODES = (
     "seeupo",
 )
 FORKING = ("aepo_agentic", "arpo_agentic")  # from episodes that begin with the same tokens
-OF_ROUNDS = ("eapo_iterresearch", "flow_grpo", "ui_s1")
+OF_ROUNDS = ("dart_gui", "eapo_iterresearch", "flow_grpo", "ui_s1")
 WORLDS = Path(__file__).parent / "worlds.py"
 # Those that take the episode's reward alone, as --environment has it; llds acts from the second update of a batch on.
 ENVIRONMENT: dict[str, Any] = {
@@ -122,6 +123,8 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
         batch = batch.replace(old_logp=batch.behaviour_logp)
     if asked := method.needs & {"answer_logp", "blanked_logp"}:
         batch = provide(load_policy(runs.MODEL)[0], asked | {"old_logp"}, taken[0].params, None, batch)
+    if name == "dart_gui":
+        batch = provide(load_policy(runs.MODEL)[0], frozenset({"old_logp"}), taken[0].params, None, batch)
     found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
     assert found.any()
     if name in FORKING:
