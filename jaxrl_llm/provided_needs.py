@@ -226,4 +226,19 @@ PROVIDED = (
         "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",
         StandIn("every derivation is sound", whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
     ),
+    *(
+        Need(
+            name, f"rewards['{name}']", "[N]", meaning, StandIn("the combined reward", whole(2)),
+            provider=f"--rewards {name}",
+        )
+        for name, meaning in {
+            "gui_action": "1 where the action on the screen is the expected one",
+            "gui_format": "1 where the answer is a list of well-formed actions",
+            "box_overlap": "mean overlap of the answer's boxes with the expected ones",
+            "box_confidence": "mean confidence in the boxes that match, and doubt of those that do not",
+            "box_format": "1 where the answer is a list of boxes with confidences",
+            "class_match": "1 where the answer is the expected name",
+            "answer_tags": "1 where the completion has its thoughts and its answer between tags",
+        }.items()
+    ),
 )  # fmt: skip

@@ -20,6 +20,7 @@ REPLAYS = {
     "refilled": replays.refilled(9, 3),
     "swapped_successes": swaps.swapped_successes(each=2),
     "random place": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "random"),
+    "added": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "added"),
     "best_of_prompt": swaps.best_of_prompt(4),
 }
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import EPISODES, episode_keys, one_row_each, turns_before
-from jaxrl_llm.advantages.turns import OfTurns, rewards_of_turns, turn_mask
+from jaxrl_llm.advantages.turns import TURNS, OfTurns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.trajectory import Array, Trajectories, bucket_moments, bucket_sums, joint_key
@@ -37,6 +37,30 @@ def episode_shares() -> Transform:
         return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
 
     return stateless(apply, EPISODES)
+
+
+@part
+def keep_uncertain_turns(share: float = 0.8) -> Transform:
+    """Keep the turns of the highest mean entropy, ceil(share n) of the n turns of a group; others get weight 0.
+
+    The entropy is that of the weights before the update. Of equal turns the first are kept. Needs `turns` and
+    `state_key`.
+    """
+    check_number("share", share, least=0, most=1)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        mask = turn_mask(batch)
+        here = jax.nn.one_hot(turn_numbers(batch), mask.shape[1])  # 0 where no action is
+        mean = jnp.einsum("nl,nlk->nk", batch.need("entropy"), here) / jnp.maximum(here.sum(axis=1), 1.0)
+        keys = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
+        first = jnp.arange(mask.size, dtype=jnp.float32)
+        rank = ranks_within(keys, mean.reshape(-1), first, mask.reshape(-1)).reshape(mask.shape)
+        (count,) = bucket_sums(keys, mask.reshape(-1).astype(jnp.float32))
+        gone = mask & (rank >= jnp.ceil(share * count.reshape(mask.shape) - 1e-4))
+        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
+        return batch.replace(weights=before * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))
+
+    return stateless(apply, TURNS | {"state_key"})
 
 
 @part

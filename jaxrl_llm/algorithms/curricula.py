@@ -281,9 +281,10 @@ def craft_gui(
     is a stage of stage_steps steps, and the last goes on to the end. They are in ascending order, or in `order`, the
     values with commas between them. earlier_share: the share of prompts from earlier stages.
 
-    The paper's reward is a weighted sum of checks by rule (format, kind of action, parameters) and a judge's score:
-    name them as the run's rewards with weights. Its numbers were not available. Screens and actions of a GUI are not
-    supported.
+    The paper's reward is a weighted sum of checks by rule, of format, kind of action and parameters, and a judge's
+    score of open answers. They are the run's rewards, with their weights: `--rewards gui_format gui_kind gui_parameter
+    FILE.py:JUDGE`, where the judge returns None for what is no answer to a question. The paper's numbers were not
+    available. Screens are out of scope: a prompt describes them.
 
     Defaults. Ours: column, stage_steps, earlier_share, order, clip_low, clip_high, kl_coefficient.
     """

@@ -36,7 +36,7 @@ STAGES = {  # stages of the data flow, in order -> families whose methods differ
         "two_policies",
     ),
     "Rollouts: trees, and values of states": ("trees",),
-    "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration", "reward_composed"),
+    "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration", "reward_composed", "of_screens"),
     "Replay: completions of earlier steps": ("replayed", "swapped"),
     "Selection: which completions to train on": ("selection",),
     "Credit: a baseline of the group, the batch or earlier samples": (

@@ -30,6 +30,7 @@ from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.objectives.token_groups import first_action, later_actions, token_groups
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rollouts.slices import sliced
 from jaxrl_llm.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.transform import Transform, chain, stateless
 
@@ -194,6 +195,7 @@ def baichuan_m2(
     quantile: float = 0.2,
     threshold: float = 0.5,
     max_length: int | None = None,
+    slices: bool = True,
 ) -> Algorithm:
     """Baichuan-M2 (Scaling Medical Capability with Large Verifier System, arXiv 2509.02208, 2025).
 
@@ -204,15 +206,20 @@ def baichuan_m2(
         loss = -1/N sum_i 1/max_length sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
     The paper prints length_bonus 4 and quantile 0.2 (interpolated linearly), but neither threshold nor clip_low,
-    clip_high and max_length (None: the longest row of the batch). Lengths are in tokens. Rubrics and the patient
-    simulator are part of the task.
+    clip_high and max_length (None: the longest row of the batch). Lengths are in tokens.
 
-    Defaults. Paper: length_bonus, quantile. Ours: clip_low, clip_high, threshold. Run: max_length.
+    Its last stage trains on single replies within dialogues with a simulated patient. With --environment and slices,
+    the policy has a dialogue with it, which is cut off before a random turn, and all samples of the group are replies
+    to that, scored by the environment, whose rubric is of that moment: `environments.patient.Patient` is one in words.
+    Without slices the whole dialogue is trained on. The generator of rubrics, the judge that reads them, and the filter
+    of noisy slices are the environment's.
+
+    Defaults. Paper: length_bonus, quantile, slices. Ours: clip_low, clip_high, threshold. Run: max_length.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 
     credit = chain(rescore(with_length_bonus(length_bonus, quantile, threshold)), group_relative("none"))
-    return Algorithm(credit, objective)
+    return Algorithm(credit, objective, rollout=sliced() if slices else None)
 
 
 @part

@@ -28,7 +28,8 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.candidates import with_candidates
 from jaxrl_llm.rollouts.hard_buffer import hard_buffer
-from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data, tagged
+from jaxrl_llm.rollouts.modes import tagged
+from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data
 from jaxrl_llm.rollouts.second_prompts import recycled, with_predictions
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import chain
@@ -123,6 +124,7 @@ def a2fm_apo(
     alpha: float = 2.0,
     easy: float = 0.5,
     by: Literal["first", "all"] = "first",
+    agentic: str = "<agentic>",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.0,
@@ -143,14 +145,16 @@ def a2fm_apo(
     repository counts those of the instant mode, and calls 1/2 easy. Its rewards of 0.8 are illustrative: the formula
     gives 0.75.
 
-    The first tag is the cheapest mode. The group has group_size samples, more than forced times the number of tags.
-    Single-turn core: the agentic mode, whose tool calls are turns, is out of scope, and so is the supervised stage
-    before it, which teaches the policy the tags.
+    The first tag is the cheapest mode. The group has group_size samples, more than forced times the number of modes.
+    Runs with --tools or --environment have one mode more, of the tag `agentic`, and their samples are episodes, whose
+    first reply has the tag. Observations are masked. The templates of the modes were not available to us: here an
+    episode whose first reply has one tag has r_fmt = 1 if it goes on after that reply, as after a call of a tool, in
+    the agentic mode and in no other. The supervised stage before, which teaches the policy the tags, is not included.
 
-    Defaults. Paper: alpha. Code: forced, easy, by. Ours: tags, clip_low, clip_high, kl_coefficient.
+    Defaults. Paper: alpha. Code: forced, easy, by. Ours: tags, agentic, clip_low, clip_high, kl_coefficient.
     """
     plain = grpo(clip_low, clip_high, kl_coefficient, ddof=0)
-    return replace(plain, rollout=tagged(tags, forced, alpha, easy, by))
+    return replace(plain, rollout=tagged(tags, forced, alpha, easy, by, agentic=agentic))
 
 
 def masa(

@@ -16,7 +16,13 @@ from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw
 from jaxrl_llm.rewards.transforms import leave_out
 from jaxrl_llm.rollouts.curricula import choose_prompts
 from jaxrl_llm.rollouts.curricula_targets import near_predicted
-from jaxrl_llm.rollouts.replays import faded, own_good_rows, recent_and_reservoir, whole_groups
+from jaxrl_llm.rollouts.replays import (
+    faded,
+    own_good_rows,
+    recent_and_reservoir,
+    whole_groups,
+    with_call_reward,
+)
 from jaxrl_llm.rollouts.swarm import swarm
 from jaxrl_llm.transform import chain
 
@@ -99,6 +105,8 @@ def spear(
     covariance_low: float = 1.0,
     covariance_high: float = 40.0,
     varied: float = 0.75,
+    call_reward: float = 0.1,
+    call_steps: float = 200,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     max_length: float | None = None,
@@ -119,11 +127,18 @@ def spear(
     In both, a `share` of the tokens is detached, at random among those that are not clipped with covariance_low < cov <
     covariance_high, see `clip_cov`; here covariances are over the batch with its replayed rows. The released code takes
     the replayed step after the others, with a gradient step of its own. max_length None: the run's. Its documentation
-    has replay_rows 2048 and baselines 10240, its script for mathematics 32 and 32. Not here: turns with tools, their
-    fading reward, and filters of empty turns and repetitions.
+    has replay_rows 2048 and baselines 10240, its script for mathematics 32 and 32.
 
-    Defaults. Paper: warm_up, replay_weight, clip_low, clip_high. Code: replay_rows, baselines, replay_age, surplus,
-    share, covariance_low, covariance_high, varied. Run: max_length.
+    In runs with --tools or --environment, rewards of episodes with n calls of tools, right or wrong, are raised in step
+    t <= call_steps (the paper's is 100 to 200) by
+
+        (cos(pi t/call_steps) + 1)/2 min(call_reward n, 1)
+
+    which stored episodes keep; their observations are masked, as in fresh ones. Not here: filters of empty turns and
+    repetitions.
+
+    Defaults. Paper: warm_up, replay_weight, call_reward, call_steps, clip_low, clip_high. Code: replay_rows, baselines,
+    replay_age, surplus, share, covariance_low, covariance_high, varied. Run: max_length.
     """
     rho, mean = token_ratio(), constant(8192.0 if max_length is None else max_length)
     draw = draw_covariant(rho, covariance_low, covariance_high, share, clip_low, clip_high)
@@ -140,7 +155,8 @@ def spear(
         count_batches(),
         warm_up_replay(warm_up, replay_weight),
     )
-    return Algorithm(transform, objective, replay=own_good_rows(replay_rows, baselines, replay_age, surplus))
+    replay = with_call_reward(own_good_rows(replay_rows, baselines, replay_age, surplus), call_reward, call_steps)
+    return Algorithm(transform, objective, replay=replay)
 
 
 def sapo_swarm(

@@ -227,8 +227,9 @@ def ui_r1(
         R = r + max(slope x + offset, 0.1) if right,   R = r + min(0.9 x - 0.1, -0.1) if wrong
 
     so that easy prompts get short answers. A = (R - mean_g)/std_g, with clip_low, clip_high and the k3 penalty
-    kl_coefficient. The rewards r themselves, formats, actions and clicks inside boxes of screenshots, are the run's: in
-    the paper each is 0 or 1, and right is their sum, 3. Screenshots are out of scope; the length term suits any task.
+    kl_coefficient. The rewards r themselves are the run's: the paper's are `--rewards answer_tags gui_kind gui_click`
+    (tags, the kind of the action, a click inside the box) of 0 or 1 each, and right is their sum, 3. Screenshots are
+    out of scope: a prompt describes the screen. The length term suits any task.
 
     Defaults. Code: slope, offset. Ours: right, clip_low, clip_high, kl_coefficient.
     """

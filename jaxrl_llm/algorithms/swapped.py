@@ -46,8 +46,9 @@ def arpo_replay(
     pi_old is the policy at the start of the update, for stored completions too, so there is no off-policy correction;
     there is no KL. The successes of the step are stored afterwards. accuracy: the reward that is the outcome; None: the
     combined one. r is the run's combination of rewards: the paper adds 0.5 f, f = -1 for a malformed action and else 0,
-    as the weight of a format reward does. Not here: several turns in GUIs, and the choice of tasks that the base agent
-    can sometimes solve.
+    as the weight of a format reward does. In runs with --tools or --environment a stored success is an episode, with
+    the observations that it had, which stay masked. Not here: the choice of tasks that the base agent can sometimes
+    solve.
 
     Defaults. Code: stored, success, spread, low, clip_low, clip_high. Ours: ddof, epsilon, accuracy.
     """
@@ -79,7 +80,9 @@ def rapo_reward_aware(
     population's deviation. The paper writes G/G_good with G_good a number of groups, so G must be their number too. Its
     solve rate counts r > 0, which with its reward for format is true of any well-formed answer: here it is r > success.
     accuracy: the reward that r stands for in these rules; None: the combined one. The first stage's reward is the run's
-    --rewards, 0.1 for format and 0.9 for the answer. Not here: search tools and the reward for single tool calls.
+    --rewards, 0.1 for format and 0.9 for the answer. In runs with --tools or --environment a stored success is an
+    episode with its observations, which stay masked. Not here: the second stage's reward for single calls of tools,
+    whose labels a judge gives.
 
     Defaults. Paper: solved, success, ddof. Ours: clip_low, clip_high, epsilon, accuracy.
     """
@@ -141,7 +144,8 @@ def vspo_prs(
     A with ddof and epsilon. Progressive Reward Shaping: a stage counts only where those before it are met (> 0.5);
     weights "format=0.1,answer=1" names the rewards in the order of the stages, and their weights ("": the run's
     combination). The paper was not available to us: the damping and the form of the stages are our reading of its
-    summary. Not here: tool calls, length-aware BLEU and the judge of long answers.
+    summary. With --tools or --environment the rows of a group are those of episodes, and its copies have their
+    observations, which stay masked. Not here: length-aware BLEU and the judge of long answers.
 
     Defaults. Paper: clip_low, clip_high, kl_coefficient. Ours: copies, highest, ddof, epsilon, weights.
     """

@@ -40,6 +40,12 @@ NEEDED: dict[str, dict[str, str]] = {
         "failed_calls": "calls that gave an error",
         "turns": "episodes of several turns, which fork after observations",
     },
+    "dart_gui": {
+        "episode": "steps of one episode as rows",
+        "first_turn": "the order of the steps",
+        "state_key": "how many steps there are",
+        "turns": "episodes of several steps",
+    },
     "deeptravel": {"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
     "dgrpo_vital": {
         "calls": "calls of tools, for their bonus",
@@ -66,6 +72,10 @@ NEEDED: dict[str, dict[str, str]] = {
     "gigpo": {"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
     "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},
     "grpo_tcr": {"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
+    "gui_r1": {
+        "gui_action": "whether the action is the expected one",
+        "gui_format": "whether the answer is well-formed",
+    },
     "hgpo": {"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
     "hiper": {
         "plan": "subgoals of the policy's own, between tags",
@@ -101,14 +111,16 @@ NEEDED: dict[str, dict[str, str]] = {
     "subpo": {"spans": "gains of single parts; without them the score is the only gain"},
     "trloo": {"turn_rewards": "rewards of each turn", "turns": "episodes of several turns"},
     "ttrl": {"answer_key": "votes of answers; without it whole completions vote"},
+    "visual_rft": {
+        "box_confidence": "confidences that suit the matches",
+        "box_format": "whether the answer is well-formed",
+        "box_overlap": "overlap with the expected boxes",
+    },
     "verpo": {"tests": "results of single tests of code; without it components of the reward are the tests"},
 }
 
 # Parts of papers that are not part of the method itself; runs may omit them.
 BESIDES: dict[str, dict[str, tuple[str, str]]] = {
-    "baichuan_m2": {
-        "dialogue": ("a patient simulator's dialogues, cut into single turns, scored by rubrics", "a rollout of turns"),
-    },
     "degrpo": {
         "control": ("a first model that knows both control tokens", "supervised training on answers of both modes"),
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -173,6 +173,21 @@ def with_length_beside_mates(right: float, slope: float, offset: float) -> Calla
     def reward(batch: Trajectories) -> jax.Array:
         known, score = ~jnp.isnan(batch.scores), batch.scores
         return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
+
+    return reward
+
+
+@part
+def weighted_components(weights: Mapping[str, float]) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the weighted sum of these components, whatever weights the run gives them.
+
+    The combined reward where the batch lacks one of them, as in a run that goes without it.
+    """
+
+    def reward(batch: Trajectories) -> jax.Array:
+        if not set(weights) <= set(batch.rewards or {}):
+            return batch.scores
+        return sum((w * _component(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))
 
     return reward
 

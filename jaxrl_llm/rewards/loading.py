@@ -14,13 +14,23 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, error_line, missing_package, unknown
-from jaxrl_llm.rewards import answers, code, graded, verifiers
+from jaxrl_llm.rewards import answers, boxes, code, graded, screens, tagged_lists, verifiers
 from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.of_environment import environment
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "answer_tags": tagged_lists.answer_tags,
+    "box_confidence": boxes.box_confidence,
+    "box_format": boxes.box_format,
+    "box_overlap": boxes.box_overlap,
+    "class_match": boxes.class_match,
     "environment": environment,
     "exact_match": answers.keyed(verifiers.exact_match, answers.whole_text),
+    "gui_action": screens.gui_action,
+    "gui_click": screens.gui_click,
+    "gui_format": screens.gui_format,
+    "gui_kind": screens.gui_kind,
+    "gui_parameter": screens.gui_parameter,
     "number_match": answers.keyed(verifiers.number_match, answers.number),
     "math_verify": answers.keyed(verifiers.math_verify, answers.expression),
     "reasoning_gym": verifiers.reasoning_gym,

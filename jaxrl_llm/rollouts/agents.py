@@ -159,11 +159,11 @@ async def take_turn(tools: Tools, task: Task, path: Path, settings: AgentSetting
     await hear(tools, task, path, settings)
 
 
-async def draw_reply(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:
-    """The next reply of an episode."""
+async def draw_reply(tools: Tools, task: Task, path: Path, settings: AgentSettings, begin: Sequence[int] = ()) -> None:
+    """The next reply of an episode. begin: tokens that it is given to begin with."""
     assert path.chat is not None
     path.one.states.append(state_of(path.seen))
-    path.reply = await path.one.reply(tools, path.chat, task, settings.limits, settings.greedy)
+    path.reply = await path.one.reply(tools, path.chat, task, settings.limits, settings.greedy, begin)
 
 
 async def hear(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:

@@ -79,19 +79,23 @@ class Conversation:
             raise InputError(f"a prompt of {len(prompt)} tokens leaves no room for a reply: {budget} is too small")
         self.rows = rows
 
-    async def reply(self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False) -> Reply:
-        """Sample the next reply."""
-        return self.take(chat, await tools.sample(self.rows[-1], limit=self.room(task, limits), greedy=greedy))
+    async def reply(
+        self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False, begin: Sequence[int] = ()
+    ) -> Reply:
+        """Sample the next reply. begin: tokens that it is given to begin with, fewer than a reply may have."""
+        row = self.rows[-1] + given(begin) if len(begin) else self.rows[-1]
+        room = self.room(task, limits) - len(begin)
+        return self.take(chat, await tools.sample(row, limit=room, greedy=greedy), begin)
 
     def room(self, task: Task, limits: Limits) -> int:
         """Most tokens of the next reply."""
         return self._room(self.rows, task, limits)
 
-    def take(self, chat: ChatTurns, row: Episode) -> Reply:
-        """Go on with the last row as it is with a reply."""
+    def take(self, chat: ChatTurns, row: Episode, begin: Sequence[int] = ()) -> Reply:
+        """Go on with the last row as it is with a reply. begin: the given tokens that it begins with."""
         self.before.append(len(self.messages))
         self.rows[-1] = row
-        reply = chat.reading(row.last)
+        reply = chat.reading((*begin, *row.last))
         self.messages.append(reply.message)
         self.replies += 1
         return reply

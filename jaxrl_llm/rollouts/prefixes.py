@@ -1,4 +1,4 @@
-"""Rollouts whose completions begin with given tokens: part of a response of the data set, or the tag of a mode.
+"""Rollouts whose completions begin with given tokens: part of a response of the data set.
 
 Given tokens are conditioned on and masked out of the loss. They belong to the response: they count towards the limit of
 its tokens, and reward functions read them.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice, shown
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.episode import Episode, Segment, given
 from jaxrl_llm.rollouts.programs import Rollout
@@ -129,77 +129,3 @@ def prefixed_groups(column: str = "trace", low: float = 0.4, high: float = 0.8, 
     return Rollout(
         program, f"prefixed_groups({column})", columns=(column,), ragged=True, most=lambda G: G * (1 + prefixes)
     )
-
-
-def mode_of(text: str, tags: Sequence[str]) -> int:
-    """The index of the tag with which a response begins, white space aside; -1 if there is none, or another follows."""
-    text = text.lstrip()
-    for mode, tag in enumerate(tags):
-        if text.startswith(tag):
-            return -1 if any(other in text[len(tag) :] for other in tags) else mode
-    return -1
-
-
-def adaptive_factors(
-    right: Sequence[float], modes: Sequence[int], forced: Sequence[bool], alpha: float, easy: float, by: str
-) -> list[float]:
-    """1 - p^alpha for free samples that chose another mode than the first (0) on an easy question, else 1.
-
-    p is the mean of `right` over the forced samples, of mode 0 (by "first") or of all modes ("all"), and the question
-    is easy where p >= easy.
-
-    >>> adaptive_factors([1, 0, 1, 1], [0, 0, 1, 0], [True, True, False, False], 2.0, 0.5, "first")
-    [1.0, 1.0, 0.75, 1.0]
-    """
-    places = [i for i, is_so in enumerate(forced) if is_so and (by == "all" or modes[i] == 0)]
-    p = float(np.mean([right[i] for i in places])) if places else 0.0
-    lower = [p >= easy and not is_so and mode > 0 for mode, is_so in zip(modes, forced, strict=True)]
-    return [1.0 - p**alpha if is_lower else 1.0 for is_lower in lower]
-
-
-@part
-def tagged(
-    tags: str = "<instant>,<reasoning>",
-    forced: int = 2,
-    alpha: float = 2.0,
-    easy: float = 0.5,
-    by: Literal["first", "all"] = "first",
-    success: float = 0.5,
-) -> Rollout:
-    """Groups of `forced` samples for each mode, which begin with its given tag, and free ones, which write a tag.
-
-    tags: of the modes, the cheapest first, separated by commas. The reward of a response is multiplied by 1 if it
-    begins with exactly one tag (`mode_of`), else 0, and by `adaptive_factors` of (reward > success), with alpha, easy
-    and by. Reward functions read the tag too. Adds info "mode" (-1: none), "prefix" (given tokens, above 0 for forced
-    samples) and "adaptive" (the factor). Free samples are those of the group beyond forced x modes; there must be one.
-    Raises InputError for fewer than two tags.
-    """
-    names = [name for tag in tags.split(",") if (name := tag.strip())]
-    if len(set(names)) < 2 or len(set(names)) < len(names):
-        raise InputError(f"tags is {shown(tags)}, but must be at least two different tags, separated by commas")
-    check_number("forced", forced, least=0, whole=True)
-    check_number("alpha", alpha, least=0)
-    check_number("easy", easy, least=0, most=1)
-    check_number("success", success)
-    require_choice("by", by, ("first", "all"))
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        ids = [tools.encode(tag) for tag in names]
-        if (longest := max(map(len, ids))) >= task.limit:
-            raise InputError(f"a tag has {longest} tokens, but a response only {task.limit}: raise max_new_tokens")
-        order = [mode for mode in range(len(names)) for _ in range(forced)][: task.samples]
-        episodes = await continued(tools, task, [*(ids[mode] for mode in order), *[[]] * (task.samples - len(order))])
-        texts = [tools.decode(episode.own.token.tolist()) for episode in episodes]
-        modes = [*order, *(mode_of(text, names) for text in texts[len(order) :])]
-        right = [float(episode.reward is not None and episode.reward > success) for episode in episodes]
-        is_forced = [i < len(order) for i in range(len(episodes))]
-        factors = adaptive_factors(right, modes, is_forced, alpha, easy, by)
-        proper = [mode_of(text, names) == mode >= 0 for text, mode in zip(texts, modes, strict=True)]
-        return [
-            replace(e, reward=None if e.reward is None else e.reward * is_proper * factor).with_info(
-                mode=float(mode), adaptive=factor
-            )
-            for e, mode, factor, is_proper in zip(episodes, modes, factors, proper, strict=True)
-        ]
-
-    return Rollout(program, f"tagged({tags})", least=len(names) * int(forced) + 1)

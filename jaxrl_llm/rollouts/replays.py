@@ -8,6 +8,7 @@ Replays that change rows within groups are in `rollouts.swaps`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -181,6 +182,34 @@ def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, s
     return Replay(
         dict, mix, provides, lambda state: stores.parts_metrics(state, ("rows",)), lambda rows: rows + size, True
     )  # fmt: skip
+
+
+@part
+def with_call_reward(replay: Replay, each: float = 0.1, steps: float = 200.0) -> Replay:
+    """The replay after each row's reward is raised by `call_reward` of its episode's calls of tools, which fades.
+
+    Rows that are stored keep the reward that they had. A batch without info["calls"] stays as it is.
+    """
+    check_number("each", each, least=0)
+    check_number("steps", steps, above=0)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        if (calls := (scored.batch.info or {}).get("calls")) is not None:
+            more = call_reward(np.asarray(calls), step, each, steps).astype(np.float32)
+            scored = scored._replace(batch=scored.batch.replace(reward=np.asarray(scored.batch.need("reward")) + more))
+        return replay.mix(state, scored, step, seed)
+
+    return dataclasses.replace(replay, mix=mix)
+
+
+def call_reward(calls: np.ndarray, step: int, each: float = 0.1, steps: float = 200.0) -> np.ndarray:
+    """mu min(each n, 1) for n calls of tools, with mu = (cos(pi step / steps) + 1)/2, and 0 after `steps` steps.
+
+    >>> call_reward(np.array([0, 3, 20]), 0).round(2), call_reward(np.array([0, 3, 20]), 100).round(2)
+    (array([0. , 0.3, 1. ]), array([0.  , 0.15, 0.5 ]))
+    """
+    fading = 0.5 * (1 + np.cos(np.pi * step / steps)) if step <= steps else 0.0
+    return np.asarray(fading * np.minimum(each * np.asarray(calls, np.float64), 1.0))
 
 
 @part

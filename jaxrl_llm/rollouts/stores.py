@@ -138,17 +138,18 @@ def newest(store: Store, items: int) -> Store:
     return keep(store, store["of:item"] >= numbers[-items]) if 0 < items < len(numbers) else store
 
 
-def newest_of_prompts(store: Store, rows: int) -> Store:
-    """The newest rows of each prompt, at most `rows` of each."""
+def newest_of_prompts(store: Store, items: int) -> Store:
+    """The newest items of each prompt, at most `items` of each, with all of their rows."""
     if not count(store):
         return store
-    prompt = store["row:prompt_id"]
+    _, first, index = np.unique(store["of:item"], return_index=True, return_inverse=True)
+    prompt = store["row:prompt_id"][first]
     order = np.argsort(prompt[::-1], kind="stable")  # by prompt, the newest first
     same = prompt[::-1][order]
     rank = np.arange(len(same)) - np.searchsorted(same, same)
     kept = np.zeros(len(same), bool)
-    kept[len(same) - 1 - order[rank < rows]] = True
-    return keep(store, kept)
+    kept[len(same) - 1 - order[rank < items]] = True
+    return keep(store, kept[index])
 
 
 def younger(store: Store, step: int, age: int | None) -> Store:

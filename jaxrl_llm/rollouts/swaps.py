@@ -16,6 +16,7 @@ from jaxrl_llm.rollouts import stores
 from jaxrl_llm.rollouts.replays import TOLERANCE, group_moments, mixed
 from jaxrl_llm.rollouts.sources import Replay
 from jaxrl_llm.rollouts.stores import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.trajectory import Trajectories
 
 Failed = Callable[[np.ndarray], bool]  # the outcomes f32[n] of a group -> whether it counts as failed
 
@@ -37,43 +38,62 @@ def swapped_successes(
     failed: Failed | None = None,
     success: float = 0.1,
     each: int = 8,
-    place: Literal["first", "random"] = "first",
+    place: Literal["first", "random", "added"] = "first",
     component: str | None = None,
 ) -> Replay:
-    """In groups that failed, replace one sample by an earlier success of the same prompt.
+    """In groups that failed, replace one sample by an earlier success of the same prompt, or add one.
 
-    The store has the newest `each` rows of each prompt with an outcome above `success`, of which one is drawn. failed:
-    a function of a group's outcomes (None: `low_and_alike()`). place: the sample that is replaced. component: the
-    reward that is the outcome; None: their combination. Statistics of the group then include the stored row.
+    The store has the newest `each` samples of each prompt with an outcome above `success`, of which one is drawn.
+    failed: a function of a group's outcomes (None: `low_and_alike()`). place: the sample that is replaced; "added":
+    none is. component: the reward that is the outcome; None: their combination. Statistics of the group then include
+    the stored sample.
+
+    A sample of several rows, such as an episode whose context was compacted, is stored and replaced as a whole, with
+    the observations between its turns. It takes the number of the episode that it replaces, or the next one.
     """
     check_number("success", success)
     check_number("each", each, least=0, whole=True)
-    require_choice("place", place, ("first", "random"))
+    require_choice("place", place, ("first", "random", "added"))
     fails = low_and_alike() if failed is None else failed
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         random, fresh = np.random.default_rng(seed), to_rows(scored)
         group, prompt = np.asarray(scored.batch.group), np.asarray(scored.batch.prompt_id)
-        outcome = outcomes(scored, component)
-        out, chosen, numbers = np.zeros(len(group), bool), list[int](), list[int]()
+        outcome, sample, episodes_of = (
+            outcomes(scored, component),
+            samples_of(scored.batch),
+            episode_numbers(scored.batch),
+        )
+        out, chosen, numbers, episodes = np.zeros(len(group), bool), list[int](), list[int](), list[float]()
         for number in np.unique(group):
             rows = np.flatnonzero(group == number)
-            known = ~np.isnan(outcome[rows])
+            _, first = np.unique(sample[rows], return_index=True)
+            heads = rows[np.sort(first)]  # one row of each sample
+            known = ~np.isnan(outcome[heads])
             there = np.flatnonzero(state["row:prompt_id"] == prompt[rows[0]]) if count(state) else np.zeros(0, int)
-            if not len(there) or not fails(outcome[rows][known]):
+            if not len(there) or not fails(outcome[heads][known]):
                 continue
-            out[rows[0] if place == "first" else random.choice(rows)] = True
-            chosen.append(int(random.choice(there)))
-            numbers.append(int(number))
+            if place == "added":
+                episode = float(np.nanmax(episodes_of[rows])) + 1
+            else:
+                gone = heads[0] if place == "first" else random.choice(heads)
+                out[rows[sample[rows] == sample[gone]]] = True
+                episode = float(episodes_of[gone])
+            again = there[state["of:item"][there] == random.choice(np.unique(state["of:item"][there]))]
+            chosen += again.tolist()
+            numbers += [int(number)] * len(again)
+            episodes += [episode] * len(again)
         past = take(state, chosen) if chosen else {}
-        added = keep(
-            marked(fresh, item=np.arange(len(group)), step=step), np.nan_to_num(outcome, nan=-np.inf) > success
-        )
+        if "row:info:episode" in past:
+            past["row:info:episode"] = np.asarray(episodes, past["row:info:episode"].dtype)
+        new = marked(fresh, item=stores.next_item(state) + sample, step=step)
+        added = keep(new, np.nan_to_num(outcome, nan=-np.inf) > success)
         store = stores.newest_of_prompts(join(state, added), each) if each else {}
         left = keep(fresh, ~out)
         return mixed(scored, left, past, group[~out], np.asarray(numbers, group.dtype)), store
 
-    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, by_row=True)
+    grown: Callable[[int], int] = (lambda rows: 2 * rows) if place == "added" else (lambda rows: rows)
+    return Replay(dict, mix, frozenset({"replayed"}), stores.metrics, grown, by_row=True)
 
 
 @part
@@ -156,6 +176,23 @@ def group_value(mean: np.ndarray, deviation: np.ndarray, highest: float = 1.0) -
     """
     value = np.maximum(highest - mean, 0.0) * deviation
     return np.where(deviation > TOLERANCE, np.nan_to_num(value), 0.0)
+
+
+def episode_numbers(batch: Trajectories) -> np.ndarray:
+    """The number of each row's episode in its group, [N]; of batches without episodes, the number of the row."""
+    found = (batch.info or {}).get("episode")
+    return np.arange(len(batch.group)) if found is None else np.asarray(found)
+
+
+def samples_of(batch: Trajectories) -> np.ndarray:
+    """Numbers int[N] from 0 on, equal for the rows of one episode of a group, in the order of their first rows.
+
+    Without info["episode"] each row is a sample of its own.
+    """
+    pairs = np.stack([np.asarray(batch.group), episode_numbers(batch)], axis=1)
+    _, first, index = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))
+    return np.asarray(rank[index.reshape(-1)])
 
 
 def outcomes(scored: Scored, component: str | None) -> np.ndarray:

@@ -249,7 +249,7 @@ def step_metrics(
     scored, batch = scored_rows(found, learned), learned.batch
     metrics = {**learned.metrics, "signal": signal(batch), "packing/filled": learned.filled}
     shaped, reward = np.asarray(batch.need("reward"))[: len(scored.texts)], np.asarray(scored.batch.need("reward"))
-    if not np.array_equal(shaped, reward, equal_nan=True):
+    if not np.array_equal(shaped, reward, equal_nan=True) and not np.isnan(shaped).all():
         metrics["reward/shaped"] = float(np.nanmean(shaped))
     took = sum(seconds.values()) - sum(before.values())
     metrics |= batch_metrics(found.sampled or scored, config, took) | found.metrics

@@ -30,7 +30,7 @@ from jaxrl_llm.runs.method import make_algorithm
 FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in where they are None
 BEYOND = {"least": -0.5, "most": 0.5, "above": 0.0}
 # Strings that name what only a run knows.
-OPEN = ("column", "component", "embedding", "opening", "order", "placeholder", "profile", "weights")
+OPEN = ("agentic", "column", "component", "embedding", "opening", "order", "placeholder", "profile", "weights")
 OUTSIDE = {  # of each range one value below and one above
     name: [limits[bound] + step for bound, step in BEYOND.items() if bound in limits] for name, limits in RANGES.items()
 }

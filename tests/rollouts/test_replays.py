@@ -199,6 +199,56 @@ def test_swapped_successes_against_a_loop(seed: int) -> None:
                 del one[:-2]
 
 
+def in_episodes(scored: Any, episodes: list[int]) -> Any:
+    """The rows as those of these episodes of their groups."""
+    return scored._replace(batch=scored.batch.with_info(episode=np.asarray(episodes, np.float32)))
+
+
+def test_samples_of_several_rows_are_swapped_whole() -> None:
+    """A success of two rows takes the place of a failure of two, and its number; the other failure stays."""
+    first = in_episodes(scored_of([[1.0, 0.0, 1.0, 0.0], [0.0]], [5, 6], 0), [2, 1, 2, 1, 0])
+    later = in_episodes(scored_of([[0.0], [0.0, 0.0, 0.0]], [6, 5], 1), [0, 3, 3, 0])
+    assert swaps.samples_of(first.batch).tolist() == [0, 1, 0, 1, 2]
+    _, state = swaps.swapped_successes().mix({}, first, 0, 0)
+    assert stores.count(state) == 2
+    for place, left, number in (("first", [later.texts[3]], 3.0), ("added", later.texts[1:], 4.0)):
+        swap = swaps.swapped_successes(place=place)
+        mixed, _ = swap.mix(state, later, 1, 7)
+        b: Any = mixed.batch
+        assert mixed.texts == [later.texts[0], *left, first.texts[0], first.texts[2]]
+        assert b.group.tolist() == [0] + [1] * (len(left) + 2)
+        assert b.info["episode"].tolist()[-2:] == [number] * 2
+        assert b.info["replayed"].tolist() == [0.0] * (len(left) + 1) + [1.0, 1.0]
+        assert len(mixed.texts) <= swap.grown(4)
+
+
+def test_the_store_of_a_prompt_counts_samples() -> None:
+    """Of three successes of one, two and one rows, the newest two stay."""
+    swap, state = swaps.swapped_successes(each=2), {}
+    texts = list[str]()
+    for step, episodes in enumerate(([0], [4, 4], [1])):
+        scored = in_episodes(scored_of([[1.0] * len(episodes)], [3], step), episodes)
+        texts += scored.texts
+        _, state = swap.mix(state, scored, step, 0)
+    assert stores.to_scored(state, np.arange(3), 0, {}).texts == texts[1:]
+
+
+def test_calls_of_tools_are_rewarded_less_and_less() -> None:
+    """The card's mu at steps 0, 50 and 100 of 100, and the bound of ten calls."""
+    calls = np.array([0.0, 1, 10, 30])
+    for step, mu in ((0, 1.0), (50, 0.5), (100, 0.0), (101, 0.0)):
+        np.testing.assert_allclose(
+            replays.call_reward(calls, step, 0.1, 100), mu * np.array([0, 0.1, 1, 1]), atol=1e-12
+        )
+    scored = scored_of([[1.0, 0.0, 0.0]], [3], 0)
+    called = scored._replace(batch=scored.batch.with_info(calls=np.array([2.0, 0, 3], np.float32)))
+    replay = replays.with_call_reward(replays.own_good_rows(4), 0.1, 100)
+    mixed, state = replay.mix({}, called, 50, 0)
+    np.testing.assert_allclose(mixed.batch.reward, [1.1, 0.0, 0.15], rtol=1e-6)
+    np.testing.assert_allclose(stores.part_of(state, "rows")["row:reward"], [1.1], rtol=1e-6)
+    assert all_facts(replay.mix({}, scored, 50, 0)[0]) == all_facts(scored)
+
+
 def test_the_best_earlier_answer_joins_its_group() -> None:
     steps = [
         scored_of([[0.2, 0.7, 0.7]], [5], 0), scored_of([[0.1], [0.9]], [4, 5], 1),

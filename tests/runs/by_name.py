@@ -23,7 +23,8 @@ from jaxrl_llm.runs.config import TrainConfig
 
 OF_REWARDS = (
     "gdro", "brorl", "brain", "open_rs", "carl_multiplicative_reward", "p3o_pairwise", "srpo_self_referential",
-    "subpo", "c_morl", "ui_r1", "ttrl", "ettrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl",
+    "subpo", "c_morl", "ui_r1", "ttrl", "ettrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl", "gui_r1",
+    "visual_rft",
 )  # fmt: skip
 MODEL = "smollm2-135m"
 REWARDS = """
@@ -33,6 +34,10 @@ def checks(completions, answer):
 
 
 checks.provides = {"tests"}
+
+
+def judge(completions, answer):
+    return [float(a in one) for one, a in zip(completions, answer)]
 """
 # A sum that the model can do, and one that it cannot, whose groups are repaired: a step has one of each.
 SUMS = [(2, 3), (4718, 2956), (4, 1), (3864, 4579)]
@@ -77,7 +82,14 @@ METHODS: dict[str, Case] = {
     "c_morl": Case(settings={"rewards": ("number_match", "exact_match")}, metrics=("barrier",)),
     "carl_multiplicative_reward": Case(metrics=("value/loss",)),
     "clpo": Case({"limit": 24}, logged=("rollout/unhinted",), info=("hard", "rewritten")),
-    "craft_gui": Case({"stage_steps": 1}, {"num_prompts": 4}, metrics=("curriculum/stage", "curriculum/tried")),
+    "baichuan_m2": Case(
+        settings={"environment": "jaxrl_llm.environments.patient:Patient", "turns": 3}, metrics=("rollout/turns",)
+    ),
+    "craft_gui": Case(
+        {"stage_steps": 1},
+        {"num_prompts": 4, "rewards": ("gui_format", "gui_kind*0.5", "gui_parameter*0.5", "FOLDER/own.py:judge")},
+        metrics=("curriculum/stage", "curriculum/tried"),
+    ),
     "dars": Case({"most_samples": 8}, more=True),
     "daslam": Case({"questions": 2}, metrics=("value/loss",), info=("decomposition",)),
     "degrpo": Case(settings={"rewards": ("by_mode(number_match)",)}),
@@ -85,6 +97,7 @@ METHODS: dict[str, Case] = {
     "drpo_dataset_reset": Case(metrics=("rollout/prefixed", "value/loss")),
     "ettrl": Case({"trees": 2, "forks": 1, "branches": 1}, metrics=("rollout/leaves",), info=("node", "answer_key")),
     "ghpo": Case(metrics=("rollout/guided",), logged=HINTS),
+    "gui_r1": Case(settings={"rewards": ("gui_action", "gui_format")}),
     "hapo_heterogeneous": Case({"rounds": 1}, info=("level_tau",)),
     "hbpo": Case(info=("budget",)),
     "icpo_in_context": Case({"reject": False}, metrics=("rollout/guided", "off_prompt/share")),
@@ -112,10 +125,12 @@ METHODS: dict[str, Case] = {
     "trpa": Case(settings={"rewards": ("tagged_levels",)}),
     "tscac": Case({"policies": MODEL}),
     "ttrl": Case(info=("answer_key",)),
+    "ui_r1": Case({"right": 3.0}, {"rewards": ("answer_tags", "gui_kind", "gui_click")}),
     "ui_s1": Case({"patches": -1, "turns": 2}, {"rewards": ("environment",)}, info=("first_turn",), more=True),
     "v0_value": Case(settings={"num_prompts": 4}),
     "vade": Case(settings={"num_prompts": 4}),
     "verpo": Case(settings={"rewards": ("FOLDER/own.py:checks",)}, info=("tests",)),
+    "visual_rft": Case(settings={"rewards": ("box_overlap", "box_confidence", "box_format")}),
     "vspo_prs": Case(logged=("replay/share",)),
     "wmar_reservoir_replay": Case(metrics=("replay/share",)),
     "zppo": Case({"words": 4}, metrics=("rollout/parts", "curriculum/buffer"), more=True),
@@ -159,6 +174,8 @@ def config_of(folder: Path, name: str) -> TrainConfig:
             "response": f"{a} + {b} = {a + b}", "trace": f"{a} + {b} = {a + b}" if a > 9 else "",
             "steps": [{"observation": str(x), "action": {"action": "add", "number": x}} for x in (a, b)],
             "teacher": [f"It is {a + b}"], "guide": f"{a} + {b} = {a + b}", "items": [str(a), str(b), str(a + b)],
+            "action": {"action": "type", "input_text": str(a + b)}, "boxes": [[0, 0, a, b]],
+            "complaint": f"I have {a} spots.", "facts": {"a": "Since Monday.", "e": "No."}, "diagnosis": "measles",
         }
         for a, b in SUMS
     ]  # fmt: skip

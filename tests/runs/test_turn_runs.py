@@ -46,6 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "seeupo": {},
     "hiper": {},
     "flow_grpo": {},
+    "dart_gui": {},
     "ipa": {},
     "ui_s1": {"least_deviation": 0.0},
     "dgrpo_vital": {},
@@ -75,7 +76,7 @@ OF_EPISODES = (
     "dyna_grpo",
 )
 FORKING = ("aepo_agentic", "arpo_agentic")  # from episodes that begin with the same tokens
-OF_ROUNDS = ("eapo_iterresearch", "flow_grpo", "ui_s1")
+OF_ROUNDS = ("dart_gui", "eapo_iterresearch", "flow_grpo", "ui_s1")
 WORLDS = Path(__file__).parent / "worlds.py"
 # Those that take the episode's reward alone, as --environment has it; llds acts from the second update of a batch on.
 ENVIRONMENT: dict[str, Any] = {
@@ -135,6 +136,8 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     if asked := method.needs & {"answer_logp", "blanked_logp", "implicit_logp"}:
         policy = dataclasses.replace(load_policy(runs.MODEL)[0], critic=critic_of(method.needs))
         batch = provide(policy, asked | {"old_logp"}, first.params, None, batch)
+    if name == "dart_gui":
+        batch = provide(load_policy(runs.MODEL)[0], frozenset({"old_logp"}), first.params, None, batch)
     found = np.asarray(method.transform.apply(method.transform.init(), batch)[1].advantages)
     assert found.any()
     if name in FORKING:

@@ -8,8 +8,9 @@ from asyncio import gather
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -98,6 +99,24 @@ class Purse:
         return float(self.coins % 2 == 0)
 
 
+class Tried(Purse):
+    """Of the first four episodes of a prompt every second has the reward 1, and no later one; "1": all have the same.
+
+    MADE counts the episodes of each prompt.
+    """
+
+    MADE: ClassVar[dict[str, Iterator[int]]] = {}
+
+    def reset(self, **row: Any) -> str:
+        made = next(self.MADE.setdefault(row["prompt"], count()))
+        self.reward = 0.5 if row["answer"] == "1" else float(made in (0, 2))
+        return super().reset(**row)
+
+    def get_reward(self) -> float:
+        """As its number says."""
+        return self.reward
+
+
 BOTH = {"echo": Echo, "purse": Purse}
 
 
@@ -139,6 +158,15 @@ def double(number: int) -> int:
         number: which.
     """
     return 2 * number
+
+
+def add(text: str) -> str:
+    """Count coins.
+
+    Args:
+        text: one coin for each letter.
+    """
+    return f"{len(text)} coins"
 
 
 NUMBER = 3

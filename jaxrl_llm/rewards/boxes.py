@@ -1,0 +1,125 @@
+"""Rewards of boxes around the objects of an image, and of their names. Images are out of scope: prompts describe them.
+
+An answer is <think>...</think><answer>[{"Position": [1, 1, 10, 10], "Confidence": 0.9}, ...]</answer>. The column
+`boxes` of the data set has the expected boxes [x1, y1, x2, y2] in pixels, a list or its JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.rewards.tagged_lists import TAGS, listed, numbers, pairs, read
+from jaxrl_llm.rewards.verifiers import last_tagged, text_of
+
+OVERLAP = 0.5  # IoU that a matched box exceeds (Visual-RFT)
+Box = tuple[float, float, float, float]
+
+
+class Guess(NamedTuple):
+    """A box of an answer."""
+
+    box: Box
+    confidence: float
+
+
+def box_format(completions: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 if a completion has the tags of `answer_tags` and in them a list of boxes with confidences, else 0.0."""
+    texts = list(map(text_of, completions))
+    return [float(TAGS.fullmatch(text) is not None and _guesses(text) is not None) for text in texts]
+
+
+def box_overlap(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> list[float]:
+    """The sum of `matched` over the larger number of boxes, of the answer or expected (Visual-RFT, arXiv 2503.01785).
+
+    0.0 for an answer that cannot be read. 1.0 where no box is expected and none given.
+
+    >>> said = "<answer>[{'Position': [1, 1, 10, 10], 'Confidence': 0.9}, {'Position': [0, 0, 1, 1], 'Confidence': 1}]"
+    >>> box_overlap([said + "</answer>"], [[[0, 0, 10, 10], [20, 20, 30, 30]]])
+    [0.405]
+    """
+    out = []
+    for one, text in pairs(completions, boxes):
+        wanted, found = _boxes(text), _guesses(one)
+        size = max(len(wanted), len(found or ()))
+        out.append(0.0 if found is None else sum(matched(found, wanted)) / size if size else 1.0)
+    return out
+
+
+def box_confidence(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> list[float]:
+    """The mean over the answer's boxes of c where `matched` is above 0, and of 1 - c elsewhere (Visual-RFT).
+
+    0.0 for an answer that cannot be read. Without boxes 1.0 where none is expected, else 0.0.
+    """
+    out = []
+    for one, text in pairs(completions, boxes):
+        wanted, found = _boxes(text), _guesses(one)
+        if not found:
+            out.append(float(found is not None and not wanted))
+            continue
+        values = zip(sorted(found, key=lambda g: -g.confidence), matched(found, wanted), strict=True)
+        out.append(sum(g.confidence if iou > 0 else 1 - g.confidence for g, iou in values) / len(found))
+    return out
+
+
+def class_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 if the tagged answer contains the expected name or is part of it, else 0.0 (Visual-RFT).
+
+    Case, white space and underscores do not count. An empty answer has 0.0.
+    """
+    out = []
+    for one, expected in pairs(completions, answer):
+        found, wanted = (re.sub(r"[\s_]", "", text.lower()) for text in (last_tagged(one) or "", str(expected)))
+        out.append(float(bool(found) and (found in wanted or wanted in found)))
+    return out
+
+
+def iou(one: Box, other: Box) -> float:
+    """Intersection over union of two boxes (x1, y1, x2, y2); 0 for boxes without an area.
+
+    >>> iou((0, 0, 10, 10), (1, 1, 10, 10))
+    0.81
+    """
+    width, height = (min(one[2 + k], other[2 + k]) - max(one[k], other[k]) for k in (0, 1))
+    shared = max(width, 0.0) * max(height, 0.0)
+    union = sum(max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0) for box in (one, other)) - shared
+    return shared / union if union > 0 else 0.0
+
+
+def matched(found: Sequence[Guess], wanted: Sequence[Box]) -> list[float]:
+    """The IoU of each box with the expected one that it is matched to, 0 without one; the most confident first.
+
+    Each takes the expected box, of those that are left, with which it has the largest IoU, if that is above 0.5.
+    """
+    left, out = list(range(len(wanted))), []
+    for guess in sorted(found, key=lambda g: -g.confidence):
+        best = max(left, key=lambda i: iou(guess.box, wanted[i]), default=None)
+        value = 0.0 if best is None else iou(guess.box, wanted[best])
+        if best is not None and value > OVERLAP:
+            left.remove(best)
+        out.append(value if value > OVERLAP else 0.0)
+    return out
+
+
+def _guesses(text: str) -> list[Guess] | None:
+    """The different boxes of a completion; None where its answer is no list of boxes with confidences."""
+    answer, found = listed(text), dict[Guess, None]()
+    if not answer and read(last_tagged(text) or "") != []:
+        return None
+    for one in answer:
+        named = {str(name).lower(): value for name, value in one.items()}
+        box, confidence = numbers(named.get("position"), 4), numbers([named.get("confidence")], 1)
+        if box is None or confidence is None or not 0 <= confidence[0] <= 1:
+            return None
+        found[Guess((box[0], box[1], box[2], box[3]), confidence[0])] = None
+    return list(found)
+
+
+def _boxes(boxes: Any) -> list[Box]:
+    """The expected boxes. InputError for anything else."""
+    found = read(boxes) if isinstance(boxes, str) else boxes
+    if not isinstance(found, (list, tuple)) or any(numbers(one, 4) is None for one in found):
+        raise InputError(f"the column 'boxes' has {shown(boxes)}, but must have a list of boxes [x1, y1, x2, y2]")
+    return [(float(a), float(b), float(c), float(d)) for a, b, c, d in found]

@@ -1,0 +1,52 @@
+"""Answers that are lists of objects between tags: <think>...</think><answer>[{...}, ...]</answer>.
+
+A list is read as JSON or as a Python literal. Imports neither NumPy nor JAX.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_llm.rewards.verifiers import last_tagged, text_of
+
+TAGS = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
+
+
+def answer_tags(completions: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 if the whole completion is <think>...</think><answer>...</answer>, else 0.0."""
+    return [float(TAGS.fullmatch(text_of(one)) is not None) for one in completions]
+
+
+def read(text: str) -> Any:
+    """JSON or a Python literal; None for anything else."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+    return None
+
+
+def listed(text: str) -> list[dict[str, Any]]:
+    """The objects of a completion's tagged list; none where there is no such list."""
+    found = read(last_tagged(text) or "")
+    found = [found] if isinstance(found, dict) else found
+    return found if isinstance(found, list) and all(isinstance(one, dict) for one in found) else []
+
+
+def numbers(value: Any, count: int) -> tuple[float, ...] | None:
+    """Finite numbers; None for anything else."""
+    if not isinstance(value, (list, tuple)) or len(value) != count:
+        return None
+    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < 1e9 for x in value):
+        return None
+    return tuple(map(float, value))
+
+
+def pairs(completions: Sequence[Any], column: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The text of each completion with its entry of a column."""
+    return list(zip(map(text_of, completions), column, strict=True))
