@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.agent_metrics import FORKED
 from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, draw_reply, graded, hear
 from jaxrl_llm.rollouts.conversations import Conversation
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
@@ -86,6 +87,8 @@ def forking_agents(
         async def begin(number: int) -> None:
             first = len(paths)
             paths.extend(await gather(*(begun(tools, task, first + i, settings) for i in range(number))))
+            for path in paths[first:]:
+                path.one.info[FORKED] = 0.0
 
         wanted = min(initial or 1, task.samples)
         await begin(wanted)
@@ -154,6 +157,7 @@ def parted(path: Path) -> Path:
 def numbered(path: Path, number: int) -> Path:
     """A fork of an episode as another sample of the group."""
     fork = parted(path)
+    fork.one.info[FORKED] = 1.0
     fork.one.rows = [replace(row, sample=row.sample - path.number + number) for row in fork.one.rows]
     return replace(fork, number=number)
 
@@ -169,6 +173,7 @@ async def with_world(tools: Tools, task: Task, fork: Path) -> Path:
             *(fork.number, task.prompt_id, error),
         )
         fork.one.scored, fork.over, fork.world = False, True, None
+        fork.one.info[FORKED] = 0.0
     return fork
 
 

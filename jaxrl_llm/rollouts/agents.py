@@ -23,7 +23,7 @@ from jaxrl_llm.rewards.of_environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agent_metrics import CALLS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.compaction import Compact
 from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished, messages_of, state_of
-from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, failed, observed, world_of
+from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, failed, final_rewards, observed, world_of
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import OBSERVATION, Program, Rollout
@@ -146,7 +146,7 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) 
         path.chat = ChatTurns(tools.tokenizer, tuple(path.world.tools), dict(settings.options or {}))
         one.begin(tools, path.chat, [*asked, *path.seen.messages], task, settings.limits)
     except (EnvironmentFailed, InputError) as error:
-        failed(one, task, number, f"in reset, so that its episode is not scored: {error}")
+        failed(one, task, number, "in reset, so that its episode is not scored", error)
         one.scored, path.over, path.world = False, True, None
         return path
     one.info, one.world = dict(path.seen.info), path.world
@@ -183,7 +183,7 @@ async def hear(tools: Tools, task: Task, path: Path, settings: AgentSettings) ->
             )
             seen = replace(seen, truncated=over)
     except (EnvironmentFailed, InputError) as error:
-        failed(one, task, path.number, f"in step, where its episode ends: {error}")
+        failed(one, task, path.number, "in step, where its episode ends", error)
         seen, over = Observation(truncated=True), True
     path.seen, path.over, path.turn, path.reply = seen, over, path.turn + 1, None
 
@@ -203,10 +203,9 @@ async def closed(tools: Tools, task: Task, path: Path) -> Conversation:
     one.rewards += [0.0] * (len(one.states) - len(one.rewards))
     one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or path.seen.truncated)
     try:
-        last = await answer(tools, path.world.close, name=f"{path.number}/close")
-        one.final = 0.0 if last is None else float(last)
-    except (EnvironmentFailed, TypeError, ValueError) as error:
+        (one.final,) = await final_rewards(tools, path.world, 1, name=f"{path.number}/close")
+    except EnvironmentFailed as error:
         if FAILED_ENVIRONMENT not in one.info:
-            failed(one, task, path.number, f"in close, so that its episode is not scored: {error}")
+            failed(one, task, path.number, "in close, so that its episode is not scored", error)
             one.scored = False
     return one

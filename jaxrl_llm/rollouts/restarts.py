@@ -14,6 +14,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.agent_metrics import RESTARTED
 from jaxrl_llm.rollouts.agents import AgentSettings, Path, closed, converse, ends_of, of_agents, take_turn
 from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
@@ -84,7 +85,10 @@ def restarting(
         for (one, taken), end in zip([*((one, 0) for one in first), *found], ends, strict=True):
             length = len(model.rewards) if model is not None else 0
             out += [
-                row.with_info(imitated=_left(row, taken, length), imitated_score=score if taken else 0.0)
+                row.with_info(
+                    imitated=_left(row, taken, length), imitated_score=score if taken else 0.0,
+                    **{RESTARTED: float(taken > 0)},
+                )
                 for row in finished(one, end, turn_rewards)
             ]
         return out

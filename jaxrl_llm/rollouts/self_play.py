@@ -15,7 +15,7 @@ from jaxrl_llm.rollouts.agent_metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.agents import AgentSettings, ends_of, note, of_agents
 from jaxrl_llm.rollouts.compaction import Compact
 from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished, messages_of, state_of
-from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, failed, observed, world_of
+from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, failed, final_rewards, observed, world_of
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import Rollout
@@ -77,7 +77,7 @@ async def _played(tools: Tools, task: Task, number: int, settings: AgentSettings
         one = seats[_player(seen, players)]
         one.begin(tools, chat, [*asked, *seen.messages], task, limits)
     except (EnvironmentFailed, InputError) as error:
-        failed(seats[0], task, number, f"in reset, so that its episode is not scored: {error}")
+        failed(seats[0], task, number, "in reset, so that its episode is not scored", error)
         return [_unscored(one) for one in seats]
     one.info = dict(seen.info)
     for move in range(players * limits.turns):
@@ -97,7 +97,7 @@ async def _played(tools: Tools, task: Task, number: int, settings: AgentSettings
                 ):
                     over, seen = True, replace(seen, truncated=True)
         except (EnvironmentFailed, InputError) as error:
-            failed(one, task, number, f"in step, where its episode ends: {error}")
+            failed(one, task, number, "in step, where its episode ends", error)
             over, seen = True, Observation(truncated=True)
         if over:
             break
@@ -107,10 +107,12 @@ async def _played(tools: Tools, task: Task, number: int, settings: AgentSettings
         one.rows[-1] = replace(one.rows[-1], truncated=cut)
         one.scored = one.replies > 0
     try:
-        _take_rewards(seats, await answer(tools, world.close, name=f"{number}/close"))
+        finals = await final_rewards(tools, world, players, name=f"{number}/close")
+        for one, final in zip(seats, finals, strict=True):
+            one.final = final
     except EnvironmentFailed as error:
         if not any(FAILED_ENVIRONMENT in one.info for one in seats):
-            failed(seats[0], task, number, f"in close, so that its episode is not scored: {error}")
+            failed(seats[0], task, number, "in close, so that its episode is not scored", error)
             return [_unscored(one) for one in seats]
     return seats
 
@@ -119,21 +121,6 @@ def _player(seen: Observation, players: int) -> int:
     if not 0 <= seen.player < players:
         raise EnvironmentFailed(f"it is the turn of player {shown(seen.player)}, but {players} play, numbered from 0")
     return seen.player
-
-
-def _take_rewards(seats: list[Conversation], rewards: Any) -> None:
-    """Note what `close` returned: a final reward for each player; None for none."""
-    known = [None] * len(seats) if rewards is None else rewards
-    if not isinstance(known, list) or len(known) != len(seats):
-        raise EnvironmentFailed(
-            f"it returns {shown(rewards)}, but must return a reward for each of {len(seats)} players"
-        )
-    try:
-        finals = [0.0 if one is None else float(one) for one in known]
-    except (TypeError, ValueError):
-        raise EnvironmentFailed(f"it returns {shown(rewards)}, which is no reward") from None
-    for one, final in zip(seats, finals, strict=True):
-        one.final = final
 
 
 def _unscored(one: Conversation) -> Conversation:

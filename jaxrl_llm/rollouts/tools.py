@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
 from jaxrl_llm.sampling.requests import Draws
-from jaxrl_llm.threads import in_thread
+from jaxrl_llm.threads import called
 
 
 @dataclass(frozen=True)
@@ -170,12 +169,7 @@ class Tools:
         limit returns {FAILED: why} instead, which is recorded too; it is then not called again.
         """
 
-        async def run() -> Any:
-            if inspect.iscoroutinefunction(function):
-                return await function(*arguments)
-            return await in_thread(function, *arguments)
-
-        return await self._host.answer(name, run, again, failing)
+        return await self._host.answer(name, lambda: called(function, *arguments), again, failing)
 
     async def meet(self, value: Any, *, name: str, decide: Decide | None = None) -> Meeting:
         """Wait until all programs of the step meet or are over, and return what those that meet brought.
