@@ -123,7 +123,7 @@ def forking_agents(
             await gather(*(hear(tools, task, path, settings) for path in live))
             level = level + 1 if chosen else 0
             paths += made
-        return list(await gather(*(closed(tools, task, path) for path in paths)))
+        return [one for (one,) in await gather(*(closed(tools, task, path) for path in paths))]
 
     def around(inner: Rollout) -> Rollout:
         settings = inner.agent
@@ -134,7 +134,8 @@ def forking_agents(
             )
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
-            return shared_nodes(await graded(tools, await play(tools, task, settings), settings.turn_rewards))
+            rows = await graded(tools, await play(tools, task, settings), settings.turn_rewards)
+            return shared_nodes([row for of_one in rows for row in of_one])
 
         return replace(
             inner, program=program, name=f"{inner.name}, forking", provides=inner.provides | {"node"}, around=around,
@@ -151,7 +152,7 @@ def parted(path: Path) -> Path:
         one, rows=[*one.rows], messages=[*one.messages], rewards=[*one.rewards], states=[*one.states],
         before=[*one.before], info=dict(one.info),
     )  # fmt: skip
-    return replace(path, one=kept)
+    return replace(path, seats=[kept])
 
 
 def numbered(path: Path, number: int) -> Path:

@@ -100,12 +100,13 @@ def _checked(found: Any) -> Observation:
     texts = [(one, one["content"]) for one in messages if isinstance(one["content"], str | bytes)]
     for one, text in texts:
         one["content"] = result_text(text, MOST)
-    info = {name: float(value) for name, value in found.info.items()}
+    info = {name: float(value) for name, value in (found.info or {}).items()}
     if cut := sum(len(text) > MOST for _, text in texts):
         info["cut_observations"] = info.get("cut_observations", 0.0) + cut
     return replace(
         found, messages=messages, reward=finite(found.reward, "its reward"), done=bool(found.done),
         truncated=bool(found.truncated), player=int(found.player), info=info,
+        state=None if found.state is None else str(found.state),
     )  # fmt: skip
 
 

@@ -63,7 +63,8 @@ def restarting(
         numbers = range(task.samples)
 
         async def fresh(number: int) -> Conversation:
-            return await converse(tools, task, number, settings)
+            (one,) = await converse(tools, task, number, settings)
+            return one
 
         first = list(await gather(*map(fresh, numbers[: task.samples - again])))
         ends = await ends_of(tools, first, turn_rewards)
@@ -139,10 +140,11 @@ async def _from_turn(
         states=list(model.states[:turn]), before=list(model.before[:turn]), replies=turn, world=world,
     )  # fmt: skip
     chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(settings.options or {}))
-    path = Path(one.rows[0].sample, one, world, chat, world.seen[turn], turn)
+    path = Path(one.rows[0].sample, [one], world, chat, world.seen[turn], turn)
     while not path.over:
         await take_turn(tools, task, path, settings)
-    return await closed(tools, task, path)
+    (one,) = await closed(tools, task, path)
+    return one
 
 
 def _left(row: Episode, taken: int, length: int) -> list[float]:

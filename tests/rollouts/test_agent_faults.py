@@ -257,3 +257,24 @@ def test_a_rerun_takes_nan_as_equal_and_another_answer_as_an_error() -> None:
     assert again(recorded(info={"x": math.nan})).episodes[0].rewards == {"environment": 12.0}
     with pytest.raises(NotDeterministicError, match=r"is not deterministic: .*'0/reset' returns another answer"):
         again(recorded(state="elsewhere"))
+
+
+def test_an_environment_whose_messages_do_not_fit_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    closed = list[str]()
+
+    class Closing(World):
+        def close(self) -> Any:
+            closed.append("bad" if self.bad else "good")
+            return super().close()
+
+    found, _ = run_agents(agent(Closing, context_tokens=9), TOKENIZER, lambda *_: f"ok{END}", [BAD], samples=1)
+    assert np.isnan(found.groups[0].episodes[0].reward or 0.0)
+    assert "leaves no room for a reply: context_tokens 9 is too small" in caplog.text
+    assert closed == ["bad"]
+
+
+def test_states_may_be_numbers_and_info_none() -> None:
+    world = bad("step", lambda: Observation([{"role": "user", "content": "on"}], state=3, info=None))  # type: ignore[arg-type]
+    (one,) = run_agents(agent(world, turns=3), TOKENIZER, lambda *_: f"ok{END}", [BAD], samples=1)[0].groups
+    keys = one.episodes[0].state_keys
+    assert keys[1] == keys[2] != keys[0]
