@@ -48,8 +48,8 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 async def contained(work: Awaitable[T]) -> T:
     """Await what others wrote.
 
-    Raised inside a coroutine, SystemExit and its like would end the event loop, and with it the run; CancelledError
-    would pass for a cancellation of the task, and TimeoutError for our own limit. They are RuntimeErrors that name them.
+    In a coroutine, SystemExit and its like would end the event loop, and with it the run; CancelledError would pass for
+    a cancellation of the task, and TimeoutError for a limit of ours. They are RuntimeErrors here that name them.
     """
     try:
         return await work

@@ -77,8 +77,9 @@ def result_text(value: Any, most: int = MOST_CHARACTERS) -> str:
     """
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"the result is {len(value)} bytes, which are no text")
-    text = str(value).encode("utf-8", "replace").decode()
-    return text if len(text) <= most else f"{text[:most]}\n[cut: the result has {len(text):,} characters]"
+    text = str(value)
+    kept = text[:most].encode("utf-8", "replace").decode()
+    return kept if len(text) <= most else f"{kept}\n[cut: the result has {len(text):,} characters]"
 
 
 class Toolbox:

@@ -100,7 +100,7 @@ class Conversation:
         is not shorter.
         """
         if not seen:
-            raise InputError("the environment says nothing, though the episode is not over: an observation has messages, or is done")
+            raise InputError("the environment says nothing, though the episode is not over: give messages, or be done")
         everything = merged(seen) if limits.fresh else [*self.messages, *seen]
         longer = self._longer(chat, seen, everything, limits.fresh)
         moved = len(longer) > len(self.rows) and not limits.fresh

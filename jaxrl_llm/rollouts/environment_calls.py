@@ -90,10 +90,8 @@ async def observed(tools: Tools, method: Any, *arguments: Any, name: str) -> Obs
     return Observation(**await answer(tools, observation, name=name))
 
 
-def _checked(found: Any) -> Observation:
-    """An environment's answer as the policy sees it: long messages are cut and counted. RuntimeError for no answer."""
-    if not isinstance(found, Observation):
-        raise RuntimeError(f"it returns {shown(found)}, but must return an Observation")
+def _checked(found: Observation) -> Observation:
+    """An answer as the policy sees it: long messages are cut and counted. RuntimeError for no messages or rewards."""
     messages: Any = [dict(one) if isinstance(one, Mapping) else one for one in found.messages or ()]
     if messages and not is_conversation(messages):
         raise RuntimeError(f"its messages are {shown(found.messages)}, but must be a list of dicts of role and content")

@@ -87,7 +87,8 @@ def restarting(
             length = len(model.rewards) if model is not None else 0
             out += [
                 row.with_info(
-                    imitated=_left(row, taken, length), imitated_score=score if taken else 0.0,
+                    imitated=_left(row, taken, length),
+                    imitated_score=score if taken else 0.0,
                     **{RESTARTED: float(taken > 0)},
                 )
                 for row in finished(one, end, turn_rewards)

@@ -70,7 +70,7 @@ def hanging() -> Callable[[], Any]:
 
 
 def as_async(tool: Callable[[], Any]) -> Callable[[], Any]:
-    async def tool_(*arguments: Any) -> Any:
+    async def tool_() -> Any:
         """Do nothing."""
         await asyncio.sleep(0)
         return tool()
