@@ -1,15 +1,24 @@
-"""Calls of functions that others wrote, which may hang or raise anything; plain ones each in a thread of its own."""
+"""Calls of functions that others wrote, which may hang or raise anything.
+
+Plain ones run in a thread of their own each. Async ones run in one event loop of the process, which is not that of the
+rollout: a client or a lock that they keep from one step to the next stays in its loop, and one that blocks its loop
+holds up no decoding.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+logger = logging.getLogger("jaxrl_llm.rollouts")
+BLOCKED = 10.0  # seconds without a turn after which an event loop is given up
 
 
 def named(error: BaseException) -> str:
@@ -64,9 +73,56 @@ async def contained(work: Awaitable[T]) -> T:
         raise RuntimeError(named(error)) from None
 
 
+class _Loop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._asked: float | None = None  # when it was asked for a sign of life that it has not given
+        threading.Thread(target=self.loop.run_forever, daemon=True, name="rollout coroutines").start()
+
+    def is_blocked(self) -> bool:
+        """Whether it has not turned for `BLOCKED` seconds."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+            self.loop.call_soon_threadsafe(self._lives)
+        return self._asked is not None and time.monotonic() - self._asked > BLOCKED
+
+    def _lives(self) -> None:
+        self._asked = None
+
+
+_lock, _loops = threading.Lock(), list[_Loop]()
+
+
+def _loop_of_others() -> asyncio.AbstractEventLoop:
+    """The event loop of async functions that others wrote; another one where a function blocks it."""
+    with _lock:
+        if not _loops:
+            _loops.append(_Loop())
+        elif _loops[0].is_blocked():
+            logger.warning(
+                "an async function of a tool or an environment has blocked its event loop for %g s, and others go on in a "
+                "new one: make it a plain function, which runs in a thread, or let it await what takes long", BLOCKED,
+            )  # fmt: skip
+            _loops[0] = _Loop()
+        return _loops[0].loop
+
+
+async def _in_loop(work: Awaitable[T]) -> T:
+    running = asyncio.get_running_loop()
+    if any(running is one.loop for one in _loops):
+        return await contained(work)
+    return await contained(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(contained(work), _loop_of_others())))
+
+
 async def called(method: Callable[..., Any], *arguments: Any) -> Any:
-    """What a plain or async function returns. Plain ones run in a thread, see `in_thread`; others see `contained`."""
+    """What a plain or async function returns. It raises as `in_thread` or `contained` does.
+
+    Async functions of this package, which call what others wrote by this one, stay in the loop of their caller.
+    """
     if inspect.iscoroutinefunction(method):
-        return await contained(method(*arguments))
+        own = str(getattr(method, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+        return await (contained if own else _in_loop)(method(*arguments))
     found = await in_thread(method, *arguments)
-    return await contained(found) if inspect.isawaitable(found) else found
+    return await _in_loop(found) if inspect.isawaitable(found) else found

