@@ -19,6 +19,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 logger = logging.getLogger("jaxrl_llm.rollouts")
 BLOCKED = 10.0  # seconds without a turn after which an event loop is given up
+TOLD = (
+    "an async function of a tool or an environment has blocked its event loop for {:g} s, and others go on in a new one: "
+    "make it a plain function, which runs in a thread, or let it await what takes long"
+)
 
 
 def named(error: BaseException) -> str:
@@ -101,10 +105,7 @@ def _loop_of_others() -> asyncio.AbstractEventLoop:
         if not _loops:
             _loops.append(_Loop())
         elif _loops[0].is_blocked():
-            logger.warning(
-                "an async function of a tool or an environment has blocked its event loop for %g s, and others go on in a "
-                "new one: make it a plain function, which runs in a thread, or let it await what takes long", BLOCKED,
-            )  # fmt: skip
+            logger.warning("%s", TOLD.format(BLOCKED))
             _loops[0] = _Loop()
         return _loops[0].loop
 
