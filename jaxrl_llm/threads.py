@@ -20,8 +20,8 @@ T = TypeVar("T")
 logger = logging.getLogger("jaxrl_llm.rollouts")
 BLOCKED = 10.0  # seconds without a turn after which an event loop is given up
 TOLD = (
-    "an async function of a tool or an environment has blocked its event loop for {:g} s, and others go on in a new one: "
-    "make it a plain function, which runs in a thread, or let it await what takes long"
+    "an async function of a tool or an environment has blocked its event loop for {:g} s, and others go on in a new "
+    "one: make it a plain function, which runs in a thread, or let it await what takes long"
 )
 
 

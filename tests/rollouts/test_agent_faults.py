@@ -118,7 +118,7 @@ ANSWERS = {
     "nothing": (None, "it returns None, but must return an Observation"),
     "a text": ("on", "it returns 'on', but must return an Observation"),
     "messages of text": (replace(SAID, messages="on"), "its messages are 'on', but must be a list of dicts"),
-    "no role": (replace(SAID, messages=[{"content": "on"}]), "its messages are [{'content': 'on'}], but must be a list"),
+    "no role": (replace(SAID, messages=[{"content": "on"}]), "its messages are [{'content': 'on'}], but must"),
     "bytes": (
         replace(SAID, messages=[{"role": "user", "content": b"on"}]), "TypeError: the result is 2 bytes, which are no"
     ),
