@@ -325,17 +325,17 @@ def test_conversations_in_flight_resume(kind: str, tmp_path: Path, monkeypatch: 
     So does one that is killed while its environments, which take their time, are working.
     """
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
-    config = config_of(
-        tmp_path, **KINDS[kind], steps=STEPS, segment_tokens=4, oversample=2.0, checkpoint_every=1, keep_checkpoints=9
-    )
+    pauses = {"segment_tokens": 4, "oversample": 2.0, "checkpoint_every": 1, "keep_checkpoints": 9}
+    config = config_of(tmp_path, **KINDS[kind], **pauses, steps=STEPS, eval_size=4 if kind == "agents" else 0)
     taken: list[runs.Taken] = []
     with runs.watched(taken):
         runs.train(config)
-    steps = [number for number, step in enumerate(taken) if any(is_in_the_middle(kind, log) for log in step.pool)]
-    assert 2 in steps, "no conversation is in flight: this test shows nothing"
+    steps = [n for n, step in enumerate(taken, start=1) if any(is_in_the_middle(kind, log) for log in step.pool)]
+    done = max((step for step in steps if step < STEPS), default=0)
+    assert done, "no conversation is in flight: this test shows nothing"
     copy = tmp_path / "copy" / "run"
     shutil.copytree(tmp_path / "run", copy)
-    for later in range(4, STEPS + 1):
+    for later in range(done + 1, STEPS + 1):
         shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
     loop.resume(str(copy))
     assert_same_run(copy, tmp_path / "run")
@@ -343,7 +343,7 @@ def test_conversations_in_flight_resume(kind: str, tmp_path: Path, monkeypatch: 
     slow = {"WORLD_SECONDS": "0.3", "WORLD_WORKING": str(working)}
 
     def moment() -> bool:
-        return len(runs.lines_of(killed / "metrics.jsonl")) == 3 and working.exists()
+        return len(runs.lines_of(killed / "metrics.jsonl")) == done and working.exists()
 
     process = runs.start("train", *runs.as_arguments(dataclasses.replace(config, output=str(killed))), **slow)
     kill(process, moment)
