@@ -54,7 +54,7 @@ def test_one_that_blocks_holds_up_neither_the_caller_nor_the_next_ones(
     monkeypatch.setattr(threads, "BLOCKED", 0.1)
 
     async def blocks() -> None:
-        time.sleep(1.0)
+        time.sleep(3.0)
 
     async def main() -> float:
         began = time.monotonic()
@@ -65,7 +65,7 @@ def test_one_that_blocks_holds_up_neither_the_caller_nor_the_next_ones(
         assert (await called(loop_of, 2))[0] == 2
         return time.monotonic() - began
 
-    assert asyncio.run(main()) < 0.8
+    assert asyncio.run(main()) < 2.5
     assert [record.getMessage()[:55] for record in caplog.records] == [
         "an async function of a tool or an environment has blocke"[:55]
     ]
@@ -73,7 +73,7 @@ def test_one_that_blocks_holds_up_neither_the_caller_nor_the_next_ones(
 
 def test_one_that_ignores_its_end_is_left_behind() -> None:
     async def stubborn() -> None:
-        end = time.monotonic() + 1.0
+        end = time.monotonic() + 3.0
         while time.monotonic() < end:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.3)
@@ -81,7 +81,7 @@ def test_one_that_ignores_its_end_is_left_behind() -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(called(stubborn), 0.1))
-    assert time.monotonic() - began < 0.8
+    assert time.monotonic() - began < 2.5
 
 
 def test_one_that_cancels_itself_cancels_nobody_else() -> None:
