@@ -78,12 +78,17 @@ class Reading:
             return Reply(said, (), " ".join(str(error).split())[:200])
         return Reply({"content": "", **found, "role": "assistant"}, calls)
 
-    def described(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """The messages with the tools and the format of calls in the system message."""
+    def described(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], system: bool = True
+    ) -> list[Message]:
+        """The messages with the tools and the format of calls in the system message, else in the first user message."""
         told = INSTRUCTIONS.format(tools="\n".join(json.dumps(tool) for tool in tools))
-        if messages and messages[0].get("role") == "system":
-            return [{**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}, *messages[1:]]
-        return [{"role": "system", "content": told}, *messages]
+        first = messages[0] if messages else {}
+        if system and first.get("role") == "system":
+            return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
+        if not system and first.get("role") == "user":
+            return [{**first, "content": f"{told}\n\n{first['content']}"}, *messages[1:]]
+        return [{"role": "system" if system else "user", "content": told}, *messages]
 
 
 def call_of(found: Mapping[str, Any]) -> Call:

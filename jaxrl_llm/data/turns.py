@@ -72,6 +72,15 @@ class ChatTurns:
         return name in str(text)
 
     @cached_property
+    def takes_system(self) -> bool:
+        """Whether the chat template writes system messages."""
+        text = "a system message of no other text"
+        try:
+            return text in self.render([{"role": "system", "content": text}, {"role": "user", "content": "x"}])
+        except InputError:
+            return False
+
+    @cached_property
     def reading(self) -> Reading:
         """How replies are read; see `jaxrl_llm.data.calls`."""
         return reading_of(self)
@@ -79,11 +88,12 @@ class ChatTurns:
     def begin(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation up to where the policy replies.
 
-        If the chat template does not describe tools, a system message in the Hermes format does.
+        If the chat template does not describe tools, a system message in the Hermes format does, or the first user
+        message where the template writes no system messages.
         """
         described = list(messages)
         if self.tools and not self.shows_tools:
-            described = self.reading.described(described, self.tools)
+            described = self.reading.described(described, self.tools, self.takes_system)
         return self.encode(self.render(described))
 
     @cached_property

@@ -14,20 +14,21 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
-from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
+from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite
 from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox, result_text
 from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.threads import in_thread
+from jaxrl_llm.threads import called, in_thread
 
 Factory = Callable[..., Any]
-MOST = 100_000  # characters of an observation
 
 
 def environments(
@@ -100,7 +101,7 @@ def _of_trl(world: Any) -> bool:
 
 
 def _user(text: Any) -> list[dict[str, str]]:
-    return [{"role": "user", "content": result_text(text, most=MOST)}]
+    return [{"role": "user", "content": result_text(text, sys.maxsize)}]  # what is too long is cut for all environments
 
 
 class OfMethods:
@@ -117,8 +118,7 @@ class OfMethods:
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """The text of `reset`, if it gives one, comes after the prompt."""
-        text = self._world.reset(**row)
-        text = await text if inspect.isawaitable(text) else text
+        text = await called(partial(self._world.reset, **row))
         return Observation(_user(text) if text else ())
 
     async def step(self, reply: Reply) -> Observation:
@@ -133,13 +133,11 @@ class OfMethods:
         return other
 
     async def close(self) -> float | None:
-        """`get_reward()`, if there is one. What the tools keep is closed."""
+        """`get_reward()`, if there is one. What the tools keep is closed. RuntimeError where that gives no number."""
         await in_thread(self._box.close)
         if not self.gives_reward:
             return None
-        reward = self._world.get_reward()
-        reward = await reward if inspect.isawaitable(reward) else reward
-        return None if reward is None else float(reward)
+        return finite(await called(self._world.get_reward), "get_reward()")
 
 
 def _public(world: Any) -> list[Callable[..., Any]]:
@@ -188,7 +186,7 @@ class OfSteps:
 
 def _text(observation: Any) -> str:
     feedback = getattr(observation, "feedback", None)  # of TextWorld's states
-    return result_text(observation if feedback is None else feedback, MOST).strip()
+    return result_text(observation if feedback is None else feedback, sys.maxsize).strip()
 
 
 _RANDOM = threading.Lock()

@@ -124,7 +124,9 @@ class Replayable:
         other.seen = self.seen[: count + 1]
         return other
 
-    def _note(self, seen: Observation) -> Observation:
+    def _note(self, seen: Any) -> Observation:
+        if not isinstance(seen, Observation):
+            raise RuntimeError(f"it returns {shown(seen)}, but must return an Observation")
         # A copy as text, as messages could be changed later; NaN is equal to itself there.
         self._answers.append(json.dumps(seen.as_json(), sort_keys=True, default=repr))
         self.seen.append(seen)

@@ -6,11 +6,13 @@ Gymnasium, TextArena and TextWorld become such objects in `jaxrl_llm.environment
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from jaxrl_llm.data.calls import Message, Reply
+from jaxrl_llm.errors import shown
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,21 @@ class Observation:
     def as_json(self) -> dict[str, Any]:
         """For the log of a program, from which `Observation(**value)` restores it."""
         return asdict(self)
+
+
+def finite(value: Any, name: str) -> float:
+    """A number of that name which an environment gave. RuntimeError for NaN, infinities and what is no number.
+
+    >>> finite(True, "its reward")
+    1.0
+    """
+    try:
+        found = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise RuntimeError(f"{name} is {shown(value)}, but must be a finite number")
+    return found
 
 
 Final = float | None | Sequence[float | None]

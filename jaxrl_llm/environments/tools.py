@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from jaxrl_llm.data.calls import Call, Reply
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.threads import in_thread
+from jaxrl_llm.threads import called, in_thread, named
 
 MOST_CHARACTERS = 20_000  # of a result, unless an environment says otherwise
 SECONDS = 30.0  # that a call may take
@@ -77,8 +77,9 @@ def result_text(value: Any, most: int = MOST_CHARACTERS) -> str:
     """
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"the result is {len(value)} bytes, which are no text")
-    text = str(value).encode("utf-8", "replace").decode()
-    return text if len(text) <= most else f"{text[:most]}\n[cut: the result has {len(text):,} characters]"
+    text = str(value)
+    kept = text[:most].encode("utf-8", "replace").decode()
+    return kept if len(text) <= most else f"{kept}\n[cut: the result has {len(text):,} characters]"
 
 
 class Toolbox:
@@ -116,9 +117,11 @@ class Toolbox:
             self.functions[name] = function
 
     def close(self) -> None:
-        """Close what the tools keep."""
-        while self._kits:
-            self._kits.pop().close()
+        """Close what the tools keep, all of it even if one raises."""
+        with ExitStack() as stack:
+            for kit in self._kits:
+                stack.callback(kit.close)
+            self._kits.clear()
 
     def copy(self, instead: Sequence[Callable[..., Any]] = ()) -> Toolbox:
         """The same tools, with copies of what they keep; their functions are shared, as all episodes share them.
@@ -140,8 +143,8 @@ class Toolbox:
     async def answer(self, reply: Reply) -> Observation:
         """The results of a reply's calls, in order, as messages; `done` for a reply without calls.
 
-        info: "calls", and of them "failed_calls"; "malformed_calls" for a call that could not be read, which a user
-        message says.
+        info: "calls", of them "failed_calls", and "cut_observations" of their results; "malformed_calls" for a call
+        that could not be read, which a user message says.
         """
         if reply.fault is not None:
             told = f"Error: the call of a tool could not be read: {reply.fault}"
@@ -153,24 +156,30 @@ class Toolbox:
             {"role": "tool", "name": call.name, "content": text}
             for call, (text, _) in zip(reply.calls, answers, strict=True)
         ]
-        failed = float(sum(not right for _, right in answers))
-        return Observation(messages, info={"calls": float(len(answers)), "failed_calls": failed})
+        counts = {
+            "calls": len(answers),
+            "failed_calls": sum(not right for _, right in answers),
+            "cut_observations": sum(len(text) > self.most for text, _ in answers),  # with the note that says so
+        }
+        return Observation(messages, info={name: float(count) for name, count in counts.items()})
 
     async def _one(self, call: Call) -> tuple[str, bool]:
         function = self.functions.get(call.name)
         if function is None:
-            return f"Error: there is no tool {call.name!r}, but {', '.join(self.functions)}", False
+            return f"Error: there is no tool {shown(call.name)}, but {', '.join(self.functions) or 'none'}", False
+
+        async def result() -> str:
+            value = await called(partial(function, **call.arguments))
+            return str(await in_thread(result_text, value, self.most))  # its `__str__` may take long, too
+
         try:
-            if inspect.iscoroutinefunction(function):
-                value = await asyncio.wait_for(function(**call.arguments), self.seconds)
-            else:
-                value = await asyncio.wait_for(in_thread(lambda: function(**call.arguments)), self.seconds)
-            return result_text(value, self.most), True
+            return await asyncio.wait_for(result(), self.seconds), True
         except TimeoutError:
             return f"Error: {call.name} did not answer within {self.seconds:g} s", False
         except Exception as error:
-            text = str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
-            text = text.removeprefix("RuntimeError: ")  # errors in threads are RuntimeErrors that name their type
+            text = named(error)
+            for _ in range(2):  # errors in threads are RuntimeErrors that name their type
+                text = text.removeprefix("RuntimeError: ")
             return result_text(f"Error: {text}", self.most), False
 
 

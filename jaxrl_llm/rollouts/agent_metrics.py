@@ -10,12 +10,16 @@ from jaxrl_llm.rollouts.episode import Episode
 
 FAILED_ENVIRONMENT = "failed_environments"
 CALLS = ("calls", "failed_calls")  # of tools, which environments count and methods may need
-COUNTS = (*CALLS, "malformed_calls", "new_rows", "compactions", FAILED_ENVIRONMENT)
+COUNTS = (*CALLS, "malformed_calls", "cut_observations", "new_rows", "compactions", FAILED_ENVIRONMENT)
 """Entries of `Episode.info` that all episodes of agents have, so that batches have the same entries in all steps."""
+
+FORKED, RESTARTED = "forked", "restarted"  # entries of episodes that go on from a turn of another one
+BEGUN = {FORKED: "rollout/forks", RESTARTED: "rollout/restarts"}
 
 
 def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
-    """Means per episode of turns, calls, new rows and compactions, and how many environments failed; {} without agents.
+    """Means per episode of turns, calls, cut observations, new rows and compactions, how many environments failed, and
+    forks and restarts per group where episodes have them; {} without agents.
 
     Rows of one episode count as one: the first of them stands for all.
     """
@@ -26,4 +30,7 @@ def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
     turns = sum(int(episode.turns.max(initial=-1)) + 1 for one in rows for episode in one)
     out = {f"rollout/{name}": float(np.mean([one.info[name] for one in firsts])) for name in COUNTS[:-1]}
     failed = float(np.sum([one.info[FAILED_ENVIRONMENT] for one in firsts]))
+    for name, metric in BEGUN.items():
+        if name in firsts[0].info:
+            out[metric] = float(np.sum([one.info[name] for one in firsts])) / sum(map(bool, rows))
     return {"rollout/turns": turns / len(firsts), **out, f"rollout/{FAILED_ENVIRONMENT}": failed}

@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.agent_metrics import FORKED
 from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, draw_reply, graded, hear
 from jaxrl_llm.rollouts.conversations import Conversation
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
@@ -86,6 +87,8 @@ def forking_agents(
         async def begin(number: int) -> None:
             first = len(paths)
             paths.extend(await gather(*(begun(tools, task, first + i, settings) for i in range(number))))
+            for path in paths[first:]:
+                path.one.info[FORKED] = 0.0
 
         wanted = min(initial or 1, task.samples)
         await begin(wanted)
@@ -120,7 +123,7 @@ def forking_agents(
             await gather(*(hear(tools, task, path, settings) for path in live))
             level = level + 1 if chosen else 0
             paths += made
-        return list(await gather(*(closed(tools, task, path) for path in paths)))
+        return [one for (one,) in await gather(*(closed(tools, task, path) for path in paths))]
 
     def around(inner: Rollout) -> Rollout:
         settings = inner.agent
@@ -131,7 +134,8 @@ def forking_agents(
             )
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
-            return shared_nodes(await graded(tools, await play(tools, task, settings), settings.turn_rewards))
+            rows = await graded(tools, await play(tools, task, settings), settings.turn_rewards)
+            return shared_nodes([row for of_one in rows for row in of_one])
 
         return replace(
             inner, program=program, name=f"{inner.name}, forking", provides=inner.provides | {"node"}, around=around,
@@ -148,12 +152,13 @@ def parted(path: Path) -> Path:
         one, rows=[*one.rows], messages=[*one.messages], rewards=[*one.rewards], states=[*one.states],
         before=[*one.before], info=dict(one.info),
     )  # fmt: skip
-    return replace(path, one=kept)
+    return replace(path, seats=[kept])
 
 
 def numbered(path: Path, number: int) -> Path:
     """A fork of an episode as another sample of the group."""
     fork = parted(path)
+    fork.one.info[FORKED] = 1.0
     fork.one.rows = [replace(row, sample=row.sample - path.number + number) for row in fork.one.rows]
     return replace(fork, number=number)
 
@@ -169,6 +174,7 @@ async def with_world(tools: Tools, task: Task, fork: Path) -> Path:
             *(fork.number, task.prompt_id, error),
         )
         fork.one.scored, fork.over, fork.world = False, True, None
+        fork.one.info[FORKED] = 0.0
     return fork
 
 

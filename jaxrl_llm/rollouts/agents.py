@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from asyncio import gather
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +18,13 @@ from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agent_metrics import CALLS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.compaction import Compact
 from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished, messages_of, state_of
-from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, failed, observed, world_of
+from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, failed, final_rewards, observed, world_of
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import OBSERVATION, Program, Rollout
@@ -47,13 +48,19 @@ class Path:
     """An episode between two turns."""
 
     number: int  # of the sample
-    one: Conversation
+    seats: list[Conversation]  # of each player
     world: Replayable | None = None  # None: it could not begin
     chat: ChatTurns | None = None
     seen: Observation = field(default_factory=Observation)
     turn: int = 0  # the next
     over: bool = False
     reply: Reply | None = None  # that the environment has not heard yet
+    player: int = 0  # who is to reply
+
+    @property
+    def one(self) -> Conversation:
+        """The conversation of the player who is to reply."""
+        return self.seats[self.player]
 
 
 @part
@@ -91,11 +98,21 @@ def agent(
     limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact, fresh)
     settings = AgentSettings(environment, limits, turn_rewards, greedy, system, options)
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        found = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
-        return await graded(tools, found, turn_rewards)
+    return of_agents(plays(settings), settings, ahead)
 
-    return of_agents(program, settings, ahead)
+
+def plays(settings: AgentSettings, players: int = 1) -> Program:
+    """The program of episodes, each with a conversation of each player: those of the first player come first."""
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        games = await gather(*(converse(tools, task, number, settings, players) for number in range(task.samples)))
+        found = [game[player] for player in range(players) for game in games]
+        rows = await graded(tools, found, settings.turn_rewards)
+        if players == 1:
+            return [row for of_one in rows for row in of_one]
+        return [row.in_part(n // task.samples) for n, of_one in enumerate(rows) for row in of_one]
+
+    return program
 
 
 def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHEAD, players: int = 1) -> Rollout:
@@ -114,10 +131,10 @@ def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHE
     )  # fmt: skip
 
 
-async def graded(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[Episode]:
-    """The rows of finished conversations with their rewards."""
+async def graded(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[list[Episode]]:
+    """The rows of each finished conversation with their rewards."""
     ends = await ends_of(tools, found, turn_rewards)
-    return [row for one, end in zip(found, ends, strict=True) for row in finished(one, end, turn_rewards)]
+    return [finished(one, end, turn_rewards) for one, end in zip(found, ends, strict=True)]
 
 
 async def ends_of(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[Episode]:
@@ -128,29 +145,51 @@ async def ends_of(tools: Tools, found: Sequence[Conversation], turn_rewards: boo
     return [next(scores) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
 
 
-async def converse(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Conversation:
-    """One episode of the task's group."""
-    path = await begun(tools, task, number, settings)
+async def converse(
+    tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1
+) -> list[Conversation]:
+    """One episode of the task's group: the conversation of each player."""
+    path = await begun(tools, task, number, settings, players)
     while not path.over:
         await take_turn(tools, task, path, settings)
     return await closed(tools, task, path)
 
 
-async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Path:
+async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1) -> Path:
     """An episode before its first turn; over, and not scored, if its environment cannot begin."""
-    path = Path(number, Conversation([Episode(task.prompt, task.prompt_id, number)], task.samples))
-    one = path.one
+    samples, stride = [number + player * task.samples for player in range(players)], players * task.samples
+    seats = [Conversation([Episode(task.prompt, task.prompt_id, sample)], stride) for sample in samples]
+    path = Path(number, seats)
     try:
-        asked = messages_of(task.row, settings.system)
         path.world, path.seen = await world_of(tools, task, number, settings.environment)
         path.chat = ChatTurns(tools.tokenizer, tuple(path.world.tools), dict(settings.options or {}))
-        one.begin(tools, path.chat, [*asked, *path.seen.messages], task, settings.limits)
+        path.player = player_of(path.seen, players)
+        begin(tools, task, path, settings)
     except (EnvironmentFailed, InputError) as error:
-        failed(one, task, number, f"in reset, so that its episode is not scored: {error}")
-        one.scored, path.over, path.world = False, True, None
+        failed(seats[0], task, number, "in reset, so that its episode is not scored", error)
+        if path.world is not None:  # it began, but its messages leave no room
+            with suppress(EnvironmentFailed):
+                await answer(tools, path.world.close, name=f"{number}/close")
+        path.over, path.world = True, None
+        for one in seats:
+            one.scored = False
         return path
-    one.info, one.world = dict(path.seen.info), path.world
+    path.one.info, path.one.world = dict(path.seen.info), path.world
     return path
+
+
+def begin(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:
+    """Begin the conversation of the player who is to reply."""
+    assert path.chat is not None
+    asked = messages_of(task.row, settings.system)
+    path.one.begin(tools, path.chat, [*asked, *path.seen.messages], task, settings.limits)
+
+
+def player_of(seen: Observation, players: int) -> int:
+    """Who is to reply. EnvironmentFailed for a player who does not play."""
+    if players > 1 and not 0 <= seen.player < players:
+        raise EnvironmentFailed(f"it is the turn of player {shown(seen.player)}, but {players} play, numbered from 0")
+    return seen.player if players > 1 else 0
 
 
 async def take_turn(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:
@@ -168,24 +207,31 @@ async def draw_reply(tools: Tools, task: Task, path: Path, settings: AgentSettin
 
 async def hear(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> None:
     """The environment's answer to the reply that was drawn last."""
-    one, limits, seen, chat, reply = path.one, settings.limits, path.seen, path.chat, path.reply
-    assert chat is not None
     assert path.world is not None
-    assert reply is not None
-    over = True
     try:
-        seen = await observed(tools, path.world.step, reply, name=f"{path.number}/{path.turn}")
-        note(one, seen)
-        over = seen.done or seen.truncated or one.rows[-1].truncated
-        if not over:
-            over = path.turn + 1 == limits.turns or not await one.go_on(
-                tools, chat, seen.messages, task, limits, settings.greedy
-            )
-            seen = replace(seen, truncated=over)
+        path.seen = seen = await observed(tools, path.world.step, path.reply, name=f"{path.number}/{path.turn}")
+        note(path.one, seen)
+        path.over = seen.done or seen.truncated or path.one.rows[-1].truncated
+        if not path.over:
+            path.player = player_of(seen, len(path.seats))
+            path.over = not await _goes_on(tools, task, path, settings)
+            path.seen = replace(seen, truncated=path.over)
     except (EnvironmentFailed, InputError) as error:
-        failed(one, task, path.number, f"in step, where its episode ends: {error}")
-        seen, over = Observation(truncated=True), True
-    path.seen, path.over, path.turn, path.reply = seen, over, path.turn + 1, None
+        failed(path.one, task, path.number, "in step, where its episode ends", error)
+        path.seen, path.over = Observation(truncated=True), True
+    path.turn, path.reply = path.turn + 1, None
+
+
+async def _goes_on(tools: Tools, task: Task, path: Path, settings: AgentSettings) -> bool:
+    """Tell the player who is to reply what the environment said. Returns whether the limits leave it a reply."""
+    one, chat, limits = path.one, path.chat, settings.limits
+    assert chat is not None
+    if not one.asked:
+        begin(tools, task, path, settings)
+        return True
+    return one.replies < limits.turns and await one.go_on(
+        tools, chat, path.seen.messages, task, limits, settings.greedy
+    )
 
 
 def note(one: Conversation, seen: Observation) -> None:
@@ -195,18 +241,26 @@ def note(one: Conversation, seen: Observation) -> None:
         one.info[name] = one.info.get(name, 0.0) + float(value)
 
 
-async def closed(tools: Tools, task: Task, path: Path) -> Conversation:
-    """The episode with the final reward of its environment, which ends."""
-    one = path.one
+async def closed(tools: Tools, task: Task, path: Path) -> list[Conversation]:
+    """The conversations of an episode with the final rewards of its environment, which ends.
+
+    A player who never replied is not scored, and an episode that is cut off is so for all.
+    """
+    seats = path.seats
     if path.world is None:
-        return one
-    one.rewards += [0.0] * (len(one.states) - len(one.rewards))
-    one.rows[-1] = replace(one.rows[-1], truncated=one.rows[-1].truncated or path.seen.truncated)
+        return seats
+    cut = path.seen.truncated or any(one.rows[-1].truncated for one in seats)
+    for one in seats:
+        one.rewards += [0.0] * (len(one.states) - len(one.rewards))
+        one.rows[-1] = replace(one.rows[-1], truncated=cut)
+        one.scored = one.replies > 0
     try:
-        last = await answer(tools, path.world.close, name=f"{path.number}/close")
-        one.final = 0.0 if last is None else float(last)
-    except (EnvironmentFailed, TypeError, ValueError) as error:
-        if FAILED_ENVIRONMENT not in one.info:
-            failed(one, task, path.number, f"in close, so that its episode is not scored: {error}")
-            one.scored = False
-    return one
+        finals = await final_rewards(tools, path.world, len(seats), name=f"{path.number}/close")
+        for one, final in zip(seats, finals, strict=True):
+            one.final = final
+    except EnvironmentFailed as error:
+        if not any(FAILED_ENVIRONMENT in one.info for one in seats):
+            failed(seats[0], task, path.number, "in close, so that its episode is not scored", error)
+            for one in seats:
+                one.scored = False
+    return seats

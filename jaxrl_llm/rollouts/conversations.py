@@ -70,7 +70,9 @@ class Conversation:
         return total if self.scored and math.isfinite(total) else math.nan
 
     def begin(self, tools: Tools, chat: ChatTurns, messages: Sequence[Message], task: Task, limits: Limits) -> None:
-        """Take the first messages as the prompt. InputError where they leave no room for a reply."""
+        """Take the first messages as the prompt. InputError where there are none, or they leave no room for a reply."""
+        if not messages:
+            raise InputError("there is nothing to reply to: neither the row's prompt nor the environment says anything")
         self.asked = merged(messages)
         self.messages, prompt = list(self.asked), tuple(chat.begin(self.asked))
         rows, self.reserve = [replace(self.rows[0], prompt=prompt)], _reserved(chat, limits)
@@ -109,6 +111,8 @@ class Conversation:
         next reply may not fit: then with what `Limits.compact` leaves of the conversation. It stays as it is where that
         is not shorter.
         """
+        if not seen:
+            raise InputError("the environment says nothing, though the episode is not over: give messages, or be done")
         everything = merged(seen) if limits.fresh else [*self.messages, *seen]
         longer = self._longer(chat, seen, everything, limits.fresh)
         moved = len(longer) > len(self.rows) and not limits.fresh

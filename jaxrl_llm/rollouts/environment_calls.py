@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxrl_llm.data.chat import is_conversation
 from jaxrl_llm.environments.copies import Replayable
-from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
+from jaxrl_llm.environments.protocol import MakeEnvironment, Observation, finite
+from jaxrl_llm.environments.tools import result_text
+from jaxrl_llm.errors import shown
 from jaxrl_llm.rollouts.agent_metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.conversations import Conversation
-from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
+from jaxrl_llm.rollouts.tools import FAILED, NotDeterministicError, Task, Tools
 from jaxrl_llm.threads import called, in_thread
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
+MOST = 100_000  # characters of a message from an environment
 
 
 class EnvironmentFailed(Exception):
@@ -30,7 +35,9 @@ async def world_of(tools: Tools, task: Task, number: int, make: MakeEnvironment)
 
     async def begin() -> Observation:
         made.append(await in_thread(Replayable, make, task.row))
-        return await called(made[-1].reset, dict(task.row), seed)
+        seen: Observation = await called(made[-1].reset, dict(task.row), seed)
+        _ = tuple(made[-1].tools)  # what has none is no environment
+        return seen
 
     try:
         seen = await observed(tools, begin, name=f"{number}/reset")
@@ -54,10 +61,12 @@ async def copied(tools: Tools, world: Replayable, name: str, turns: int | None =
     return made[0]
 
 
-def failed(one: Conversation, task: Task, number: int, why: str) -> None:
-    """Count and say that the environment of an episode failed."""
+def failed(one: Conversation, task: Task, number: int, where: str, error: Exception) -> None:
+    """Count and say that the environment of an episode failed. Raises NotDeterministicError, which ends the run."""
+    if isinstance(error, NotDeterministicError):
+        raise error
     one.info[FAILED_ENVIRONMENT] = 1.0
-    logger.warning("the environment of sample %d of prompt %d failed %s", number, task.prompt_id, why)
+    logger.warning("the environment of sample %d of prompt %d failed %s: %s", number, task.prompt_id, where, error)
 
 
 async def answer(tools: Tools, method: Any, *arguments: Any, name: str) -> Any:
@@ -76,10 +85,39 @@ async def observed(tools: Tools, method: Any, *arguments: Any, name: str) -> Obs
     """An observation from a method of the environment, as `answer`."""
 
     async def observation() -> Any:
-        found = await called(method, *arguments)
-        return replace(
-            found, reward=float(found.reward), done=bool(found.done), truncated=bool(found.truncated),
-            player=int(found.player), info={name: float(value) for name, value in found.info.items()},
-        ).as_json()  # fmt: skip
+        return _checked(await called(method, *arguments)).as_json()
 
     return Observation(**await answer(tools, observation, name=name))
+
+
+def _checked(found: Observation) -> Observation:
+    """An answer as the policy sees it: long messages are cut and counted. RuntimeError for no messages or rewards."""
+    messages: Any = [dict(one) if isinstance(one, Mapping) else one for one in found.messages or ()]
+    if messages and not is_conversation(messages):
+        raise RuntimeError(f"its messages are {shown(found.messages)}, but must be a list of dicts of role and content")
+    texts = [(one, one["content"]) for one in messages if isinstance(one["content"], str | bytes)]
+    for one, text in texts:
+        one["content"] = result_text(text, MOST)
+    info = {name: float(value) for name, value in (found.info or {}).items()}
+    if cut := sum(len(text) > MOST for _, text in texts):
+        info["cut_observations"] = info.get("cut_observations", 0.0) + cut
+    return replace(
+        found, messages=messages, reward=finite(found.reward, "its reward"), done=bool(found.done),
+        truncated=bool(found.truncated), player=int(found.player), info=info,
+        state=None if found.state is None else str(found.state),
+    )  # fmt: skip
+
+
+async def final_rewards(tools: Tools, world: Replayable, players: int, name: str) -> list[float]:
+    """The final reward of each player, 0 for none, as the environment's `close` returns them; see `answer`."""
+
+    async def close() -> float | list[float | None] | None:
+        found: Any = await called(world.close)
+        if found is None or players == 1:
+            return None if found is None else finite(found, "its final reward")
+        if not isinstance(found, list | tuple) or len(found) != players:
+            raise RuntimeError(f"it returns {shown(found)}, but must return a reward for each of {players} players")
+        return [None if one is None else finite(one, "a final reward") for one in found]
+
+    known = await answer(tools, close, name=name)
+    return [float(one or 0) for one in (known if isinstance(known, list) else [known] * players)]

@@ -150,10 +150,12 @@ class GroupRun:
                 first = left[0]
                 raise self._not_deterministic(f"it did not ask for sample {first.number} at token {first.place} again")
             self.episodes = episodes
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            self.error = error
+        except asyncio.CancelledError as error:
+            if (own := asyncio.current_task()) is not None and own.cancelling():
+                raise
+            self.error = RuntimeError(error_line(error))  # the program raised it: nobody cancelled it
+        except (Exception, SystemExit) as error:
+            self.error = error if isinstance(error, Exception) else RuntimeError(error_line(error))
         self._tell()
 
     def fail(self, why: str) -> None:
@@ -275,7 +277,7 @@ class GroupRun:
         finally:
             self.outside -= 1
             self.run.moved()
-        if known and found != self.recorded[name]:
+        if known and _differ(found, self.recorded[name]):
             raise self._not_deterministic(f"{name!r} returns another answer than before")
         self.recorded[name] = found
         return found
@@ -285,6 +287,11 @@ class GroupRun:
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two JSON values differ; NaN is equal to itself."""
+    return one != other and json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
 
 
 def as_json(name: str, value: Any) -> Any:

@@ -14,6 +14,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.expressions import part
+from jaxrl_llm.rollouts.agent_metrics import RESTARTED
 from jaxrl_llm.rollouts.agents import AgentSettings, Path, closed, converse, ends_of, of_agents, take_turn
 from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
@@ -62,7 +63,8 @@ def restarting(
         numbers = range(task.samples)
 
         async def fresh(number: int) -> Conversation:
-            return await converse(tools, task, number, settings)
+            (one,) = await converse(tools, task, number, settings)
+            return one
 
         first = list(await gather(*map(fresh, numbers[: task.samples - again])))
         ends = await ends_of(tools, first, turn_rewards)
@@ -84,7 +86,11 @@ def restarting(
         for (one, taken), end in zip([*((one, 0) for one in first), *found], ends, strict=True):
             length = len(model.rewards) if model is not None else 0
             out += [
-                row.with_info(imitated=_left(row, taken, length), imitated_score=score if taken else 0.0)
+                row.with_info(
+                    imitated=_left(row, taken, length),
+                    imitated_score=score if taken else 0.0,
+                    **{RESTARTED: float(taken > 0)},
+                )
                 for row in finished(one, end, turn_rewards)
             ]
         return out
@@ -135,10 +141,11 @@ async def _from_turn(
         states=list(model.states[:turn]), before=list(model.before[:turn]), replies=turn, world=world,
     )  # fmt: skip
     chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(settings.options or {}))
-    path = Path(one.rows[0].sample, one, world, chat, world.seen[turn], turn)
+    path = Path(one.rows[0].sample, [one], world, chat, world.seen[turn], turn)
     while not path.over:
         await take_turn(tools, task, path, settings)
-    return await closed(tools, task, path)
+    (one,) = await closed(tools, task, path)
+    return one
 
 
 def _left(row: Episode, taken: int, length: int) -> list[float]:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from asyncio import gather
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
+from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import part
-from jaxrl_llm.rollouts.agent_metrics import FAILED_ENVIRONMENT
-from jaxrl_llm.rollouts.agents import AgentSettings, ends_of, note, of_agents
+from jaxrl_llm.rollouts.agents import AgentSettings, of_agents, plays
 from jaxrl_llm.rollouts.compaction import Compact
-from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished, messages_of, state_of
-from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, failed, observed, world_of
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.conversations import Limits
 from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
 
 
 @part
@@ -52,90 +46,4 @@ def self_play(
         raise InputError(f"players is {shown(players)}, but must be a whole number, at least 2: one player is an agent")
     limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact)
     settings = AgentSettings(environment, limits, turn_rewards, greedy, system, options)
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        games = await gather(*(_played(tools, task, number, settings, players) for number in range(task.samples)))
-        found = [game[player] for player in range(players) for game in games]
-        ends = await ends_of(tools, found, turn_rewards)
-        rows = [finished(one, end, turn_rewards) for one, end in zip(found, ends, strict=True)]
-        return [row.in_part(n // task.samples) for n, of_one in enumerate(rows) for row in of_one]
-
-    return replace(of_agents(program, settings, ahead, players), name="self_play")
-
-
-async def _played(tools: Tools, task: Task, number: int, settings: AgentSettings, players: int) -> list[Conversation]:
-    """One game of the task's group: the conversation of each player."""
-    limits = settings.limits
-    seats = [
-        Conversation([Episode(task.prompt, task.prompt_id, number + player * task.samples)], players * task.samples)
-        for player in range(players)
-    ]
-    try:
-        asked = messages_of(task.row, settings.system)
-        world, seen = await world_of(tools, task, number, settings.environment)
-        chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(settings.options or {}))
-        one = seats[_player(seen, players)]
-        one.begin(tools, chat, [*asked, *seen.messages], task, limits)
-    except (EnvironmentFailed, InputError) as error:
-        failed(seats[0], task, number, f"in reset, so that its episode is not scored: {error}")
-        return [_unscored(one) for one in seats]
-    one.info = dict(seen.info)
-    for move in range(players * limits.turns):
-        one.states.append(state_of(seen))
-        reply = await one.reply(tools, chat, task, limits, settings.greedy)
-        over = True
-        try:
-            seen = await observed(tools, world.step, reply, name=f"{number}/{move}")
-            note(one, seen)
-            over = seen.done or seen.truncated or one.rows[-1].truncated
-            if not over:
-                one = seats[_player(seen, players)]
-                if not one.asked:
-                    one.begin(tools, chat, [*asked, *seen.messages], task, limits)
-                elif one.replies == limits.turns or not await one.go_on(
-                    tools, chat, seen.messages, task, limits, settings.greedy
-                ):
-                    over, seen = True, replace(seen, truncated=True)
-        except (EnvironmentFailed, InputError) as error:
-            failed(one, task, number, f"in step, where its episode ends: {error}")
-            over, seen = True, Observation(truncated=True)
-        if over:
-            break
-    cut = seen.truncated or any(one.rows[-1].truncated for one in seats)
-    for one in seats:
-        one.rewards += [0.0] * (len(one.states) - len(one.rewards))
-        one.rows[-1] = replace(one.rows[-1], truncated=cut)
-        one.scored = one.replies > 0
-    try:
-        _take_rewards(seats, await answer(tools, world.close, name=f"{number}/close"))
-    except EnvironmentFailed as error:
-        if not any(FAILED_ENVIRONMENT in one.info for one in seats):
-            failed(seats[0], task, number, f"in close, so that its episode is not scored: {error}")
-            return [_unscored(one) for one in seats]
-    return seats
-
-
-def _player(seen: Observation, players: int) -> int:
-    if not 0 <= seen.player < players:
-        raise EnvironmentFailed(f"it is the turn of player {shown(seen.player)}, but {players} play, numbered from 0")
-    return seen.player
-
-
-def _take_rewards(seats: list[Conversation], rewards: Any) -> None:
-    """Note what `close` returned: a final reward for each player; None for none."""
-    known = [None] * len(seats) if rewards is None else rewards
-    if not isinstance(known, list) or len(known) != len(seats):
-        raise EnvironmentFailed(
-            f"it returns {shown(rewards)}, but must return a reward for each of {len(seats)} players"
-        )
-    try:
-        finals = [0.0 if one is None else float(one) for one in known]
-    except (TypeError, ValueError):
-        raise EnvironmentFailed(f"it returns {shown(rewards)}, which is no reward") from None
-    for one, final in zip(seats, finals, strict=True):
-        one.final = final
-
-
-def _unscored(one: Conversation) -> Conversation:
-    one.scored = False
-    return one
+    return replace(of_agents(plays(settings, players), settings, ahead, players), name="self_play")

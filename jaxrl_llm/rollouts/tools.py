@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
 from jaxrl_llm.sampling.requests import Draws
-from jaxrl_llm.threads import in_thread
+from jaxrl_llm.threads import called
 
 
 @dataclass(frozen=True)
@@ -163,19 +162,15 @@ class Tools:
     ) -> Any:
         """Call an external function, such as a tool, a judge or a step of an environment.
 
-        A plain function runs in a thread, an async one in the event loop. The result must be a JSON value. It is
-        recorded under `name`, which must be unique in the group, and returned without a call when the program is rerun
-        from its log. again: call the function even then, because it has state, such as an environment's; a result that
-        differs from the recorded one raises NotDeterministicError. failing: a call that raises or exceeds the time
-        limit returns {FAILED: why} instead, which is recorded too; it is then not called again.
+        A plain function runs in a thread, an async one in an event loop that all of them share, where it cannot use
+        these tools; see `jaxrl_llm.threads`. The result must be a JSON value. It is recorded under `name`, which must
+        be unique in the group, and returned without a call when the program is rerun from its log. again: call the
+        function even then, because it has state, such as an environment's; a result that differs from the recorded one
+        raises NotDeterministicError. failing: a call that raises or exceeds the time limit returns {FAILED: why}
+        instead, which is recorded too; it is then not called again.
         """
 
-        async def run() -> Any:
-            if inspect.iscoroutinefunction(function):
-                return await function(*arguments)
-            return await in_thread(function, *arguments)
-
-        return await self._host.answer(name, run, again, failing)
+        return await self._host.answer(name, lambda: called(function, *arguments), again, failing)
 
     async def meet(self, value: Any, *, name: str, decide: Decide | None = None) -> Meeting:
         """Wait until all programs of the step meet or are over, and return what those that meet brought.

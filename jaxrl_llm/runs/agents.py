@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from jaxrl_llm.rollouts.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.self_play import self_play
 from jaxrl_llm.runs.config import TrainConfig
 
+logger = logging.getLogger("jaxrl_llm.runs")
 TURN_REWARDS = "turn_rewards"
 
 
@@ -88,10 +90,10 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
     tokenizer: reads the model's. Raises InputError, in one line, for an environment that cannot be made or has no
     `reset`, tools that are not described, names in the column `environment` that the run does not have, a reward
     `environment` that the environment does not give, a tokenizer without a chat template, and a template whose calls
-    of tools cannot be read.
+    of tools cannot be read. Where the template does not describe tools, the log says who does.
     """
     make = make_environment(config)
-    text_tokenizer = tokenizer()
+    text_tokenizer, told = tokenizer(), False
     for name, row in _kinds(config, rows).items():
         world = _made(config, make, row)
         if is_among(config.rewards) and not getattr(world, "gives_reward", True):
@@ -100,13 +102,19 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
             )
         chat = ChatTurns(text_tokenizer, tuple(world.tools))
         assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
+        if world.tools and not chat.shows_tools and not told:
+            told = True
+            logger.warning(
+                "the chat template describes no tools: the %s message tells the policy of them",
+                "system" if chat.takes_system else "first user",
+            )
         prompt: Any = row.get("prompt")
         asked = prompt if is_conversation(prompt) else [{"role": "user", "content": str(prompt)}]
         if config.system_prompt is not None and asked[0].get("role") != "system":
             asked = [{"role": "system", "content": config.system_prompt}, *asked]
         chat.begin(asked)
         if callable(close := getattr(world, "close", None)) and not inspect.iscoroutinefunction(close):
-            with contextlib.suppress(Exception):  # of an environment that was never reset
+            with contextlib.suppress(Exception, SystemExit):  # of an environment that was never reset
                 close()
 
 
@@ -135,7 +143,7 @@ def _made(config: TrainConfig, make: MakeEnvironment, row: Mapping[str, Any]) ->
         return make(row)
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"the environment {config.environment} cannot be made: {error_line(error)}") from None
 
 

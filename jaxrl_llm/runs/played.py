@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from jaxrl_llm.runs.agents import check_agent, make_environment
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.sampling.live import visible_text
 from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.threads import called
 
 Say = Callable[[str], object]
 
@@ -71,12 +71,12 @@ class Watched:
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """As the other."""
-        return self._seen(await _result(self._inner.reset(row, seed)))
+        return self._seen(await called(self._inner.reset, row, seed))
 
     async def step(self, reply: Reply) -> Observation:
         """As the other."""
         self._note(dict(reply.message))
-        seen = self._seen(await _result(self._inner.step(reply)))
+        seen = self._seen(await called(self._inner.step, reply))
         self._played.rewards.append(float(seen.reward))
         self._played.state = "done" if seen.done else "cut off"
         if seen.reward:
@@ -86,7 +86,7 @@ class Watched:
     async def close(self) -> float | None:
         """As the other."""
         close = getattr(self._inner, "close", None)
-        final = None if close is None else await _result(close())
+        final = None if close is None else await called(close)
         self._played.final = None if final is None else float(final)
         return self._played.final
 
@@ -161,10 +161,6 @@ def play_rows(
     source.next(source.init(), params, jax.random.key(seed), seed)
     places = {json.dumps(row, default=str): place for place, row in reversed(list(enumerate(rows)))}
     return sorted(made, key=lambda one: places[json.dumps(dict(one.row), default=str)])
-
-
-async def _result(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _object(text: str) -> dict[str, Any] | None:

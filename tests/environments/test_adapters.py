@@ -246,7 +246,7 @@ def raw() -> bytes:
     ("said", "told", "counts"),
     [
         (call("broken", number=3), "Error: ValueError: no 3", (1, 1)),
-        (call("hanging"), "Error: hanging did not answer within 0.1 s", (1, 1)),
+        (call("hanging"), "Error: hanging did not answer within 0.5 s", (1, 1)),
         (call("flooding"), "[cut: the result has 10,000,000 characters]", (1, 0)),
         (call("raw"), "Error: TypeError: the result is 1 bytes, which are no text", (1, 1)),
         (call("absent"), "Error: there is no tool 'absent', but broken, hanging, flooding, raw", (1, 1)),
@@ -254,7 +254,7 @@ def raw() -> bytes:
     ],
 )
 def test_faults_of_tools_are_told_to_the_policy(said: str, told: str, counts: tuple[int, int]) -> None:
-    box = Toolbox([broken, hanging, flooding, raw], seconds=0.1)
+    box = Toolbox([broken, hanging, flooding, raw], seconds=0.5)
     reading = ChatTurns(tokenizer_of("hermes"), box.schemas).reading
     seen = asyncio.run(box.answer(reading.text(said + END)))
     assert told in seen.messages[0]["content"]

@@ -12,6 +12,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.agent_metrics import agent_metrics
 from jaxrl_llm.rollouts.agent_trees import by_chance, forking_agents, shared_nodes
 from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.batch import to_batch
@@ -88,11 +89,13 @@ def test_forks_go_on_with_a_copy_of_the_environment() -> None:
     assert len(set(ends)) == 4
     assert not np.isnan(node[action]).any()
     assert [row.rewards["environment"] for row in rows] == [3.0] * 4
+    assert agent_metrics([rows, rows])["rollout/forks"] == 3.0
 
 
 def test_missing_episodes_begin_at_the_question() -> None:
-    _, texts, _ = conversations(forking_agents(by_chance(0.0, 0.0), 2), 4)
+    _, texts, rows = conversations(forking_agents(by_chance(0.0, 0.0), 2), 4)
     assert texts == ["0/0/0", "1/1/1", "2/2/2", "3/3/3"]
+    assert agent_metrics([rows])["rollout/forks"] == 0.0
 
 
 def test_the_entropies_of_a_first_episode_say_how_many_begin_there() -> None:
@@ -114,6 +117,7 @@ def test_an_environment_that_cannot_be_copied_costs_the_fork_its_score(caplog: p
     rows = conversations(forking_agents(by_chance(1.0, 0.0), 1), 2, Alone)[2]
     assert [bool(np.isnan(row.reward)) for row in rows] == [False, True]
     assert "sample 1 of prompt 0 does not fork" in caplog.text
+    assert agent_metrics([rows])["rollout/forks"] == 0.0
 
 
 def test_chances() -> None:

@@ -238,6 +238,22 @@ async def _raises(tools: Tools, task: Task) -> list[Episode]:
     return episodes
 
 
+async def _leaves(tools: Tools, task: Task) -> list[Episode]:
+    episodes = [await tools.sample(task.prompt, number=i) for i in range(task.samples)]
+    if task.prompt_id == 1:
+        raise SystemExit(3)
+    return episodes
+
+
+async def _cancels(tools: Tools, task: Task) -> list[Episode]:
+    async def one(number: int) -> Episode:
+        if (task.prompt_id, number) == (1, 1):
+            raise asyncio.CancelledError("by itself")
+        return await tools.sample(task.prompt, number=number)
+
+    return list(await asyncio.gather(*map(one, range(task.samples))))
+
+
 async def _sleeps(tools: Tools, task: Task) -> list[Episode]:
     episodes = [await tools.sample(task.prompt, number=i) for i in range(task.samples)]
     if task.prompt_id == 1:
@@ -264,6 +280,8 @@ async def _twice(tools: Tools, task: Task) -> list[Episode]:
     ("program", "said"),
     [
         (_raises, "a broken tool"),
+        (_leaves, "SystemExit: 3"),
+        (_cancels, "CancelledError"),
         (_sleeps, "waited for more than 0.2 s"),
         (_hangs, "'a tool' did not answer within 0.2 s"),
         (_too_few, "must return 2 episodes, but returned 1"),

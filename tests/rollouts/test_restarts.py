@@ -12,6 +12,7 @@ from speaking import run_agents, tokenizer_of
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.agent_metrics import agent_metrics
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.restarts import restarting
 
@@ -74,6 +75,7 @@ def test_half_of_a_group_begins_with_its_first_success(monkeypatch: pytest.Monke
         [1] * 4, [2] * 4, [3] * 4, [2, 2, 2, 4], [2, 2, 5, 5], [2, 6, 6, 6]
     ]  # fmt: skip
     assert [row.reward for row in rows] == [4, 8, 12, 10, 14, 20]
+    assert agent_metrics([rows])["rollout/restarts"] == 3.0
     assert [row.sample for row in rows] == list(range(6))
     for number, row in enumerate(rows):
         taken = (0, 0, 0, 3, 2, 1)[number]
@@ -100,6 +102,7 @@ def test_without_a_place_to_begin_episodes_are_their_own(
     assert [replies(one) for one in rows] == [[n + 1] * row.get("turns", 4) for n in range(4)]
     assert not any(np.asarray(one.info["imitated"]).any() for one in rows)
     assert {one.info["imitated_score"] for one in rows} == {0.0}
+    assert agent_metrics([rows])["rollout/restarts"] == 0.0
 
 
 def test_what_does_not_fit() -> None:

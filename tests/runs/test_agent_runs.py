@@ -20,9 +20,12 @@ from jaxrl_llm.data.calls import Call, Reply
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
+from jaxrl_llm.models.load import load_tokenizer
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.reporting.files import read_json
+from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.runs import loop, setup
+from jaxrl_llm.runs.agents import check_agent
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import from_dict, located, to_dict
 from jaxrl_llm.runs.method import make_algorithm
@@ -118,6 +121,26 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(
     with pytest.raises(InputError, match=said) as found:
         runs.train(config_of(tmp_path, **changes))
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("system", [True, False])
+def test_a_template_without_tools_is_said_once_at_the_start(
+    system: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where there are no system messages either, the question tells of the tools."""
+    told = TEMPLATE.partition("{% for m")[2]
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+    template = f"{'' if system else refuses}{{% for m{told}"
+    config = config_of(tmp_path, "BOTH", template=template)
+    rows = [{"prompt": "x", "answer": "1", "environment": name} for name in ("purse", "echo", "purse")]
+    check_agent(config, rows, lambda: load_tokenizer(config.model))
+    who = "system" if system else "first user"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the chat template describes no tools: the {who} message tells the policy of them"
+    ]
+    caplog.clear()
+    check_agent(config_of(tmp_path, "Purse"), rows, lambda: load_tokenizer(config.model))
+    assert not caplog.records
 
 
 def test_settings_of_agents_need_an_environment() -> None:
@@ -256,16 +279,28 @@ def test_environments_that_fail_do_not_end_a_run(tmp_path: Path, caplog: pytest.
     assert "in step, where its episode ends: OSError: the server is gone" in text
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "agents": {},
+    "summaries": {"context_tokens": 66, "compact": f"{WORLDS}:SHORT"},
+    "players": {"environment": "Duel", "players": 2},
+    "forks": {"algorithm": "arpo_agentic", "hyperparameters": {"initial": 2, "probability": 1.0}},
+}
+
+
 @pytest.mark.heavy
-def test_neither_slots_nor_delays_change_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delays do not even change the last bits, as the same rows are decoded together."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_slots_nor_delays_change_episodes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delays do not even change the last bits, as the same rows are decoded together.
+
+    With one slot conversations that wait are parked beside the cache, and come back.
+    """
     found = []
-    for slots, seconds in ((1, 0.0), (4, 0.0), (4, 0.03), (0, 0.01)):
+    for slots, seconds in ((1, 0.0), (4, 0.0), (4, 0.03), (64, 0.01)):
         monkeypatch.setenv("WORLD_SECONDS", str(seconds))
         taken: list[runs.Taken] = []
         with runs.watched(taken):
             output = str(tmp_path / f"run{slots}, {seconds}")
-            runs.train(config_of(tmp_path, steps=1, slots=slots, eval_size=0, output=output))
+            runs.train(config_of(tmp_path, **KINDS[kind], steps=1, slots=slots, eval_size=0, output=output))
         found.append(taken[0].scored.batch)
     runs.assert_equal_trees(found[1], found[2])
     for batch in found[1:]:
@@ -273,22 +308,34 @@ def test_neither_slots_nor_delays_change_episodes(tmp_path: Path, monkeypatch: p
             np.testing.assert_array_equal(getattr(batch, name), getattr(found[0], name))
 
 
+def is_in_the_middle(kind: str, log: GroupLog) -> bool:
+    """Whether a group in flight has a conversation that goes on; of the kind that the test is about."""
+    if kind == "forks":
+        return any(name.endswith("/fork") for name in log.recorded)
+    if kind == "summaries":
+        return any(call.number >= log.samples for call in log.drawn)
+    return len(log.recorded) > 1
+
+
 @pytest.mark.heavy
-def test_conversations_in_flight_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_in_flight_resume(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes go on over several steps; a run that is cut off between any of them ends the same.
 
     So does one that is killed while its environments, which take their time, are working.
     """
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
-    config = config_of(tmp_path, steps=STEPS, segment_tokens=4, oversample=2.0, checkpoint_every=1, keep_checkpoints=9)
+    pauses = {"segment_tokens": 4, "oversample": 2.0, "checkpoint_every": 1, "keep_checkpoints": 9}
+    config = config_of(tmp_path, **KINDS[kind], **pauses, steps=STEPS, eval_size=4 if kind == "agents" else 0)
     taken: list[runs.Taken] = []
     with runs.watched(taken):
         runs.train(config)
-    middle = sum(len(log.recorded) > 1 for log in taken[2].pool)
-    assert middle, "no conversation is in flight: this test shows nothing"
+    steps = [n for n, step in enumerate(taken, start=1) if any(is_in_the_middle(kind, log) for log in step.pool)]
+    done = max((step for step in steps if step < STEPS), default=0)
+    assert done, "no conversation is in flight: this test shows nothing"
     copy = tmp_path / "copy" / "run"
     shutil.copytree(tmp_path / "run", copy)
-    for later in range(4, STEPS + 1):
+    for later in range(done + 1, STEPS + 1):
         shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
     loop.resume(str(copy))
     assert_same_run(copy, tmp_path / "run")
@@ -296,7 +343,7 @@ def test_conversations_in_flight_resume(tmp_path: Path, monkeypatch: pytest.Monk
     slow = {"WORLD_SECONDS": "0.3", "WORLD_WORKING": str(working)}
 
     def moment() -> bool:
-        return len(runs.lines_of(killed / "metrics.jsonl")) == 3 and working.exists()
+        return len(runs.lines_of(killed / "metrics.jsonl")) == done and working.exists()
 
     process = runs.start("train", *runs.as_arguments(dataclasses.replace(config, output=str(killed))), **slow)
     kill(process, moment)

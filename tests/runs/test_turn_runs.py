@@ -123,6 +123,8 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
     assert all(line.get("rollout/failed_groups", 0) == 0 for line in lines)
     assert lines[0]["mismatch"] < 1e-5
+    assert (lines[0].get("rollout/forks", 0.0) > 0) == (name in FORKING)
+    assert (lines[0].get("rollout/restarts", 0.0) > 0) == (name == "ipa")
     first = taken[name == "istar"]  # whose reward model is the policy at first
     batch, method = first.scored.batch, algorithms.get(name, **METHODS[name])
     assert batch.state_key is not None

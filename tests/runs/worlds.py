@@ -184,6 +184,8 @@ class Duel:
         return self.turns % self.players, [(-1, f"{self.number + self.turns}?", 0)]
 
     def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        with _working():
+            time.sleep(float(os.environ.get("WORLD_SECONDS", 0)))
         self.letters[self.turns % self.players] += len(action)
         self.turns += 1
         return self.turns == 3 * self.players, {}
