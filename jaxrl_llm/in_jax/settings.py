@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import optax
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.learner.optimizer import of_critic
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.critic import KINDS
 from jaxrl_llm.models.policy import Params, Policy, init_params
 from jaxrl_llm.trajectory import in_words
 
@@ -39,10 +37,8 @@ class LabSettings:
     """Of Adam, where the hyper-parameters of a run do not say otherwise."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm."""
-    critic: Literal["shared", "tower"] = "shared"
-    """A critic that reads the policy's states, or a decoder of its own that starts as the policy."""
     critic_rate: float = 1.0
-    """Learning rate of the critic's own weights, as a multiple of the policy's."""
+    """Learning rate of a critic's own weights, as a multiple of the policy's."""
     hidden: int = 32
     """Width of the decoder; its inner width is twice that."""
     layers: int = 2
@@ -66,7 +62,6 @@ def check_settings(settings: LabSettings) -> None:
     check_number("learning_rate", settings.learning_rate, least=0)
     check_number("max_grad_norm", settings.max_grad_norm, above=0)
     check_number("critic_rate", settings.critic_rate, least=0)
-    require_choice("critic", settings.critic, KINDS)
     if settings.prompts % settings.minibatches:
         raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")
     if settings.hidden % (2 * settings.heads):

@@ -169,7 +169,7 @@ def make_train(
         reference = fresh_params(for_params, task, settings) if start is None else start
         policy, params = make_policy(task, settings), reference
         if asks(method, "values"):
-            critic = Critic(kind=settings.critic, heads=int(max(values_of(method.needs, "values"), default=1)))
+            critic = Critic(kind="shared", heads=int(max(values_of(method.needs, "values"), default=1)))
             policy = dataclasses.replace(policy, critic=critic)
             params = init_critic(for_params, policy, params, critic)
 

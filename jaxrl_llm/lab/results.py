@@ -73,10 +73,10 @@ def as_markdown(
 ) -> str:
     """The results as a page: what was run, a table over all tasks, one for each, and what they can tell."""
     s = config.settings
-    beginning = f" from {config.first_seed} on" if config.first_seed else ""
+    seeds = f"{config.seeds} seeds" + (f" from {config.first_seed} on" if config.first_seed else "")
     parts = [
         "# Laboratory",
-        f"{config.seeds} seeds{beginning}, {s.iterations} iterations of {s.prompts} prompts x {s.group_size} completions, Adam "
+        f"{seeds}, {s.iterations} iterations of {s.prompts} prompts x {s.group_size} completions, Adam "
         f"with learning rate {s.learning_rate:g}, {_steps(s.epochs * s.minibatches)} for each batch.",
         "![Reward over the iterations](curves.svg)",
         "![Final rewards](finals.svg)",

@@ -55,7 +55,13 @@ def lacking(name: str) -> list[str]:
 
 
 def run_method(
-    name: str, how: Measuring, settings: LabSettings, start: Params, seeds: int, grid: Grid, mesh: Mesh,
+    name: str,
+    how: Measuring,
+    settings: LabSettings,
+    start: Params,
+    seeds: int,
+    grid: Grid,
+    mesh: Mesh,
     first_seed: int = 0,
 ) -> list[Outcome]:
     """Train a method with so many seeds, from `first_seed` on, at each point of the grid; an outcome for each.

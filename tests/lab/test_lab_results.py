@@ -221,7 +221,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     folder = str(tmp_path / "lab")
     arguments = ["lab", "--output", folder, "--algorithms", "grpo", "dapo", "--tasks", "all", "--seeds", "4"]
     first = ["--first-seed", "9"]
-    assert main([*arguments, "--grid", "learning_rate=1e-3,3e-3", "--iterations", "7", "--baseline", "dapo", *first]) == 0
+    assert (
+        main([*arguments, "--grid", "learning_rate=1e-3,3e-3", "--iterations", "7", "--baseline", "dapo", *first]) == 0
+    )
     assert f"results: {folder}/RESULTS.md" in capsys.readouterr().out
     (config,) = seen
     assert config.algorithms == ("grpo", "dapo")
