@@ -40,6 +40,8 @@ def lab_command(arguments: list[str]) -> int:
         noisy_verifier, text_maze, tool_first, search, or all."""
         seeds: int = 8
         """Runs of each method."""
+        first_seed: int = 0
+        """Number of the first of these runs; others repeat an experiment with fresh chance."""
         iterations: int = 200
         """Batches of each run."""
         prompts: int = 16
@@ -63,6 +65,7 @@ def lab_command(arguments: list[str]) -> int:
     args = parse(Arguments, arguments, "jaxrl lab", lab_command.__doc__)
     gather(
         lambda: require("--seeds", args.seeds, least=1, most=2**16),
+        lambda: require("--first-seed", args.first_seed, least=0, most=2**30),
         lambda: require("--iterations", args.iterations, least=1, most=2**20),
         lambda: _check_folder(args.output),
         *(partial(options_of, name) for name in args.algorithms if args.algorithms != ("all",)),
@@ -80,6 +83,7 @@ def lab_command(arguments: list[str]) -> int:
         algorithms=tuple(algorithms.names()) if args.algorithms == ("all",) else args.algorithms,
         tasks=tuple(TASKS) if args.tasks == ("all",) else args.tasks,
         seeds=args.seeds,
+        first_seed=args.first_seed,
         grid=parse_grid(args.grid),
         settings=LabSettings(
             iterations=args.iterations,

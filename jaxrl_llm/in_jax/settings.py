@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+import optax
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.learner.optimizer import of_critic
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Params, Policy, init_params
@@ -35,6 +37,8 @@ class LabSettings:
     """Of Adam, where the hyper-parameters of a run do not say otherwise."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm."""
+    critic_rate: float = 1.0
+    """Learning rate of a critic's own weights, as a multiple of the policy's."""
     hidden: int = 32
     """Width of the decoder; its inner width is twice that."""
     layers: int = 2
@@ -57,6 +61,7 @@ def check_settings(settings: LabSettings) -> None:
         check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
     check_number("learning_rate", settings.learning_rate, least=0)
     check_number("max_grad_norm", settings.max_grad_norm, above=0)
+    check_number("critic_rate", settings.critic_rate, least=0)
     if settings.prompts % settings.minibatches:
         raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")
     if settings.hidden % (2 * settings.heads):
@@ -88,3 +93,11 @@ def make_policy(task: Task, settings: LabSettings) -> Policy:
 def fresh_params(key: Array, task: Task, settings: LabSettings) -> Params:
     """Random parameters, one dict a layer."""
     return decoder.unstack(init_params(key, make_policy(task, settings).config, scale=settings.hidden**-0.5))
+
+
+def make_optimizer(settings: LabSettings, rate: Array | float) -> optax.GradientTransformation:
+    """Adam with a bound on the norm of the gradient. The critic's own weights learn `critic_rate` times as fast."""
+    steps = [optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate)]
+    if settings.critic_rate != 1:
+        steps.append(optax.masked(optax.scale(settings.critic_rate), of_critic))
+    return optax.chain(*steps)

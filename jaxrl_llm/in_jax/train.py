@@ -25,7 +25,7 @@ from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_with
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
-from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_policy
+from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
 from jaxrl_llm.learner.previous import first_previous
@@ -165,7 +165,7 @@ def make_train(
         if method.phases is not None:
             raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
         rate = given.get("learning_rate", settings.learning_rate)
-        optimizer = optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate))
+        optimizer = make_optimizer(settings, rate)
         for_params, for_steps = jax.random.split(key)
         reference = fresh_params(for_params, task, settings) if start is None else start
         policy, params = make_policy(task, settings), reference

@@ -37,6 +37,8 @@ class LabConfig:
     algorithms: tuple[str, ...]
     tasks: tuple[str, ...] = ("addition",)
     seeds: int = 8
+    first_seed: int = 0
+    """Seeds are first_seed ... first_seed + seeds - 1."""
     grid: Grid = field(default_factory=dict)
     settings: LabSettings = SETTINGS
     baseline: str = ""
@@ -50,6 +52,7 @@ class LabConfig:
         check_number("algorithms", len(self.algorithms), least=1, whole=True)
         check_number("tasks", len(self.tasks), least=1, whole=True)
         check_number("seeds", self.seeds, least=1, most=2**16, whole=True)
+        check_number("first_seed", self.first_seed, least=0, most=2**30, whole=True)
         check_number("warm_steps", self.warm_steps, least=0, most=2**20, whole=True, or_none=True)
         check_number("threshold", self.threshold, or_none=True)
 
@@ -71,6 +74,7 @@ class LabConfig:
         """What runs that stand in one table have in common, as JSON."""
         return {
             "seeds": self.seeds,
+            "first_seed": self.first_seed,
             "grid": {name: list(values) for name, values in self.grid.items()},
             "settings": dataclasses.asdict(self.settings),
             "warm_steps": self.warm_steps,

@@ -52,7 +52,7 @@ def run_lab(
         say(start_line(name, starts[name]))
         how = Measuring(task, starts[name]["threshold"], config.window)
         for method in methods:
-            new = run_method(method, how, config.settings, params, config.seeds, config.grid, mesh)
+            new = run_method(method, how, config.settings, params, config.seeds, config.grid, mesh, config.first_seed)
             outcomes += new
             for outcome in new:
                 say(outcome_line(outcome))

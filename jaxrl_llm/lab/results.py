@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.lab import figures
 from jaxrl_llm.lab.config import LabConfig
 from jaxrl_llm.lab.outcome import Outcome, from_json, to_json
@@ -40,7 +42,8 @@ def read_results(folder: Path, config: LabConfig) -> tuple[dict[str, Start], lis
     if not value:
         return {}, []
     try:
-        theirs, ours = value["settings"], config.in_common()
+        theirs, ours = {"first_seed": 0, **value["settings"]}, config.in_common()
+        theirs["settings"] = asdict(LabSettings()) | theirs["settings"]  # older folders lack newer settings
         outcomes = [from_json(one) for one in value["outcomes"]]
         starts = dict(value["starts"])
     except (KeyError, TypeError, AttributeError):
@@ -70,9 +73,10 @@ def as_markdown(
 ) -> str:
     """The results as a page: what was run, a table over all tasks, one for each, and what they can tell."""
     s = config.settings
+    seeds = f"{config.seeds} seeds" + (f" from {config.first_seed} on" if config.first_seed else "")
     parts = [
         "# Laboratory",
-        f"{config.seeds} seeds, {s.iterations} iterations of {s.prompts} prompts x {s.group_size} completions, Adam "
+        f"{seeds}, {s.iterations} iterations of {s.prompts} prompts x {s.group_size} completions, Adam "
         f"with learning rate {s.learning_rate:g}, {_steps(s.epochs * s.minibatches)} for each batch.",
         "![Reward over the iterations](curves.svg)",
         "![Final rewards](finals.svg)",

@@ -55,9 +55,16 @@ def lacking(name: str) -> list[str]:
 
 
 def run_method(
-    name: str, how: Measuring, settings: LabSettings, start: Params, seeds: int, grid: Grid, mesh: Mesh
+    name: str,
+    how: Measuring,
+    settings: LabSettings,
+    start: Params,
+    seeds: int,
+    grid: Grid,
+    mesh: Mesh,
+    first_seed: int = 0,
 ) -> list[Outcome]:
-    """Train a method with so many seeds at each point of the grid; an outcome for each.
+    """Train a method with so many seeds, from `first_seed` on, at each point of the grid; an outcome for each.
 
     A method's hyper-parameters are the catalogue's defaults, except those of the grid and of `LABORATORY`; those of
     the grid that it does not have are left out. The same seed is the same run, however many others there are. Where the
@@ -76,7 +83,7 @@ def run_method(
             check_number("learning_rate", point.get("learning_rate", 0), least=0)
             build(make, settings, task, {**fixed, **point})
         train = make_train(task, name, settings, without)
-        run = partial(_at_points, train, fixed, start, seeds, mesh)
+        run = partial(_at_points, train, fixed, start, range(first_seed, first_seed + seeds), mesh)
         try:
             ran = run(at, traced)
         except (InputError, *UNTRACEABLE):
@@ -94,7 +101,7 @@ def run_method(
 
 
 def _at_points(
-    train: Any, fixed: Mapping[str, Any], start: Params, seeds: int, mesh: Mesh, at: list[Point], traced: list[str]
+    train: Any, fixed: Mapping[str, Any], start: Params, seeds: range, mesh: Mesh, at: list[Point], traced: list[str]
 ) -> list[Ran]:
     """The runs of each point: in one program where only the hyper-parameters in `traced` differ."""
     programs: dict[tuple[float, ...], list[int]] = {}
@@ -103,11 +110,11 @@ def _at_points(
     found: dict[int, Ran] = {}
     for numbers in programs.values():
         plain = {name: value for name, value in at[numbers[0]].items() if name not in traced}
-        keys = [seed_key(seed) for _ in numbers for seed in range(seeds)]
-        each = [{name: at[number][name] for name in traced} for number in numbers for _ in range(seeds)]
+        keys = [seed_key(seed) for _ in numbers for seed in seeds]
+        each = [{name: at[number][name] for name in traced} for number in numbers for _ in seeds]
         ran = together(train, keys, each, {**fixed, **plain}, start, mesh)
         for i, number in enumerate(numbers):
-            mine = slice(i * seeds, (i + 1) * seeds)
+            mine = slice(i * len(seeds), (i + 1) * len(seeds))
             params, metrics = jax.tree.map(lambda x, mine=mine: x[mine], (ran.params, ran.metrics))
             found[number] = Ran(params, metrics, ran.seconds)
     return [found[number] for number in range(len(at))]

@@ -55,7 +55,7 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     steps = [MOMENTS[config.moments](config, learning_rate(config, total_steps))]
     if config.critic_learning_rate is not None:
         # A step of Adam is proportional to the learning rate, so the critic's is a multiple of the policy's.
-        steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), _of_critic))
+        steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), of_critic))
     optimizer = in_float32(optax.chain(*steps) if len(steps) > 1 else steps[0], config.master_copy)
     return Bounded(*optimizer) if largest_step(config) < ROOM else optimizer
 
@@ -126,6 +126,6 @@ MOMENTS: dict[str, Callable[[OptimizerConfig, optax.Schedule], optax.GradientTra
 }
 
 
-def _of_critic(params: Any) -> Any:
+def of_critic(params: Any) -> Any:
     """Which parameters are the critic's."""
     return {name: jax.tree.map(lambda _, mine=name == "critic": mine, part) for name, part in params.items()}

@@ -16,6 +16,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm, grpo, hbpo
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
+from jaxrl_llm.in_jax.settings import make_optimizer
 from jaxrl_llm.in_jax.tasks import addition, sequence_lock
 from jaxrl_llm.in_jax.train import (
     QUICK_COMPILE,
@@ -191,6 +192,17 @@ def test_a_value_and_a_file_train_as_the_name_does(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one, two)
 
 
+def test_the_critic_has_a_learning_rate_of_its_own() -> None:
+    """Adam's first step is as large as the learning rate, whatever the gradient."""
+    params = {"embed": jnp.zeros(2), "critic": {"head": {"bias": jnp.zeros(1)}}}
+    gradient = jax.tree.map(lambda x: x + 0.5, params)
+    for settings, multiple in ((LabSettings(), 1), (LabSettings(critic_rate=10.0), 10)):
+        optimizer = make_optimizer(settings, 1e-3)
+        change, _ = optimizer.update(gradient, optimizer.init(params))
+        np.testing.assert_allclose(change["embed"], -1e-3, rtol=1e-4)
+        np.testing.assert_allclose(change["critic"]["head"]["bias"], -1e-3 * multiple, rtol=1e-4)
+
+
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="grpo"):
         make_train(TASK, "gropo")
@@ -198,6 +210,8 @@ def test_bad_input_is_refused() -> None:
         make_train(TASK, grpo, TINY)(jax.random.key(0), {"clip_lo": 0.1}, None)
     with pytest.raises(InputError, match="group_size"):
         make_train(TASK, grpo, LabSettings(group_size=0))
+    with pytest.raises(InputError, match="critic_rate"):
+        make_train(TASK, grpo, LabSettings(critic_rate=-1.0))
     with pytest.raises(InputError, match="unknown hyper-parameter 'clip_low'"):
         make_train(TASK, grpo(), TINY)(jax.random.key(0), {"clip_low": 0.1}, None)
     with pytest.raises(InputError, match="Algorithm"):

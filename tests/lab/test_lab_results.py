@@ -179,6 +179,12 @@ def test_a_laboratory_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert second.method == "rloo"
     with pytest.raises(InputError, match=r"holds results with seeds 2, and not 3: choose another --output"):
         run_lab(replace(CONFIG, seeds=3), tmp_path, said.append)
+    with pytest.raises(InputError, match="first_seed 0, and not 2"):
+        run_lab(replace(CONFIG, first_seed=2), tmp_path, said.append)
+    value = json.loads((tmp_path / "results.json").read_text())
+    del value["settings"]["first_seed"]  # as older folders are
+    (tmp_path / "results.json").write_text(json.dumps(value))
+    assert len(run_lab(more, tmp_path, said.append, jax.devices()[:1])) == 2
     (tmp_path / "results.json").write_text('{"loss": 1}')
     with pytest.raises(InputError, match="not written by jaxrl lab"):
         run_lab(CONFIG, tmp_path, said.append)
@@ -194,8 +200,9 @@ def test_all_mistakes_are_told_before_anything_is_compiled() -> None:
     assert "baseline among the algorithms 'grpo'" in text
     with pytest.raises(InputError, match="did you mean 'grpo'"):
         check_config(replace(CONFIG, algorithms=("gropo",)))
-    with pytest.raises(InputError, match="seeds"):
-        replace(CONFIG, seeds=0)
+    for wrong in ({"seeds": 0}, {"first_seed": -1}):
+        with pytest.raises(InputError, match="seed"):
+            replace(CONFIG, **wrong)
 
 
 def test_every_task_has_a_start_and_is_known_to_the_command_line() -> None:
@@ -213,19 +220,24 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(laboratory, "run_lab", record)
     folder = str(tmp_path / "lab")
     arguments = ["lab", "--output", folder, "--algorithms", "grpo", "dapo", "--tasks", "all", "--seeds", "4"]
-    assert main([*arguments, "--grid", "learning_rate=1e-3,3e-3", "--iterations", "7", "--baseline", "dapo"]) == 0
+    first = ["--first-seed", "9"]
+    assert (
+        main([*arguments, "--grid", "learning_rate=1e-3,3e-3", "--iterations", "7", "--baseline", "dapo", *first]) == 0
+    )
     assert f"results: {folder}/RESULTS.md" in capsys.readouterr().out
     (config,) = seen
     assert config.algorithms == ("grpo", "dapo")
     assert config.tasks == tuple(TASKS)
     assert config.grid == {"learning_rate": (1e-3, 3e-3)}
     assert (config.seeds, config.settings.iterations, config.compared_with) == (4, 7, "dapo")
-    mistakes = ["--seeds", "0", "--algorithms", "gropo", "grpo", "--tasks", "mase"]
+    assert config.first_seed == 9
+    mistakes = ["--seeds", "0", "--first-seed", "-1", "--algorithms", "gropo", "grpo", "--tasks", "mase"]
     assert main(["lab", "--output", str(tmp_path / "no" / "such"), *mistakes]) == 2
     complaint = capsys.readouterr().err
     assert "did you mean 'grpo'" in complaint
     assert "did you mean 'maze'" in complaint
     assert "--seeds is 0" in complaint
+    assert "--first-seed is -1" in complaint
     assert "no/such" in complaint
     assert main([*arguments, "--grid", "clip_low"]) == 2
     assert "clip_low=0.1,0.2" in capsys.readouterr().err

@@ -33,9 +33,9 @@ def six() -> Ran:
     return program.runs(jax.devices()[:1])
 
 
-def outcomes(method: str, seeds: int = 2, **grid: tuple[float, ...]) -> list[Outcome]:
+def outcomes(method: str, seeds: int = 2, first_seed: int = 0, **grid: tuple[float, ...]) -> list[Outcome]:
     mesh = Mesh(np.array(jax.devices()[:1]), (RUNS,))
-    return run_method(method, HOW, program.TINY, program.start(), seeds, grid, mesh)
+    return run_method(method, HOW, program.TINY, program.start(), seeds, grid, mesh, first_seed)
 
 
 @pytest.mark.heavy
@@ -47,6 +47,14 @@ def test_runs_are_the_same_alone_and_together() -> None:
         for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(six().params), strict=True):
             np.testing.assert_allclose(a[0], b[i], rtol=0, atol=1e-5)
     assert len(np.unique(six().metrics["entropy"], axis=0)) == 6
+
+
+@pytest.mark.heavy
+def test_seeds_begin_with_the_first() -> None:
+    """Seed 1 alone is the second of the seeds 0 and 1."""
+    (both,), (second,) = (outcomes("grpo", *seeds, kl_coefficient=(0.0,)) for seeds in ((2,), (1, 1)))
+    np.testing.assert_allclose(second.measures["area"], both.measures["area"][1:], rtol=1e-6)
+    assert both.measures["area"][0] != both.measures["area"][1]
 
 
 @pytest.mark.heavy
