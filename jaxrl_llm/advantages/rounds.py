@@ -15,6 +15,7 @@ from jaxrl_llm.advantages.episodes import EPISODES, episode_keys, one_row_each, 
 from jaxrl_llm.advantages.turns import TURNS, OfTurns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
+from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Array, Trajectories, bucket_moments, bucket_sums, joint_key
 from jaxrl_llm.transform import Transform, stateless
 

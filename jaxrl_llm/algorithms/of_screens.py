@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxrl_llm.advantages.rounds import keep_uncertain_turns, over_episodes
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.rounds import keep_uncertain_turns
 from jaxrl_llm.advantages.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
@@ -57,7 +58,7 @@ def dart_gui(
     objective = policy_gradient(ratio, clip(clip_low, clip_high), sequence_mean())
     transform = chain(
         needs_turns(),
-        over_episodes(epsilon),
+        group_relative(epsilon=epsilon),
         importance_correction("token", "truncate", high=weight_cap),
         keep_uncertain_turns(kept),
     )

@@ -149,7 +149,8 @@ async def _episodes(
             await hear(tools, task, path, settings)
         while not path.over:
             await take_turn(tools, task, path, settings)
-        return await closed(tools, task, path)
+        (one,) = await closed(tools, task, path)
+        return one
 
     found = await gather(*(one_of(number, ids[1] if ids else ()) for number, ids in enumerate(given)))
     ends = await ends_of(tools, [_with_tag(one) for one in found], settings.turn_rewards)

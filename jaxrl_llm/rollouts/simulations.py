@@ -17,7 +17,7 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, converse, ends_of, hear
-from jaxrl_llm.rollouts.conversations import Conversation, finished, merged, state_of
+from jaxrl_llm.rollouts.conversations import finished, merged, state_of
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, copied, observed
 from jaxrl_llm.rollouts.episode import Episode, Segment, given
 from jaxrl_llm.rollouts.plans import items_in
@@ -196,7 +196,7 @@ def simulating(
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
         G = task.samples
         wide = replace(task, samples=4 * G)  # rows have numbers below 2 G, those of refined replies the others, mod 4 G
-        plain: list[Conversation] = list(await gather(*(converse(tools, wide, n, settings) for n in range(G))))
+        plain = [one for (one,) in await gather(*(converse(tools, wide, n, settings) for n in range(G)))]
         refined = list[Refined]()
         if tools.first_step % (policy_steps + simulation_steps) >= policy_steps:
             refined = list(await gather(*(refined_episode(tools, wide, G + n, settings, depth, ask) for n in range(G))))

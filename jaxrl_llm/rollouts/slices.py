@@ -39,12 +39,13 @@ def sliced() -> Rollout:
             raise InputError("dialogues that are cut into slices are not compacted: leave out compact")
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
-            whole = await converse(tools, task, task.samples, settings)
+            (whole,) = await converse(tools, task, task.samples, settings)
             if whole.world is None or not whole.before:  # the environment cannot begin, which each sample then says
                 return await inner_rows(tools, task)
             turn = int(tools.random("slice").integers(len(whole.before)))
             replies = (_reply(tools, task, number, whole, turn, settings) for number in range(task.samples))
-            return await graded(tools, await gather(*replies), settings.turn_rewards)
+            rows = await graded(tools, await gather(*replies), settings.turn_rewards)
+            return [row for of_one in rows for row in of_one]
 
         async def inner_rows(tools: Tools, task: Task) -> list[Episode]:
             return list(await inner.program(tools, task))
@@ -72,12 +73,12 @@ async def _reply(
     """One reply in the place of that of a turn; not scored where its environment cannot be copied."""
     begun = Episode(context_before(whole.rows, turn), task.prompt_id, number)
     one = Conversation([begun], task.samples, list(whole.messages[: whole.before[turn]]), list(whole.asked))
-    path = Path(number, one, turn=turn)
+    path = Path(number, [one], turn=turn)
     assert whole.world is not None
     try:
         path.world = one.world = await copied(tools, whole.world, name=f"{number}/slice", turns=turn)
     except EnvironmentFailed as error:
-        failed(one, task, number, f"to be copied, so that its reply is not scored: {error}")
+        failed(one, task, number, "to be copied, so that its reply is not scored", error)
         one.scored = False
         return one
     path.chat = ChatTurns(tools.tokenizer, tuple(path.world.tools), dict(settings.options or {}))
@@ -88,6 +89,7 @@ async def _reply(
         path.seen = await observed(tools, path.world.step, path.reply, name=f"{number}/{turn}")
         note(one, path.seen)
     except (EnvironmentFailed, InputError) as error:
-        failed(one, task, number, f"in step, where its episode ends: {error}")
+        failed(one, task, number, "in step, where its episode ends", error)
     path.seen = replace(path.seen, truncated=False)
-    return await closed(tools, task, path)
+    await closed(tools, task, path)
+    return one
