@@ -16,8 +16,8 @@ from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.needs import fill_in, value_of, values_of
+from jaxrl_llm.models.critic import critic_of, init_critic
+from jaxrl_llm.needs import fill_in
 from jaxrl_llm.trajectory import Trajectories
 
 N, L, V, D = 8, 64, 30_000, 8
@@ -70,16 +70,16 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     # This one's hidden layer is one of a larger model.
     algorithm = algorithms.get(name, **({"layer": 1} if name == "bupo" else {}))
     policy, params = Policy(CONFIG), init_params(jax.random.key(0), CONFIG)
-    asked = {value_of(need)[0] for need in algorithm.needs}
-    if "values" in asked:
-        critic = Critic(kind="shared", heads=int(max(values_of(algorithm.needs, "values"), default=1)))
+    if (critic := critic_of(algorithm.needs, "shared")) is not None:
         policy = dataclasses.replace(policy, critic=critic)
         params = init_critic(jax.random.key(1), policy, params, critic)
     batch, _, _ = fill_in(batch_of_groups(), algorithm.needs)
     steps = plan_steps(batch, micro_batches=2)
 
     def iteration(params: Any, batch: Trajectories) -> Any:
-        batch = provide(policy, algorithm.needs, params, params, batch, steps=steps, previous=params)
+        batch = provide(
+            policy, algorithm.needs, params, params, batch, steps=steps, previous=params, target=params.get("critic")
+        )
         _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
         return gradient(policy, algorithm.objective, params, ready, steps.slices)
 

@@ -143,6 +143,15 @@ def test_old_groups_leave_and_replay_ends() -> None:
     assert [bool(x.batch.info["replayed"].any()) for x in ended] == [False, True, True, False, False, False]
 
 
+def test_groups_of_equal_rewards_are_kept_where_asked_but_none_without_a_score() -> None:
+    steps = [scored_of([[1.0, 1.0], [0.0, 1.0], [np.nan, np.nan]], [2, 3, 4], step) for step in range(2)]
+    for equal, kept in ((False, {3}), (True, {2, 3})):
+        found, state = run(replays.whole_groups(1.0, equal=equal), steps)
+        assert set(state["row:prompt_id"].tolist()) == kept
+        again = found[1].batch.info["replayed"].sum() / 2
+        assert again == len(kept), "at most as many as groups with a score"
+
+
 def test_the_reservoir_is_a_uniform_sample() -> None:
     """Of 20 rows in 4 steps, each is kept with probability 5/20."""
     steps = [scored_of([[1.0, 0.0, 1.0, 0.0, 1.0]], [step], step) for step in range(4)]

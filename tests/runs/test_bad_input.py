@@ -76,7 +76,14 @@ CASES = {
     "a reward for another data set": (["--rewards", "reasoning_gym"], "column that the reward 'reasoning_gym' needs"),
     "a reward twice": (["--rewards", "exact_match", "exact_match*2"], "two rewards are named 'exact_match'"),
     "settings of a critic without one": (["--critic-steps", "2"], "grpo has no critic: leave out critic_steps"),
-    "a kind of reward model": (["--algorithm", "istar", "--critic", "shared"], "istar has no critic: leave out critic"),
+    "a kind of reward model": (
+        ["--algorithm", "istar", "--algorithm.without", "state_key,turns", "--critic", "shared"],
+        "istar has no critic: leave out critic",
+    ),
+    "first steps of a critic with a target": (
+        ["--algorithm", "archer", "--algorithm.without", "turn_rewards,turns", "--critic-steps", "2"],
+        "those of archer learn from a target critic: leave it out",
+    ),
     "an empty output": (["--output", ""], "output is ''"),
     "an infinite time limit": (["--reward-time-limit", "inf"], "reward_time_limit is inf, but must be a finite number"),
     "an infinite coefficient": (["--algorithm.kl-coefficient", "inf"], "kl_coefficient"),
