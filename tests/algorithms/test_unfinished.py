@@ -87,7 +87,8 @@ def test_a_part_must_be_named_and_each_of_them(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("need", PROVIDED)
 def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path) -> None:
     """And a run that has it is not refused."""
-    forking = ("aepo_agentic", "arpo_agentic")  # which take rollouts of agents alone; see test_agent_trees.py
+    # They take rollouts of agents alone; see test_agent_trees.py.
+    forking = ("aepo_agentic", "arpo_agentic", "dyna_grpo", "r3l")
     method = next(name for name in NEEDED if need in NEEDED[name] and name not in forking)
     others = ",".join(name for name in missing(method) if name != need)
     config = TrainConfig(algorithm=method, hyperparameters={"without": others})

@@ -91,7 +91,7 @@ METHODS: dict[str, Case] = {
         metrics=("curriculum/stage", "curriculum/tried"),
     ),
     "dars": Case({"most_samples": 8}, more=True),
-    "daslam": Case({"questions": 2}, metrics=("value/loss",), info=("decomposition",)),
+    "daslam": Case({"questions": 1, "solver_tokens": 6}, metrics=("value/loss",), info=("decomposition",)),
     "degrpo": Case(settings={"rewards": ("by_mode(number_match)",)}),
     "drive_pre_grpo": Case(settings={"num_prompts": 4}),
     "drpo_dataset_reset": Case(metrics=("rollout/prefixed", "value/loss")),

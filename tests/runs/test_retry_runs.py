@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,3 +101,38 @@ def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
     loop.resume(str(copy))
     assert_same_run(copy, tmp_path / "run")
+
+
+@pytest.mark.heavy
+def test_sub_questions_for_the_initial_policy(tmp_path: Path) -> None:
+    """A context of 1024 tokens; the solver is the reference, which stays as it is."""
+    model = tmp_path / "model"
+    shutil.copytree(runs.MODEL, model, ignore=shutil.ignore_patterns("*.npz"))
+    written = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**written, "max_position_embeddings": 1024}))
+    rows = [{"prompt": f"number {i}:", "answer": str(i % 2), "solution": "3 + 4 = 7"} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        config = runs.small_config(
+            tmp_path, algorithm="daslam", hyperparameters={"questions": 2, "solver_tokens": 4}, model=str(model),
+            prompts=str(tmp_path / "rows.jsonl"), steps=2, eval_size=0, minibatches=1, prompts_per_step=2, top_p=1.0,
+        )  # fmt: skip
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert len(lines) == 2
+    assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    assert all("rollout/failed_groups" not in line for line in lines)
+    assert all(line["value/loss"] > 0 for line in lines)
+    assert lines[0]["mismatch"] < 1e-5
+    batch = taken[0].scored.batch
+    terms = np.asarray((batch.info or {})["decomposition"])
+    assert terms.shape == (8, 4)
+    assert terms.any()
+    ready = algorithms.get("daslam").transform
+    shaped = np.asarray(batch.reward) + terms.sum(axis=1)
+    found = batch.replace(
+        values=jax.numpy.zeros(batch.tokens.shape), reference_logp=batch.behaviour_logp, feedback=None
+    )
+    rewarded = np.asarray(ready.apply(ready.init(), found)[1].reward)
+    np.testing.assert_allclose(rewarded, shaped, atol=1e-6)
