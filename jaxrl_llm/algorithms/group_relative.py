@@ -195,7 +195,7 @@ def baichuan_m2(
     quantile: float = 0.2,
     threshold: float = 0.5,
     max_length: int | None = None,
-    slices: bool = True,
+    slices: bool = False,
 ) -> Algorithm:
     """Baichuan-M2 (Scaling Medical Capability with Large Verifier System, arXiv 2509.02208, 2025).
 
@@ -208,13 +208,12 @@ def baichuan_m2(
     The paper prints length_bonus 4 and quantile 0.2 (interpolated linearly), but neither threshold nor clip_low,
     clip_high and max_length (None: the longest row of the batch). Lengths are in tokens.
 
-    Its last stage trains on single replies within dialogues with a simulated patient. With --environment and slices,
-    the policy has a dialogue with it, which is cut off before a random turn, and all samples of the group are replies
-    to that, scored by the environment, whose rubric is of that moment: `environments.patient.Patient` is one in words.
-    Without slices the whole dialogue is trained on. The generator of rubrics, the judge that reads them, and the filter
-    of noisy slices are the environment's.
+    Its last stage, slices with --environment, trains on single replies within dialogues with a simulated patient: the
+    policy has a dialogue with it, which is cut off before a random turn, and all samples of the group are replies to
+    that, scored by the environment, whose rubric is of that moment. `environments.patient.Patient` is such a patient.
+    The generator of rubrics, the judge that reads them, and the filter of noisy slices are the environment's.
 
-    Defaults. Paper: length_bonus, quantile, slices. Ours: clip_low, clip_high, threshold. Run: max_length.
+    Defaults. Paper: length_bonus, quantile. Ours: clip_low, clip_high, threshold, slices. Run: max_length.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 

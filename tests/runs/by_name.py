@@ -24,7 +24,7 @@ from jaxrl_llm.runs.config import TrainConfig
 OF_REWARDS = (
     "gdro", "brorl", "brain", "open_rs", "carl_multiplicative_reward", "p3o_pairwise", "srpo_self_referential",
     "subpo", "c_morl", "ui_r1", "ttrl", "ettrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl", "gui_r1",
-    "visual_rft",
+    "visual_rft", "baichuan_m2",
 )  # fmt: skip
 MODEL = "smollm2-135m"
 REWARDS = """
@@ -83,7 +83,8 @@ METHODS: dict[str, Case] = {
     "carl_multiplicative_reward": Case(metrics=("value/loss",)),
     "clpo": Case({"limit": 24}, logged=("rollout/unhinted",), info=("hard", "rewritten")),
     "baichuan_m2": Case(
-        settings={"environment": "jaxrl_llm.environments.patient:Patient", "turns": 3}, metrics=("rollout/turns",)
+        {"slices": True},
+        {"environment": "jaxrl_llm.environments.patient:Patient", "turns": 3}, metrics=("rollout/turns",)
     ),
     "craft_gui": Case(
         {"stage_steps": 1},
