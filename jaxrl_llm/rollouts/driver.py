@@ -28,7 +28,9 @@ from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
-SETTLED = 3  # iterations of the event loop without progress after which all programs are waiting
+SETTLED = (
+    16  # iterations of the event loop without progress after which all programs wait: one gather takes up to three
+)
 
 Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
 
