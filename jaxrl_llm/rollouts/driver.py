@@ -28,7 +28,9 @@ from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
-SETTLED = 3  # iterations of the event loop without progress after which all programs are waiting
+# Iterations of the event loop without progress after which all programs wait. A gather takes up to three until what
+# follows it has begun, and programs have some within each other.
+SETTLED = 32
 
 Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
 

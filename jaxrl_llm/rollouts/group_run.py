@@ -19,6 +19,7 @@ from jaxrl_llm.rollouts.sample_numbers import SampleNumbers
 from jaxrl_llm.rollouts.tools import FAILED, Decide, Meeting, NotDeterministicError, Task, Tools
 from jaxrl_llm.sampling.recorded import in_order
 from jaxrl_llm.sampling.requests import Completion, Draws, Request
+from jaxrl_llm.threads import contained
 
 
 class Group(NamedTuple):
@@ -138,7 +139,7 @@ class GroupRun:
         driver = self.run.driver
         try:
             tools = Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
-            found = await driver.rollout.program(tools, self.task)
+            found = await contained(driver.rollout.program(tools, self.task))
             episodes = list(found)
             right = len(episodes) > 0 if driver.rollout.ragged else len(episodes) == self.task.samples
             if not right or not all(isinstance(one, Episode) for one in episodes):
@@ -150,12 +151,10 @@ class GroupRun:
                 first = left[0]
                 raise self._not_deterministic(f"it did not ask for sample {first.number} at token {first.place} again")
             self.episodes = episodes
-        except asyncio.CancelledError as error:
-            if (own := asyncio.current_task()) is not None and own.cancelling():
-                raise
-            self.error = RuntimeError(error_line(error))  # the program raised it: nobody cancelled it
-        except (Exception, SystemExit) as error:
-            self.error = error if isinstance(error, Exception) else RuntimeError(error_line(error))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.error = error
         self._tell()
 
     def fail(self, why: str) -> None:

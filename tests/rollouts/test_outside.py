@@ -57,6 +57,28 @@ def conversations(answer: Answer, ahead: int | None = AHEAD) -> Rollout:
     return Rollout(program, ahead=ahead)
 
 
+def rounds(answer: Answer, ahead: int | None = AHEAD) -> Rollout:
+    """The same episodes, which take their turns together, as agents that fork do, from tasks within tasks."""
+
+    async def deep(work: Any, depth: int = 3) -> Any:
+        return (await gather(deep(work, depth - 1)))[0] if depth else await work
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        numbers = range(task.samples)
+        episodes = list(await gather(*(deep(tools.sample(task.prompt, number=number)) for number in numbers)))
+        for turn in range(1, TURNS):
+            calls = [
+                tools.call(answer, task.prompt_id, number, turn, name=f"{number}/{turn}", again=True)
+                for number in numbers
+            ]
+            texts = await gather(*map(deep, calls))
+            told = [one + tools.given(text) for one, text in zip(episodes, texts, strict=True)]
+            episodes = list(await gather(*(deep(tools.sample(one)) for one in told)))
+        return episodes
+
+    return Rollout(program, ahead=ahead)
+
+
 def run(rollout: Rollout, slots: int, prompts: int = 4, **settings: Any) -> tuple[Collected, Watched]:
     engines: list[Watched] = []
 
@@ -91,12 +113,15 @@ def at_once(prompt: int, sample: int, turn: int) -> str:
     return f"{prompt} {sample} {turn}"
 
 
-def test_episodes_and_the_schedule_do_not_depend_on_delays_and_episodes_not_on_slots() -> None:
+@pytest.mark.parametrize("program", [conversations, rounds])
+def test_episodes_and_the_schedule_do_not_depend_on_delays_and_episodes_not_on_slots(
+    program: Callable[..., Rollout],
+) -> None:
     expected = None
     for slots in (1, 4, 64):
         schedule = None
         for seed, threads in ((0, False), (1, True), (2, False)):
-            found, engine = run(conversations(late(seed, threads)), slots)
+            found, engine = run(program(late(seed, threads)), slots)
             schedule = schedule or engine.asked
             assert engine.asked == schedule, "what is decoded together is the same to the step"
             episodes = [episode for one in found.groups for episode in one.episodes]
@@ -105,7 +130,7 @@ def test_episodes_and_the_schedule_do_not_depend_on_delays_and_episodes_not_on_s
                 assert one.tokens == other.tokens
                 assert one.own.logp.tobytes() == other.own.logp.tobytes()
                 assert one.turns.tolist() == other.turns.tolist()
-    as_they_come = run(conversations(late(3, True), None), 4)[0]
+    as_they_come = run(program(late(3, True), None), 4)[0]
     for one, other in zip([e for g in as_they_come.groups for e in g.episodes], expected or [], strict=True):
         assert one.tokens == other.tokens
 
