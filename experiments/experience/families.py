@@ -105,15 +105,13 @@ FAMILIES = {
             [
                 Method(
                     "grpo", {"kl_coefficient": 0.5},
-                    why="WHY05",
+                    why="with the coefficient of `remix`, but towards the policy at the start, of which it stays within "
+                    "reach.",
                 ),
-                Method(
-                    "grpo", {"kl_coefficient": 0.1},
-                    why="WHY01",
-                ),
+                Method("grpo", {"kl_coefficient": 0.1}),
                 Method("remix", {"kl_coefficient": 0.5}),
                 Method("remix", {"kl_coefficient": 0.5, "past_share": 0.0}),
-                Method("remix", {"kl_coefficient": 0.5, "past_share": 0.0, "switch": 1000}, why="WHYSWITCH"),
+                Method("remix", {"kl_coefficient": 0.5, "past_share": 0.0, "switch": 1000}),
             ],
         ),
         Family(
