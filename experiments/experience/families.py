@@ -105,8 +105,7 @@ FAMILIES = {
             [
                 Method(
                     "grpo", {"kl_coefficient": 0.5},
-                    why="with the coefficient of `remix`, but towards the policy at the start, of which it stays within "
-                    "reach.",
+                    why="the coefficient of `remix`, but towards the policy at the start: it cannot become certain.",
                 ),
                 Method("grpo", {"kl_coefficient": 0.1}),
                 Method("remix", {"kl_coefficient": 0.5}),
