@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.experience import locks, sampling_tasks, tasks
+from experiments.experience import locks, reference_tasks, sampling_tasks, tasks
 from experiments.experience.compare import Family, Method
 
 FAMILIES = {
@@ -96,6 +96,22 @@ FAMILIES = {
             "that is worth 1 and drawn once or twice in a hundred.",
             sampling_tasks.decoys,
             [Method("aepo_arbitrary_entropy", {"target_entropy": 1.0, "hot": 3.0, "tempered_share": 0.5})],
+        ),
+        Family(
+            "i", "moving references",
+            "Each prompt has one letter of 36 that is worth 1, and 18 that are worth a half. The policy guesses at "
+            "first, and must neither settle on a half nor stay near its guesses.",
+            reference_tasks.traps,
+            [
+                Method(
+                    "grpo", {"kl_coefficient": 0.5},
+                    why="the coefficient of `remix`, but towards the policy at the start: it cannot become certain.",
+                ),
+                Method("grpo", {"kl_coefficient": 0.1}),
+                Method("remix", {"kl_coefficient": 0.5}),
+                Method("remix", {"kl_coefficient": 0.5, "past_share": 0.0}),
+                Method("remix", {"kl_coefficient": 0.5, "past_share": 0.0, "switch": 1000}),
+            ],
         ),
         Family(
             "j", "supervised rows",

@@ -42,3 +42,9 @@ tested.provides = {"tests"}  # type: ignore[attr-defined]
 def best_or_decoy(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """1 for a text that begins with the first digit of the answer, a half for one that begins with the second."""
     return [{one[0]: 1.0, one[1]: 0.5}.get(text[:1], 0.0) for text, one in zip(completions, answer, strict=True)]
+
+
+def best_or_trap(completions: list[str], answer: list[str], traps: list[str], **_: Any) -> list[float]:
+    """1 for the answer, a half for one of the traps."""
+    return [1.0 if text == one else 0.5 if text in tuple(some) else 0.0
+            for text, one, some in zip(completions, answer, traps, strict=True)]  # fmt: skip

@@ -74,10 +74,11 @@ def draw(results: Results, path: Path) -> None:
     figure = Figure(figsize=(4 * wide, 2.7 * high), layout="constrained")
     for place, family in enumerate(families, start=1):
         axes = figure.add_subplot(high, wide, place)
-        for run in family["runs"]:
+        names = [run["method"].partition(" ")[0] for run in family["runs"]]
+        for number, (name, run) in enumerate(zip(names, family["runs"], strict=True)):
             points = np.linspace(0, family["about"]["tokens"] / 1000, len(run["curves"]))
-            name = run["method"].partition(" ")[0]
-            axes.plot(points, run["curves"], linewidth=1.5, label=name, **({"color": "0.5"} if name == "grpo" else {}))
+            label = name if names.count(name) == 1 else run["method"].replace("kl_coefficient", "KL")
+            axes.plot(points, run["curves"], linewidth=1.5, label=label, **({} if number else {"color": "0.5"}))
         axes.set_title(f"{family['key']}: {family['title']}", fontsize=9)
         axes.set_xlabel("sampled tokens, thousands", fontsize=8)
         axes.tick_params(labelsize=7)
