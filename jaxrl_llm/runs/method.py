@@ -21,7 +21,7 @@ from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.placement import row_shards
-from jaxrl_llm.needs import value_of
+from jaxrl_llm.needs import value_of, values_of
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
@@ -195,10 +195,11 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
     An implicit reward model has the critic's learning rate, but nothing else of a critic.
     """
     if needs_values(algorithm.needs):
-        if algorithm.target is not None and config.critic_steps:
+        heads = int(max(values_of(algorithm.needs, "values"), default=1))
+        if config.critic_steps and (heads > 1 or algorithm.target is not None):
+            why = "learn from a target critic" if algorithm.target is not None else f"have {heads}"
             raise InputError(
-                f"critic_steps train values of one head, and those of {config.algorithm} learn from a target critic: "
-                "leave it out"
+                f"critic_steps train values of one head, and those of {config.algorithm} {why}: leave it out"
             )
         return
     default = TrainConfig()

@@ -80,6 +80,10 @@ CASES = {
         ["--algorithm", "istar", "--algorithm.without", "state_key,turns", "--critic", "shared"],
         "istar has no critic: leave out critic",
     ),
+    "first steps of a critic of several heads": (
+        ["--algorithm", "hiper", "--algorithm.without", "plan,turn_rewards,turns", "--critic-steps", "2"],
+        "those of hiper have 3: leave it out",
+    ),
     "first steps of a critic with a target": (
         ["--algorithm", "archer", "--algorithm.without", "turn_rewards,turns", "--critic-steps", "2"],
         "those of archer learn from a target critic: leave it out",
