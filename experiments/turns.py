@@ -22,8 +22,9 @@ METHODS = (
     "multi_turn_recipe",
     "hiper",
 )
-TASKS = ("tool_first", "text_maze", "search")
+TASKS = ("tool_first", "text_maze")
 FOLDER = Path(__file__).parent / "lab" / "turns"
+BEFORE = FOLDER.parent / "turns_before"  # an earlier table, of other seeds and critics
 BEGIN, END = "<!-- turns -->", "<!-- end of turns -->"
 
 
@@ -48,29 +49,38 @@ def run(tasks: tuple[str, ...]) -> None:
 
 
 def table() -> str:
-    """Means over the seeds with standard errors; differences from GRPO in standard errors."""
+    """Means over the seeds with standard errors; differences from GRPO in standard errors, the last with the seeds of
+    `BEFORE` too, where a method had the same settings."""
     import numpy as np
 
-    from jaxrl_llm.lab.outcome import from_json
+    from jaxrl_llm.lab.outcome import Outcome, from_json
     from jaxrl_llm.reporting.files import read_json
 
-    value = read_json(FOLDER / "results.json")
+    def outcomes(folder: Path) -> dict[tuple[str, str], Outcome]:
+        return {(one.task, one.method): one for one in map(from_json, read_json(folder / "results.json")["outcomes"])}
+
+    def apart(own: np.ndarray, other: np.ndarray) -> str:
+        return f"{(own.mean() - other.mean()) / (np.hypot(own.std(ddof=1), other.std(ddof=1)) / len(own) ** 0.5):+.1f}"
+
+    now, before = outcomes(FOLDER), outcomes(BEFORE)
     lines = [
-        "| | method | return at the end | difference | mean of the curve | difference |",
-        "|---|---|---|---|---|---|",
+        "| | method | return at the end | difference | mean of the curve | difference | at the end, 16 seeds |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for task in (name for name in TASKS if name in value["starts"]):
-        found = {one.method: one for one in map(from_json, value["outcomes"]) if one.task == task}
-        for method in (name for name in METHODS if name in found):
-            cells = []
-            for measure in ("final", "area"):
-                own, other = found[method].measures[measure], found["grpo"].measures[measure]
-                error, both = own.std(ddof=1) / len(own) ** 0.5, np.hypot(own.std(ddof=1), other.std(ddof=1))
-                apart = (own.mean() - other.mean()) / (both / len(own) ** 0.5)
-                cells += [f"{own.mean():.3f} ± {error:.3f}", "" if method == "grpo" else f"{apart:+.1f}"]
-            first, note = task if method == "grpo" else "", found[method].note
-            name = f"{method} ({note})" if note else method
-            lines.append(f"| {first} | {name} | {' | '.join(cells)} |")
+    for task, method in ((task, method) for task in TASKS for method in METHODS if (task, method) in now):
+        mine, base, cells = now[task, method], now[task, "grpo"], []
+        for measure in ("final", "area"):
+            own, other = mine.measures[measure], base.measures[measure]
+            cells.append(f"{own.mean():.3f} ± {own.std(ddof=1) / len(own) ** 0.5:.3f}")
+            cells.append("" if mine is base else apart(own, other))
+        old = before.get((task, method))
+        if mine is base or old is None or old.point != mine.point:
+            cells.append("")
+        else:
+            more = ((mine, old), (base, before[task, "grpo"]))
+            cells.append(apart(*(np.concatenate([one.measures["final"] for one in both]) for both in more)))
+        name = f"{method} ({mine.note})" if mine.note else method
+        lines.append(f"| {task if mine is base else ''} | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
