@@ -26,6 +26,7 @@ from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.corrections import importance_correction, mismatch
 from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.rollouts.similar_states import similar_states
 from jaxrl_llm.trajectory import Array, Trajectories
 from jaxrl_llm.transform import Objective, chain
 
@@ -43,6 +44,7 @@ def gigpo(
     gamma: float = 0.95,
     scale: Literal["none", "std"] = "none",
     over: Literal["rows", "turns"] = "rows",
+    similarity: float | None = None,
     epsilon: float = 1e-6,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -60,17 +62,19 @@ def gigpo(
     episode's term only. over: whether an episode counts once in mean_g, or once a turn, as in the released code unless
     told otherwise. An episode without others in its group gets 0; the code gives it R.
 
-    What states are equal is up to the environment's name of them; the code can also join states whose texts are similar
-    (0.95), and subtracts 0.1 for invalid actions, which here is the environment's to do. Without turn rewards the score
-    comes with the last turn.
+    What states are equal is up to the environment's name of them. similarity: joins states whose texts are similar
+    (`rollouts.similar_states`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for invalid
+    actions, which here is the environment's to do. Without turn rewards the score comes with the last turn.
 
-    Defaults. Paper: step_weight. Code: gamma, scale, epsilon, clip_low, clip_high, kl_coefficient. Ours: over.
+    Defaults. Paper: step_weight. Code: gamma, scale, similarity, epsilon, clip_low, clip_high, kl_coefficient. Ours:
+    over.
     """
     step = where_given("state_key", compared(turn_returns(gamma), same_state(), scale, epsilon=epsilon))
     episode = of_episode(scale, over, epsilon)
     return Algorithm(
         turn_advantages(episode, step, weights=(1.0, step_weight), needs={"state_key"}),
         clipped(clip_low, clip_high, kl_coefficient),
+        rollout=None if similarity is None else similar_states(similarity),
     )
 
 

@@ -19,6 +19,7 @@ from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group
 from jaxrl_llm.rollouts.repair import hinted
 from jaxrl_llm.rollouts.second_prompts import recycled, with_predictions
 from jaxrl_llm.rollouts.semi_online import semi_online
+from jaxrl_llm.rollouts.similar_states import similar_states
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
 from jaxrl_llm.rollouts.two_policies import two_policies
 
@@ -29,7 +30,7 @@ NAMED: dict[str, Callable[..., Rollout]] = {
     "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups,
     "hinted_by_failures": hinted_by_failures, "two_policies": two_policies,
     "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
-    "top_nsigma": top_nsigma, "semi_online": semi_online,
+    "top_nsigma": top_nsigma, "semi_online": semi_online, "similar_states": similar_states,
 }  # fmt: skip
 
 

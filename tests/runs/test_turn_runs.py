@@ -28,7 +28,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}a:{% endif %}"
 )
 METHODS: dict[str, dict[str, Any]] = {
-    "gigpo": {},
+    "gigpo": {"similarity": 0.95},
     "hgpo": {},
     "salt": {},
     "srgpo": {"size": 8},
