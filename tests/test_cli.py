@@ -550,7 +550,7 @@ def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -
     found = output_of(capsys, "algorithms", "--find", "greedy Baseline").splitlines()
     assert [line.split()[0] for line in found if line.startswith("  ")] == ["remax"]
     for wrong, said in (
-        (["--find", "no such words"], "no method mentions"),
+        (["--find", "zebras in pyjamas"], "no method mentions"),
         (["--find"], "--find needs a value"),
         (["grpo", "--find", "length"], "--find searches all methods: remove grpo"),
     ):

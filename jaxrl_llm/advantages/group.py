@@ -7,6 +7,7 @@ each (`above_baseline`). NaN means not scored: ignored, with result 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -157,11 +158,14 @@ def group_relative(
     epsilon: float = 1e-6,
     baseline: Baseline = "mean",
     weights: Callable[[Trajectories], jax.Array] | None = None,
+    over: Literal["episodes", "rows"] = "episodes",
+    needs: Iterable[str] = (),
 ) -> Transform:
     """Write `group_advantage` of the combined reward on every action token of the sample.
 
-    weights: a function of the batch that returns f32[N], for the baseline "weighted". Raises InputError for a scale
-    that is not one of SCALES, and for a baseline that is not one of BASELINES.
+    weights: a function of the batch that returns f32[N], for the baseline "weighted". over: what counts once in the
+    group, an episode or each of its rows. needs: besides the reward. Raises InputError for a scale that is not one of
+    SCALES, for a baseline that is not one of BASELINES, and for another over.
     """
     _check_scale(scale)
     check_moments(ddof, epsilon)
@@ -175,7 +179,7 @@ def group_relative(
             batch.scores, batch.group, scale=scale, ddof=ddof, epsilon=epsilon, baseline=baseline, weights=w
         )
 
-    return on_actions(advantage)
+    return on_actions(advantage, needs, over)
 
 
 def standardised(values: jax.Array, ddof: int = 1, epsilon: float = 1e-8) -> jax.Array:
@@ -190,14 +194,19 @@ def _check_scale(scale: str) -> None:
 
 
 @part
-def on_actions(advantage: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
+def on_actions(
+    advantage: Callable[[Trajectories], jax.Array],
+    needs: Iterable[str] = (),
+    over: Literal["episodes", "rows"] = "episodes",
+) -> Transform:
     """The transform that writes an advantage f32[N], computed from `needs`, on every action token of its sample.
 
-    An episode of several rows counts once: see `once_per_episode`.
+    over: whether an episode of several rows counts once, see `once_per_episode`, or with each row.
     """
     require_function("the advantage", advantage)
-    of_episodes = once_per_episode(advantage)
-    return stateless(lambda b: b.replace(advantages=of_episodes(b)[:, None] * b.action_mask), needs)
+    require_choice("over", over, ("episodes", "rows"))
+    found = once_per_episode(advantage) if over == "episodes" else advantage
+    return stateless(lambda b: b.replace(advantages=found(b)[:, None] * b.action_mask), needs)
 
 
 def uniform_groups(batch: Trajectories) -> jax.Array:

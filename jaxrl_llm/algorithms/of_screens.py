@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxrl_llm.advantages.episodes import EPISODES
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.rounds import keep_uncertain_turns
 from jaxrl_llm.advantages.turn_rewards import needs_turns
@@ -58,7 +59,7 @@ def dart_gui(
     objective = policy_gradient(ratio, clip(clip_low, clip_high), sequence_mean())
     transform = chain(
         needs_turns(),
-        group_relative(epsilon=epsilon),
+        group_relative(epsilon=epsilon, needs=EPISODES),
         importance_correction("token", "truncate", high=weight_cap),
         keep_uncertain_turns(kept),
     )

@@ -59,7 +59,7 @@ def flow_grpo(
     """
     require_choice("over", over, ("episodes", "turns"))
     require_choice("average", average, ("episode", "token"))
-    credit = group_relative(epsilon=epsilon)
+    credit = group_relative(epsilon=epsilon, needs=EPISODES)
     if over == "turns":
         credit = turn_advantages(of_episode("std", "turns", epsilon, "score"), needs=EPISODES)
     mean = episode_mean() if average == "episode" else token_mean()

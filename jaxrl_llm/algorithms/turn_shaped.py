@@ -228,7 +228,7 @@ def eapo_iterresearch(
     """
     rounds = rescore(discounted_by_round(gamma), {"episode", "first_turn"})
     return Algorithm(
-        chain(rounds, group_relative(epsilon=epsilon)),
+        chain(rounds, group_relative(epsilon=epsilon, over="rows")),
         policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean()),
     )
 

@@ -61,3 +61,9 @@ def test_episodes_of_one_row_are_groups_as_ever() -> None:
     batch = batch_of().with_info(episode=jnp.arange(8.0), first_turn=jnp.zeros(8))
     plain = batch.replace(info=None)
     np.testing.assert_array_equal(of_rows(group_relative(), batch), of_rows(group_relative(), plain))
+
+
+def test_rows_may_count_each() -> None:
+    batch = batch_of()
+    plain = batch.replace(info=None)
+    np.testing.assert_array_equal(of_rows(group_relative(over="rows"), batch), of_rows(group_relative(), plain))
