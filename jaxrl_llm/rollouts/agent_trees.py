@@ -11,10 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.agent_metrics import FORKED
-from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, draw_reply, graded, hear
+from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, draw_reply, graded, hear, settings_of
 from jaxrl_llm.rollouts.conversations import Conversation
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
 from jaxrl_llm.rollouts.episode import Episode
@@ -126,12 +125,7 @@ def forking_agents(
         return [one for (one,) in await gather(*(closed(tools, task, path) for path in paths))]
 
     def around(inner: Rollout) -> Rollout:
-        settings = inner.agent
-        if settings is None:
-            raise InputError(
-                f"the episodes of agents fork after observations, but the rollout {inner.name} has none: give "
-                "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
-            )
+        settings = settings_of(inner, "the episodes of agents fork after observations")
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
             rows = await graded(tools, await play(tools, task, settings), settings.turn_rewards)

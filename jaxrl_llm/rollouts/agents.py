@@ -131,6 +131,16 @@ def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHE
     )  # fmt: skip
 
 
+def settings_of(rollout: Rollout, what: str) -> AgentSettings:
+    """How a rollout of agents makes its episodes. InputError, which begins with `what`, for another rollout."""
+    if rollout.agent is None:
+        raise InputError(
+            f"{what}, but the rollout {rollout.name} has none: give --environment MODULE:NAME, --tools, or a --rollout "
+            "that returns rollouts.agents.agent(ENVIRONMENT)"
+        )
+    return rollout.agent
+
+
 async def graded(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[list[Episode]]:
     """The rows of each finished conversation with their rewards."""
     ends = await ends_of(tools, found, turn_rewards)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice, shown
 from jaxrl_llm.expressions import part
-from jaxrl_llm.rollouts.agents import AgentSettings, begun, closed, draw_reply, ends_of, hear, take_turn
+from jaxrl_llm.rollouts.agents import AgentSettings, begun, closed, draw_reply, ends_of, hear, settings_of, take_turn
 from jaxrl_llm.rollouts.conversations import Conversation, finished
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.prefixes import continued
@@ -106,12 +106,7 @@ def tagged(
         ]
 
     def around(inner: Rollout) -> Rollout:
-        settings = inner.agent
-        if settings is None:
-            raise InputError(
-                f"the agentic mode is of agents, but the rollout {inner.name} has none: give --tools, --environment "
-                "or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
-            )
+        settings = settings_of(inner, "the agentic mode is of agents")
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
             given = _given(tools, task, modes, forced, settings.limits.turn_tokens or task.limit)

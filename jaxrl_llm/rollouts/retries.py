@@ -10,11 +10,20 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.agent_metrics import COUNTS
 from jaxrl_llm.rollouts.agent_trees import numbered, parted
-from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, draw_reply, ends_of, hear, take_turn
+from jaxrl_llm.rollouts.agents import (
+    AgentSettings,
+    Path,
+    begun,
+    closed,
+    draw_reply,
+    ends_of,
+    hear,
+    settings_of,
+    take_turn,
+)
 from jaxrl_llm.rollouts.conversations import Conversation, finished
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, copied
 from jaxrl_llm.rollouts.episode import Episode
@@ -244,12 +253,7 @@ def reflecting(
         return out
 
     def around(inner: Rollout) -> Rollout:
-        settings = inner.agent
-        if settings is None:
-            raise InputError(
-                f"the episodes of agents are retried from a turn, but the rollout {inner.name} has none: give "
-                "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
-            )
+        settings = settings_of(inner, "the episodes of agents are retried from a turn")
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
             return await play(tools, task, settings)

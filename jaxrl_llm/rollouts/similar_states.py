@@ -8,9 +8,8 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
-from jaxrl_llm.rollouts.agents import converse, graded
+from jaxrl_llm.rollouts.agents import converse, graded, settings_of
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.tools import Task, Tools
@@ -52,12 +51,7 @@ def similar_states(least: float = 0.95) -> Rollout:
     check_number("least", least, least=0, most=1)
 
     def around(inner: Rollout) -> Rollout:
-        settings = inner.agent
-        if settings is None:
-            raise InputError(
-                f"the states of agents can be similar, but the rollout {inner.name} has none: give --environment "
-                "MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
-            )
+        settings = settings_of(inner, "the states of agents can be similar")
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
             found = [one for (one,) in await gather(*(converse(tools, task, n, settings) for n in range(task.samples)))]

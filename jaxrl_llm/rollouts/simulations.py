@@ -16,7 +16,7 @@ from jaxrl_llm.data.calls import Message
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
-from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, converse, ends_of, hear
+from jaxrl_llm.rollouts.agents import AgentSettings, Path, begun, closed, converse, ends_of, hear, settings_of
 from jaxrl_llm.rollouts.conversations import finished, merged, state_of
 from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, copied, observed
 from jaxrl_llm.rollouts.episode import Episode, Segment, given
@@ -211,12 +211,7 @@ def simulating(
         return out
 
     def around(inner: Rollout) -> Rollout:
-        settings = inner.agent
-        if settings is None:
-            raise InputError(
-                f"the replies of agents are simulated, but the rollout {inner.name} has none: give --environment "
-                "MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
-            )
+        settings = settings_of(inner, "the replies of agents are simulated")
 
         async def program(tools: Tools, task: Task) -> list[Episode]:
             return await play(tools, task, settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +99,7 @@ def test_a_run_with_hints_in_flight_resumes(tmp_path: Path, monkeypatch: Any) ->
     more: Any = {"segment_tokens": 3, "oversample": 1.5, "steps": STEPS, "checkpoint_every": 1, "keep_checkpoints": 9}
     hyperparameters = {"drop_solved": True, "source": "column"}
     runs.train(config_of(tmp_path, "nurl", hyperparameters=hyperparameters, **more))
-    copy = tmp_path / "copy" / "run"
-    shutil.copytree(tmp_path / "run", copy)
-    for later in range(3, STEPS + 1):
-        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
-    loop.resume(str(copy))
+    copy = runs.resumed_copy(tmp_path, range(3, STEPS + 1))
     assert_same_run(copy, tmp_path / "run")
 
 
@@ -113,11 +108,7 @@ def test_a_run_with_a_teacher_resumes(tmp_path: Path) -> None:
     """The teacher's weights are in the checkpoints."""
     config = config_of(tmp_path, "srpo_sample_routing", steps=STEPS, keep_checkpoints=9)
     runs.train(config)
-    copy = tmp_path / "copy" / "run"
-    shutil.copytree(tmp_path / "run", copy)
-    for later in range(3, STEPS + 1):
-        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
-    loop.resume(str(copy))
+    copy = runs.resumed_copy(tmp_path, range(3, STEPS + 1))
     assert_same_run(copy, tmp_path / "run")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +53,7 @@ def test_xrpo_trains_by_name_with_any_number_of_slots(tmp_path: Path) -> None:
 def test_a_resumed_run_has_the_pool(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     runs.train(config_of(tmp_path, steps=STEPS, checkpoint_every=1, keep_checkpoints=9))
-    copy = tmp_path / "copy" / "run"
-    shutil.copytree(tmp_path / "run", copy)
-    for later in range(3, STEPS + 1):
-        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
-    loop.resume(str(copy))
+    copy = runs.resumed_copy(tmp_path, range(3, STEPS + 1))
     assert_same_run(copy, tmp_path / "run")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,7 @@ def test_completions_in_flight_keep_their_experts(tmp_path: Path) -> None:
     waiting = [answer for step in taken for answer in step.waiting if answer.tokens.size]
     assert waiting
     assert all(answer.before is not None and (answer.tokens.experts >= 0).all() for answer in waiting)  # type: ignore[operator]
-    copy = tmp_path / "copy" / "run"
-    shutil.copytree(tmp_path / "run", copy)
-    for later in range(3, STEPS + 1):
-        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
-    loop.resume(str(copy))
+    copy = runs.resumed_copy(tmp_path, range(3, STEPS + 1))
     assert_same_run(copy, tmp_path / "run")
 
 

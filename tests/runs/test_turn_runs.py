@@ -192,11 +192,7 @@ def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """After a kill behind the last checkpoint it ends the same, with restarts from turns too."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     runs.train(config_of(tmp_path, name, steps=STEPS, checkpoint_every=1, keep_checkpoints=9))
-    copy = tmp_path / "copy" / "run"
-    shutil.copytree(tmp_path / "run", copy)
-    for later in range(3, STEPS + 1):
-        shutil.rmtree(copy / "checkpoints" / str(later), ignore_errors=True)
-    loop.resume(str(copy))
+    copy = runs.resumed_copy(tmp_path, range(3, STEPS + 1))
     same = assert_same_records if name == "archer" else assert_same_run  # a critic is among the parameters
     same(copy, tmp_path / "run")
 

@@ -187,6 +187,16 @@ def finished_run() -> Path:
     return _scratch() / "run"
 
 
+def resumed_copy(folder: Path, without: Iterable[int]) -> Path:
+    """A copy of the run in folder/run, resumed as after a kill before the checkpoints of the steps `without`."""
+    copy = folder / "copy" / "run"
+    shutil.copytree(folder / "run", copy)
+    for step in without:
+        shutil.rmtree(copy / "checkpoints" / str(step), ignore_errors=True)
+    loop.resume(str(copy))
+    return copy
+
+
 def as_arguments(config: TrainConfig) -> list[str]:
     """The options that give this configuration."""
 
