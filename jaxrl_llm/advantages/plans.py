@@ -195,13 +195,11 @@ def hierarchical_advantages(
         total = jnp.zeros(batch.tokens.shape)
         for A, where, span in zip(credit[:3], at, spans, strict=True):
             A = standardised(A, where) if whiten else A
-            total = total + jnp.where(span, on_tokens(jnp.where(where, A, 0.0), batch), 0.0)
-        number = turn_numbers(batch)
-        returns = []
-        for G, where, place in zip(credit[3:], at, places, strict=True):
-            target = on_tokens(jnp.where(where, G, jnp.nan), batch)
-            here = on_tokens(place.astype(jnp.float32), batch) == jnp.arange(batch.tokens.shape[1])
-            returns.append(jnp.where((number >= 0) & here, target, jnp.nan))
+            total = jnp.where(span, on_tokens(jnp.where(where, A, 0.0), batch), total)
+        returns = [
+            on_places(G, jnp.where(where, place, last + 1), batch)
+            for G, where, place in zip(credit[3:], at, places, strict=True)
+        ]
         counts = jnp.stack([jnp.sum(where) for where in at]).astype(jnp.float32)
         explained = explained_variance(read[0], credit.action_return, at[0])
         return (
@@ -211,6 +209,12 @@ def hierarchical_advantages(
         )
 
     return stateless(apply, TURNS | needed_values(HEADS) | {"plan", "turn_rewards"})
+
+
+def on_places(values: Array, places: Array, batch: Trajectories) -> Array:
+    """f32[N, L]: values f32[N, K] of turns at places int32[N, K]; NaN elsewhere, and nothing where a place is L."""
+    empty = jnp.full(batch.tokens.shape, jnp.nan)
+    return jax.vmap(lambda row, value, place: row.at[place].set(value, mode="drop"))(empty, values, places)
 
 
 def standardised(values: Array, mask: Array) -> Array:
