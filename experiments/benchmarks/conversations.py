@@ -22,7 +22,8 @@ import numpy as np
 from rollout_ours import load
 
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.rollouts.driver import Driver, Rule
+from jaxrl_llm.rollouts.admission import Rule
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.experience import LOOK
 from jaxrl_llm.rollouts.experience_engines import engines_of

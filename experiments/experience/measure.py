@@ -59,8 +59,6 @@ class Task:
     examples: Any = None
     """What the policy is taught before, see `tiny.taught`."""
     taught_steps: int = 0
-    others: Any = None
-    """A further model for the run, by seed."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the runs."""
     curriculum: MakeCurriculum | None = None

@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.turn_rewards import gated_rewards, needs_turns
 from jaxrl_llm.advantages.turns import of_episode, turn_advantages, turn_mask
@@ -76,8 +77,7 @@ def credit_of_calls(call_credit: float, most: float, success: float) -> Callable
     """A function `batch -> f32[N]`: 1 for a success; else -1 + call_credit for each turn before the last, to `most`."""
 
     def score(batch: Trajectories) -> Array:
-        before, last = of_rows(batch, "first_turn"), jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1)
-        calls = last if before is None else before + last
+        calls = turns_before(batch) + jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1)
         return jnp.where(batch.scores > success, 1.0, jnp.minimum(-1.0 + call_credit * calls, most))
 
     return score
@@ -194,11 +194,9 @@ def discounted_by_round(gamma: float) -> Callable[[Trajectories], Array]:
     check_number("gamma", gamma, above=0, most=1)
 
     def score(batch: Trajectories) -> Array:
-        episode, first = (of_rows(batch, name) for name in ("episode", "first_turn"))
-        if episode is None or first is None:
-            return batch.scores
-        key = joint_key(batch.group, episode.astype(jnp.int32))
-        return gamma ** ranks_within(key, first, first, ~jnp.isnan(batch.scores)) * batch.scores
+        before = turns_before(batch).astype(jnp.float32)
+        later = ranks_within(episode_keys(batch), before, before, ~jnp.isnan(batch.scores))
+        return gamma**later * batch.scores
 
     return score
 

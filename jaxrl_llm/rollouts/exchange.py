@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.rewards.entry_arrays import alike
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.driver import Admit, Admitted, Collected
+from jaxrl_llm.rollouts.admission import Admit, Admitted, Collected
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lockstep import take_part
 from jaxrl_llm.rollouts.meetings import Meet, Met, Post, meet_here

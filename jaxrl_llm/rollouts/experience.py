@@ -22,8 +22,9 @@ from jaxrl_llm.rewards.scoring import (
     some_rows,
     with_defaults,
 )
+from jaxrl_llm.rollouts.admission import Admit, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.batch import rows_of, to_batch
-from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.exchange import admit_on, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.experience_engines import engines_of

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from jaxrl_llm.distributed.hosts import Hosts
-from jaxrl_llm.rollouts.driver import Admit, Admitted, Collected
+from jaxrl_llm.rollouts.admission import Admit, Admitted, Collected
 from jaxrl_llm.sampling.requests import Completes, Completion, Draws, MakeEngine, Request, Stats
 
 

@@ -29,10 +29,10 @@ from jaxrl_llm.algorithms.curricula import (
 )
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.curricula_arms import best_arms
 from jaxrl_llm.rollouts.curricula_neighbours import kernel_average, text_features
 from jaxrl_llm.rollouts.curricula_stages import profile_class
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.second_stage import extra_samples
 from jaxrl_llm.transform import RunFacts
 

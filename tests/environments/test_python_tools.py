@@ -21,8 +21,9 @@ from jaxrl_llm.environments.sandbox import Limits, Result
 from jaxrl_llm.environments.sandbox.run import family
 from jaxrl_llm.environments.tools import Kit, Toolbox, schema_of, with_tools
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.driver import Driver, Rule
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.tools import Task
 

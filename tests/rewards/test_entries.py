@@ -25,7 +25,7 @@ from jaxrl_llm.rewards.entries import entry, parsed
 from jaxrl_llm.rewards.entry_arrays import alike, keys_of, stacked, token_ends
 from jaxrl_llm.rewards.loading import declared
 from jaxrl_llm.rewards.scoring import Scored, StreamedScores, concatenate_groups, score_batch, some_rows, with_defaults
-from jaxrl_llm.rollouts.driver import Collected
+from jaxrl_llm.rollouts.admission import Collected
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.episode import given as given_tokens
 from jaxrl_llm.rollouts.exchange import of_all_hosts

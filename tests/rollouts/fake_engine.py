@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.rollouts.driver import Admit, Collected, Driver, Rule, admit_first
+from jaxrl_llm.rollouts.admission import Admit, Collected, Rule, admit_first
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.programs import Rollout, group

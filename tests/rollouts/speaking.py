@@ -10,7 +10,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
+from jaxrl_llm.rollouts.admission import Collected, Rule
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.programs import Rollout

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.candidates import contrast, with_candidates, wrong_ones
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.programs import group
 
 SEEN: list[str] = []

@@ -9,9 +9,9 @@ import pytest
 from fake_engine import Ran, begin
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.by_name import rollout_by_name
 from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before, with_demonstration
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.programs import group
 
 ROW = {"solution": "11 12 13"}

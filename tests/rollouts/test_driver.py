@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.driver import Rule
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.batch import to_batch
 from jaxrl_llm.rollouts.by_name import rollout_by_name
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.hint_lengths import failure_rate, hint_ratio, hinted_by_failures
 from jaxrl_llm.rollouts.tools import Task

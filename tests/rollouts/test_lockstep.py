@@ -12,7 +12,7 @@ from simulated_hosts import on_hosts
 from test_exchange import batch_of, scored
 
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.rollouts.driver import Collected, Rule, admit_first
+from jaxrl_llm.rollouts.admission import Collected, Rule, admit_first
 from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts
 from jaxrl_llm.rollouts.lockstep import in_lockstep
 from jaxrl_llm.rollouts.log import Pool

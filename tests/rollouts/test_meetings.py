@@ -14,7 +14,8 @@ from simulated_hosts import on_hosts
 from test_exchange import batch_of, scored
 
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.rollouts.driver import Driver, Rule, admit_first
+from jaxrl_llm.rollouts.admission import Rule, admit_first
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.exchange import admit_on, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.lockstep import in_lockstep

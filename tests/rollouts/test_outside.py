@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from fake_engine import LIMIT, FakeEngine, Words, begin, length_of, score
 
-from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
+from jaxrl_llm.rollouts.admission import Collected, Rule
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import Rollout

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.batch import rows_of, to_batch
 from jaxrl_llm.rollouts.by_name import rollout_by_name
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.modes import adaptive_factors, mode_of, tagged
 from jaxrl_llm.rollouts.prefixes import prefix_length, prefixed_groups, reset_lengths, reset_to_data
 from jaxrl_llm.rollouts.programs import group

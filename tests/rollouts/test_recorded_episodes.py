@@ -12,8 +12,8 @@ from fake_engine import FakeEngine, Ran, begin
 
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts import stores
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.log import from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout, forked, group

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.driver import Rule
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.programs import (
     Rollout,

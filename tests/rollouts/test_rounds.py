@@ -12,7 +12,7 @@ from fake_engine import Ran, begin
 from scipy import stats
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.driver import Rule
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.repair import succeeds
 from jaxrl_llm.rollouts.rounds import by_confidence, confidence_width, exploration_priority, in_rounds

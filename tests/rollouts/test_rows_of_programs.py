@@ -9,9 +9,9 @@ import fake_engine
 import pytest
 from fake_engine import Ran, begin
 
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.candidates import with_candidates
 from jaxrl_llm.rollouts.demonstrated import demonstrated, with_demonstration
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.prefixes import prefixed_groups
 from jaxrl_llm.rollouts.programs import Rollout, group

@@ -10,7 +10,7 @@ from fake_engine import Ran, begin
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.rollouts.driver import Rule
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.repair import hinted

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fake_engine import Ran, begin
 
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.repair import succeeds
 from jaxrl_llm.rollouts.teachers import with_right_siblings

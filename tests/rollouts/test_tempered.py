@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.driver import Collected, Driver, Rule
+from jaxrl_llm.rollouts.admission import Collected, Rule
+from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.tempered import with_tempered

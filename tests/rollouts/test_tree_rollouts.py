@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts import lookahead
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.driver import Rule
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lookahead import near_ties

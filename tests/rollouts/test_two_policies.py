@@ -9,7 +9,7 @@ import pytest
 from fake_engine import LIMIT, Ran, begin, length_of
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.driver import Rule
+from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.two_policies import two_policies
 
