@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs as runs
-from test_resume import STEPS, assert_same_run, kill
+from test_resume import assert_same_run, kill
 
 from jaxrl_llm.data.calls import Call, Reply
 from jaxrl_llm.data.turns import ChatTurns
@@ -33,6 +33,7 @@ from jaxrl_llm.runs.rollout import rollout_of
 from jaxrl_llm.transform import stateless
 
 WORLDS = Path(__file__).with_name("worlds.py")
+STEPS = 3  # of a run whose conversations go on from step to step
 # Short, since the model's context is 128 letters. Replies end with the token that ends texts.
 TEMPLATE = (
     "{% if tools %}{% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
