@@ -15,7 +15,6 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.experience_state import ExperienceState
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.pairs import alone
 from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request, Stats
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.schedule import for_conversations, lasting, size_for
@@ -49,7 +48,7 @@ def engines_of(
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
         hook = setup.rollout.hook if temperature is None and learns else None
-        drawing, taken = policy, alone(weights if others is None or learns else others)
+        drawing, taken = policy, (weights if others is None or learns else others).alone()
         if hook is not None:
             settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
             drawing, taken = dataclasses.replace(policy, hook=hook), weights

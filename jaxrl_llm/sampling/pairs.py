@@ -7,7 +7,7 @@ prompt, continue, restore, speculate) it does for both. params["other"] are the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,6 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.decoder import Attend
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.cache import LayerCache, empty
-
-if TYPE_CHECKING:
-    from jaxrl_llm.sampling.weights import Weights
 
 Array = jax.Array
 
@@ -68,21 +65,3 @@ def of_both(policy: Policy, params: Params, hidden: Array) -> list[tuple[Params,
         return [(params, hidden)]
     D = policy.config.hidden_size
     return [(params, hidden[:, :D]), (params["other"], hidden[:, D:])]
-
-
-def both(first: Weights, second: Weights) -> Weights:
-    """The weights of a policy and of a second one that is run beside it (`pairs`)."""
-    return first._replace(
-        prompts=first.prompts | {"other": second.prompts},
-        loop=first.loop | {"other": second.loop},
-        moved_bytes=first.moved_bytes + second.moved_bytes,
-        moved_seconds=first.moved_seconds + second.moved_seconds,
-    )
-
-
-def alone(weights: Weights) -> Weights:
-    """The weights without those of a second policy."""
-    prompts, loop = (
-        {name: x for name, x in tree.items() if name != "other"} for tree in (weights.prompts, weights.loop)
-    )
-    return weights._replace(prompts=prompts, loop=loop)

@@ -22,7 +22,6 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
-from jaxrl_llm.sampling.pairs import both
 from jaxrl_llm.sampling.speculate import Tail
 
 AnyMesh = Mesh | AbstractMesh
@@ -60,6 +59,20 @@ class Weights(NamedTuple):
     def fetched(self, tree: Any) -> Any:
         """Results of the programs, in a form that every host of the mesh can read."""
         return tree if self.mesh is None else to_numpy(tree, self.mesh)
+
+    def beside(self, second: Weights) -> Weights:
+        """These weights, and those of a second policy that is run with the first (`pairs`)."""
+        return self._replace(
+            prompts=self.prompts | {"other": second.prompts},
+            loop=self.loop | {"other": second.loop},
+            moved_bytes=self.moved_bytes + second.moved_bytes,
+            moved_seconds=self.moved_seconds + second.moved_seconds,
+        )
+
+    def alone(self) -> Weights:
+        """These weights without those of a second policy."""
+        prompts, loop = ({name: x for name, x in tree.items() if name != "other"} for tree in (self.prompts, self.loop))
+        return self._replace(prompts=prompts, loop=loop)
 
 
 class LoopOptions(NamedTuple):
@@ -106,7 +119,8 @@ def take_weights(
         raise InputError("tokens are not drawn in float64: sample with dataclasses.replace(policy, dtype=jnp.float32)")
     if (other := params.get("other")) is not None:
         own = {name: x for name, x in params.items() if name != "other"}
-        return both(*(take_weights(policy, each, mesh, weight_dtype) for each in (own, other)))
+        first, second = (take_weights(policy, each, mesh, weight_dtype) for each in (own, other))
+        return first.beside(second)
     params = {name: x for name, x in params.items() if name != "critic"}
     if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set

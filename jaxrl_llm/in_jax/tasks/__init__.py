@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.in_jax.tasks.environment import Environment, environment_task
+from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.maze import maze
 from jaxrl_llm.in_jax.tasks.open_ended import brackets, correct_and_short
 from jaxrl_llm.in_jax.tasks.sequences import addition, long_tail, noisy_copying, noisy_verifier, sequence_lock, sorting
-from jaxrl_llm.in_jax.tasks.task import Task
+from jaxrl_llm.in_jax.tasks.task import Environment, Task
 from jaxrl_llm.in_jax.tasks.text_maze import text_maze
 from jaxrl_llm.in_jax.tasks.tools import search, tool_first
 

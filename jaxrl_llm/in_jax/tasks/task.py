@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from jaxrl_llm.in_jax.tasks.environment import Environment
-
 Array = jax.Array
 Scores = dict[str, Array]  # components of a reward, f32[] each
+State = Any  # of an environment: a pytree of arrays
+
+
+class Environment(NamedTuple):
+    """Functions of one episode, of which callers make rows by `vmap`; they are pure, so chance is in the prompt's H
+    hidden numbers, which all episodes of a group share.
+
+    A state is any pytree of arrays. Rewards of turns and the final reward add up to the episode's return.
+    """
+
+    turns: int  # K
+    observation: int  # O
+    reply: int  # A
+    reset: Callable[[Array], tuple[State, Array]]
+    """prompt int32[P + H] -> state, first observation int32[O]"""
+    step: Callable[[State, Array], tuple[State, Array, Array, Array]]
+    """state, reply int32[A] -> state, observation int32[O], reward of the turn f32[], whether the episode is over
+    bool[]"""
+    state_number: Callable[[State], Array]
+    """state -> int32[], equal for states that a method may compare with each other; within a group"""
+    score: Callable[[State], tuple[Scores, Array]]
+    """last state -> components, final reward f32[]"""
+    best: Callable[[State], Array]
+    """state -> a reply int32[A] of the best policy that is known"""
+    calls: Callable[[State], tuple[Array, Array]] | None = None
+    """last state -> calls of tools, and how many of them failed, f32[] each. None: there are no tools."""
 
 
 class Task(NamedTuple):

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.in_jax.tasks.environment import Environment, environment_task
+from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.maze import MOVES
-from jaxrl_llm.in_jax.tasks.task import Array, Scores, Task
+from jaxrl_llm.in_jax.tasks.task import Array, Environment, Scores, Task
 from jaxrl_llm.selection.noise import mix
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.in_jax.tasks.environment import Environment, environment_task
-from jaxrl_llm.in_jax.tasks.task import Array, Scores, Task, number_of
+from jaxrl_llm.in_jax.tasks.environment import environment_task
+from jaxrl_llm.in_jax.tasks.task import Array, Environment, Scores, Task, number_of
 from jaxrl_llm.selection.noise import mix
 
 
