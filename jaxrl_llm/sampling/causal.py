@@ -6,10 +6,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxrl_kernels.partition import AnyMesh, mesh_of
 
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.packed_kernel import LANES, by_kernel, causal_tokens
-from jaxrl_llm.models.placement import SAMPLED_ROWS, takes_kernels
+from jaxrl_llm.models.placement import (
+    ANYWHERE,
+    SAMPLED_ROWS,
+    TENSOR,
+    Placement,
+    row_axes,
+    row_shards,
+    takes_kernels,
+)
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.pairs import run
 
@@ -27,15 +37,31 @@ def causal_pass(
     """
     R, L = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(L), (R, L))
-    config, attention = policy.config, dense(policy, positions, length)
+    config, attention, placed = policy.config, dense(policy, positions, length), ANYWHERE
     if takes_kernels(policy.mesh) and L % LANES == 0:
         # The mesh of the sampler is that of the arrays: it may be one host's.
         attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
+        placed = between_layers(mesh_of(None, tokens), R, L)
 
     def attend(q: Array, k: Array, v: Array, memory: None, window: Any) -> tuple[Array, tuple[Array, Array]]:
         return attention(q, k, v, None, window)[0], (k, v)
 
-    return run(policy, params, tokens, positions, attend, record=record)
+    return run(policy, params, tokens, positions, attend, record=record, placement=placed)
+
+
+def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
+    """States [rows, tokens, D] with tokens over "tensor" between layers, so that devices share the norms.
+
+    What devices receive in a layer is the same: a reduce-scatter and an all-gather instead of an all-reduce.
+    """
+    if mesh is None or mesh.shape.get(TENSOR, 1) == 1 or tokens % mesh.shape[TENSOR]:
+        return ANYWHERE
+    over = row_axes(mesh, SAMPLED_ROWS) if rows % row_shards(mesh, SAMPLED_ROWS) == 0 else None
+
+    def states(x: Array, whole: bool) -> Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(over, None if whole else TENSOR)))
+
+    return ANYWHERE._replace(states=states)
 
 
 def dense(policy: Policy, positions: Array, length: Array) -> decoder.Attend:

@@ -23,6 +23,7 @@ from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.speculate import Tail
+from jaxrl_llm.sampling.weight_layouts import inputs_last
 
 AnyMesh = Mesh | AbstractMesh
 LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
@@ -84,6 +85,7 @@ class LoopOptions(NamedTuple):
     pad_lanes: bool = False
     wide_head: bool = False  # the unembedding in the activations' dtype, for CPUs, which would convert it at each step
     rounding: str | None = None  # projections of layers are `Quantised`
+    inputs_last: bool = False  # on a mesh, projections to heads lie as TPUs multiply by them, see `weight_layouts`
 
     def padding(self, policy: Policy) -> tuple[int, int]:
         """How many rows, and how many numbers in each row, the unembedding is padded by."""
@@ -170,7 +172,9 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     options = options_for(mesh.devices.flat[0], mesh, rounding)
     target = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     others = jax.jit(_others, static_argnums=(0, 2), out_shardings=outside_layers(target))
-    layer = jax.jit(_layer, static_argnums=(0, 3), out_shardings=target["layers"][0])
+    of_layer = target["layers"][0]
+    of_layer = inputs_last(of_layer) if options.inputs_last else of_layer
+    layer = jax.jit(_layer, static_argnums=(0, 3), out_shardings=of_layer)
     return Converter(others, layer, options)
 
 
@@ -178,7 +182,8 @@ def options_for(device: jax.Device | None, mesh: AnyMesh | None = None, rounding
     """The options for a device, None is the default one, or for a mesh of such."""
     platform = jax.default_backend() if device is None else device.platform
     shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    return LoopOptions(shards, platform == "tpu", platform == "cpu", rounding)
+    several = mesh is not None and mesh.size > 1
+    return LoopOptions(shards, platform == "tpu", platform == "cpu", rounding, platform == "tpu" and several)
 
 
 def outside_layers(params: Params) -> Params:
@@ -240,7 +245,7 @@ def _views(params: Params) -> tuple[Params, Params]:
 def abstract_weights(
     policy: Policy, params: Any, mesh: Mesh | None = None, weight_dtype: str | Any | None = None
 ) -> Params:
-    """ShapeDtypeStructs of the loop's weights, with shardings on a mesh, for compiling ahead of time.
+    """ShapeDtypeStructs of the loop's weights, with shardings and layouts on a mesh, for compiling ahead of time.
 
     params: arrays or ShapeDtypeStructs. The other arguments are those of `take_weights`.
     """
@@ -250,6 +255,8 @@ def abstract_weights(
     if mesh is None:
         return shapes
     places = named_shardings(loop_specs(policy, mesh, params, options), mesh)
+    if options.inputs_last:
+        places["layers"] = tuple(map(inputs_last, places["layers"]))
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
 

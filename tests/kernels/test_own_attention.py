@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -174,6 +175,18 @@ def test_lowers_for_cuda() -> None:
     text = jax.jit(own_attention).trace(**given).lower(lowering_platforms=("cuda",)).as_text()
     assert "tensor<4x3x2x20xf32>" in text  # the logits of the plain path
     assert "tpu_custom_call" not in text
+
+
+def test_the_ring_stays_in_hbm_on_a_tpu() -> None:
+    """XLA places neither the keys and values that the kernel reads nor those that it updates in VMEM, also in vmap."""
+    given = drawn(4, 2, 2, 128, 256, 3, jnp.int8)
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), given)
+    run = lambda given: own_attention(**given)  # noqa: E731
+    for function, arguments in ((run, given), (jax.vmap(run), stacked)):
+        lowered = jax.jit(function).trace(arguments).lower(lowering_platforms=("tpu",)).as_text()
+        places = re.search(r'"output_memory_space_colors": (\[.*?\}\])', lowered.replace(r"\22", '"'))
+        assert places is not None
+        assert json.loads(places[1]) == [{"color": 0, "shape_index": [1]}, {"color": 0, "shape_index": [2]}]
 
 
 TPU_PROGRAM = r"""

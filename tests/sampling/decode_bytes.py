@@ -3,8 +3,8 @@
     python decode_bytes.py JSON
 
 JSON: {"platform": "tpu" or "cpu", "model": {...} of ModelConfig, "rows", "dtypes": [weight_dtype or null, ...],
-"caches": [cache_dtype or null, ...]}; both lists are of one length. Prints a line with, for each, the numbers that
-`measured` gives.
+"caches": [cache_dtype or null, ...]}; both lists are of one length. Also "group", "prompt" and "new", as arguments of
+`measured`, in "lengths". Prints a line with, for each, the numbers that `measured` gives.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def main() -> None:
 
         device = topologies.get_topology_desc(platform="tpu", topology_name=asked["platform"]).devices[0]
     config, pairs = config_of(**asked["model"]), zip(asked["dtypes"], asked["caches"], strict=True)
-    print("RESULT" + json.dumps([measured(device, config, asked["rows"], *pair) for pair in pairs]))
+    found = [measured(device, config, asked["rows"], *pair, **asked.get("lengths", {})) for pair in pairs]
+    print("RESULT" + json.dumps(found))
 
 
 if __name__ == "__main__":

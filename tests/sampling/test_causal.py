@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from conftest import quick_compiles
 from heavy import few
+from jax.sharding import AbstractMesh
 
 from jaxrl_llm.models.decoder import unstack
-from jaxrl_llm.sampling.causal import causal_pass, of_layer
+from jaxrl_llm.models.placement import ANYWHERE
+from jaxrl_llm.sampling.causal import between_layers, causal_pass, of_layer
 
 
 @pytest.mark.parametrize("family", few(["gemma2", "qwen3_moe", "llama"], ["gemma2"]))
@@ -33,3 +35,15 @@ def test_by_the_kernel_or_by_masks(family: str, stacked: bool, vectors: Any, mon
     for number in range(model.policy.config.num_layers):
         for a, b in zip(of_layer(others, number), of_layer(kvs, number), strict=True):
             np.testing.assert_allclose(np.asarray(a)[real], np.asarray(b)[real], rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_are_split_between_layers_and_whole_in_them() -> None:
+    mesh = AbstractMesh((2, 4), ("data", "tensor"))
+    for rows, over in ((4, "data"), (3, None)):
+        states = between_layers(mesh, rows, 128).states
+        x = jax.ShapeDtypeStruct((rows, 128, 8), jnp.bfloat16)
+        for whole, tokens in ((False, "tensor"), (True, None)):
+            (line,) = jax.make_jaxpr(lambda x, states=states, whole=whole: states(x, whole))(x).eqns
+            assert line.params["sharding"].spec == jax.P(over, tokens)
+    for other, tokens in ((mesh, 130), (AbstractMesh((8,), ("data",)), 128), (None, 128)):
+        assert between_layers(other, 4, tokens) is ANYWHERE

@@ -186,6 +186,18 @@ def test_bytes_of_a_decode_step_on_a_tpu(chip: str) -> None:
 
 
 @pytest.mark.heavy
+def test_caches_of_eight_bits_are_not_moved_through_vmem() -> None:
+    """Keys of 67 MB a layer fit v5e's VMEM: XLA would take them there and write them back, a ratio of 0.67."""
+    model = {"layers": 2, "hidden": 4096, "inner": 12288, "vocabulary": 8192}
+    lengths = {"group": 16, "prompt": 1024, "new": 1024}
+    wide, narrow = decode_bytes(
+        "v5e:2x2", tpu_environment(), model=model, rows=32, dtypes=[None, "int8"], caches=[None, "int8"],
+        lengths=lengths,
+    )  # fmt: skip
+    assert narrow["step"] <= 0.6 * wide["step"], (narrow, wide)
+
+
+@pytest.mark.heavy
 def test_bytes_of_a_decode_step_on_a_cpu() -> None:
     """Arguments and temporaries: what a step reads and writes at least once. Wide copies are of some columns only."""
     model = {"layers": 2, "hidden": 1024, "inner": 4096, "vocabulary": 2048}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,11 +15,21 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.models import Policy, decoder
+from jaxrl_llm.sampling.causal import causal_pass
 from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weights import LoopOptions, converter, loop_params, loop_specs, take_weights
+from jaxrl_llm.sampling.weight_layouts import TO_HEADS
+from jaxrl_llm.sampling.weights import (
+    LoopOptions,
+    abstract_weights,
+    converter,
+    loop_params,
+    loop_specs,
+    options_for,
+    take_weights,
+)
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -108,6 +119,41 @@ def test_layer_by_layer_or_all_at_once_they_are_the_same(vectors: Any, stacked: 
     found = converter(policy, params, mesh)(policy, params)
     jax.tree.map(np.testing.assert_array_equal, found, loop_params(policy, params))
     assert {x.dtype for x in jax.tree.leaves(found["layers"])} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("rounding", [None, "int8"])
+def test_on_tpus_projections_to_heads_lie_with_their_inputs_last(
+    vectors: Any, rounding: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As compiled ahead of time; on one device in XLA's own layout."""
+    model, mesh = vectors("qwen3"), make_mesh(1, 1, jax.devices()[:1])
+    before = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
+    monkeypatch.setattr(
+        "jaxrl_llm.sampling.weights.options_for", lambda *given: LoopOptions(rounding=rounding, inputs_last=True)
+    )
+    found = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
+    jax.tree.map(np.testing.assert_array_equal, found, before)
+    shapes = abstract_weights(model.policy, model.params, mesh)
+    for layer, of_layer, old in zip(found["layers"], shapes["layers"], before["layers"], strict=True):
+        for name, array in layer.items():
+            array, shape, default = (jax.tree.leaves(x)[0] for x in (array, of_layer[name], old[name]))
+            order = tuple(range(array.ndim))
+            assert default.format.layout.major_to_minor == order
+            assert array.format.layout.major_to_minor == ((1, 2, 0) if name in TO_HEADS else order)
+            assert (shape.format.layout is not None) == (name in TO_HEADS)
+    ids, length = jnp.asarray(model.arrays["ids"]), jnp.full(len(model.arrays["ids"]), 4)
+    expected, hidden = (
+        jax.jit(causal_pass, static_argnums=0)(model.policy, w, ids, length)[0] for w in (before, found)
+    )
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_meshes_of_tpus_have_this_layout() -> None:
+    tpu, mesh = SimpleNamespace(platform="tpu"), AbstractMesh((2, 2), ("data", "tensor"))
+    options: Any = options_for
+    assert options(tpu, mesh).inputs_last
+    assert not options(tpu).inputs_last
+    assert not options(jax.devices("cpu")[0], mesh).inputs_last
 
 
 @pytest.mark.heavy

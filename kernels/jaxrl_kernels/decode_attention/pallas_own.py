@@ -3,8 +3,8 @@
 In interpret mode it runs anywhere. The grid is (blocks of rows, blocks of heads, tiles of columns), tiles innermost.
 The running sums start with the prompt's and the newest token's, whose key and value are operands; the tiles add the
 other columns. The column of the newest token is written back in the smallest piece that the memory layout allows: the
-piece is taken from the tile in VMEM, with the column replaced. The output cache aliases the input cache, so nothing
-else is written. No step of the grid reads what another one writes.
+piece is taken from the tile in VMEM, with the column replaced. The output cache aliases the input cache, and both are
+kept in HBM, so nothing else is written. No step of the grid reads what another one writes.
 """
 
 from __future__ import annotations
@@ -176,7 +176,11 @@ def pallas_own(
     specs += [along(h) if axis else down for axis in (key_axis, value_axis)] + [along(1)] * len(scales or ())
 
     axes = jax.typeof(q).manual_axis_type  # inside `jax.shard_map`, results vary over the axes of the inputs
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes) for x in (q, *cache)]
+    results: list[Any] = [jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes) for x in (q, *cache)]
+    if (
+        not interpret
+    ):  # otherwise XLA may take a cache of eight bits into VMEM before the kernel, and write it back after
+        results[1:] = [pltpu.HBM.from_type(jax.typeof(x)) for x in cache]
     moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*numbers, *operands, results[0]))
     moved += B * K * h * itemsize * sum(piece_of(S, axis, itemsize) for axis in (key_axis, value_axis))
     at = len(numbers) + 5  # index of `keys` among the operands
