@@ -177,9 +177,8 @@ def pallas_own(
 
     axes = jax.typeof(q).manual_axis_type  # inside `jax.shard_map`, results vary over the axes of the inputs
     results: list[Any] = [jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes) for x in (q, *cache)]
-    if (
-        not interpret
-    ):  # otherwise XLA may take a cache of eight bits into VMEM before the kernel, and write it back after
+    if not interpret:
+        # Otherwise XLA may take a cache of eight bits into VMEM before the kernel, and write it back after it.
         results[1:] = [pltpu.HBM.from_type(jax.typeof(x)) for x in cache]
     moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*numbers, *operands, results[0]))
     moved += B * K * h * itemsize * sum(piece_of(S, axis, itemsize) for axis in (key_axis, value_axis))
