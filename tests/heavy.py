@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import os
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -15,3 +16,10 @@ def few(values: Iterable[Any], light: Collection[Any], unpack: bool = False) -> 
         return pytest.param(*(value if unpack else (value,)), marks=pytest.mark.heavy)
 
     return [value if value in light else heavy(value) for value in values]
+
+
+def share(values: Sequence[Any], which: str | None = None) -> list[Any]:
+    """All values; with the variable METHODS_SHARE (or `which`) "k/n" every n-th of them, from the k-th on, k < n."""
+    which = os.environ.get("METHODS_SHARE") if which is None else which
+    first, each = map(int, which.split("/")) if which else (0, 1)
+    return list(values[first::each])

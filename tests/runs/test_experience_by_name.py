@@ -9,6 +9,7 @@ import by_name
 import numpy as np
 import pytest
 from compiling import optimised
+from heavy import share
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.distributed import mesh_of
@@ -20,6 +21,12 @@ from jaxrl_llm.runs.rollout import check_columns
 NAMES = by_name.experience_methods()
 # Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.
 OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy")
+
+
+def test_shares_are_all_methods_together() -> None:
+    parts = [share(NAMES, f"{k}/3") for k in range(3)]
+    assert sorted(name for part in parts for name in part) == sorted(share(NAMES, "")) == sorted(NAMES)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_the_table_names_such_methods() -> None:
@@ -35,7 +42,7 @@ def test_its_run_has_all_that_the_method_needs(name: str, tmp_path: Path) -> Non
 
 
 @optimised  # or a step takes minutes
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", share(NAMES))
 def test_two_steps_by_name(name: str, tmp_path: Path) -> None:
     """The whole method: the losses are finite, sampler and trainer agree, and what it adds to GRPO happens."""
     case, algorithm = by_name.METHODS.get(name, by_name.Case()), algorithms.get(name)
