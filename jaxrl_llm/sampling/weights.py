@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
@@ -23,10 +23,7 @@ from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.speculate import Tail
-from jaxrl_llm.sampling.weight_layouts import inputs_last
-
-AnyMesh = Mesh | AbstractMesh
-LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
+from jaxrl_llm.sampling.weight_layouts import PLAIN, AnyMesh, LoopOptions, inputs_last, options_for
 
 
 class Weights(NamedTuple):
@@ -74,31 +71,6 @@ class Weights(NamedTuple):
         """These weights without those of a second policy."""
         prompts, loop = ({name: x for name, x in tree.items() if name != "other"} for tree in (self.prompts, self.loop))
         return self._replace(prompts=prompts, loop=loop)
-
-
-class LoopOptions(NamedTuple):
-    """How `loop_params` stores weights; static."""
-
-    vocab_shards: int = 1  # slices of the vocabulary; if there are several, each is a multiple of LANE tokens
-    # Pad the rows of the unembedding to a multiple of LANE numbers. XLA for TPUs stores a matrix with other rows
-    # transposed, so that the loop, which both embeds and draws tokens, would begin with copies of it.
-    pad_lanes: bool = False
-    wide_head: bool = False  # the unembedding in the activations' dtype, for CPUs, which would convert it at each step
-    rounding: str | None = None  # projections of layers are `Quantised`
-    inputs_last: bool = False  # on a mesh, projections to heads lie as TPUs multiply by them, see `weight_layouts`
-
-    def padding(self, policy: Policy) -> tuple[int, int]:
-        """How many rows, and how many numbers in each row, the unembedding is padded by."""
-        rows = -policy.config.vocab_size % (self.vocab_shards * LANE) if self.vocab_shards > 1 else 0
-        return rows, -policy.config.hidden_size % LANE if self.pad_lanes else 0
-
-    def own_head(self, policy: Policy) -> bool:
-        """Whether the loop has an unembedding of its own, "head"."""
-        widens = self.wide_head and jnp.dtype(policy.activation_dtype) != jnp.dtype(policy.dtype)
-        return any(self.padding(policy)) or widens
-
-
-PLAIN = LoopOptions()
 
 
 def take_weights(
@@ -176,14 +148,6 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     of_layer = inputs_last(of_layer) if options.inputs_last else of_layer
     layer = jax.jit(_layer, static_argnums=(0, 3), out_shardings=of_layer)
     return Converter(others, layer, options)
-
-
-def options_for(device: jax.Device | None, mesh: AnyMesh | None = None, rounding: str | None = None) -> LoopOptions:
-    """The options for a device, None is the default one, or for a mesh of such."""
-    platform = jax.default_backend() if device is None else device.platform
-    shards = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    several = mesh is not None and mesh.size > 1
-    return LoopOptions(shards, platform == "tpu", platform == "cpu", rounding, platform == "tpu" and several)
 
 
 def outside_layers(params: Params) -> Params:

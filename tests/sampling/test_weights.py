@@ -20,14 +20,12 @@ from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weight_layouts import TO_HEADS
+from jaxrl_llm.sampling.weight_layouts import TO_HEADS, LoopOptions, options_for
 from jaxrl_llm.sampling.weights import (
-    LoopOptions,
     abstract_weights,
     converter,
     loop_params,
     loop_specs,
-    options_for,
     take_weights,
 )
 
