@@ -19,7 +19,7 @@ def few(values: Iterable[Any], light: Collection[Any], unpack: bool = False) -> 
 
 
 def share(values: Sequence[Any], which: str | None = None) -> list[Any]:
-    """All values; with the variable METHODS_SHARE (or `which`) "k/n" every n-th of them, from the k-th on, k < n."""
+    """All values, or where METHODS_SHARE (or `which`) is "k/n", with 0 <= k < n, those at k, k + n, k + 2 n, ..."""
     which = os.environ.get("METHODS_SHARE") if which is None else which
     first, each = map(int, which.split("/")) if which else (0, 1)
     return list(values[first::each])

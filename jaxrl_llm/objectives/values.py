@@ -79,8 +79,8 @@ def clipped_error(
     require_choice("of", of, ("max", "mean"))
     near = before + jnp.clip(values - before, -clip, clip)
     free, held = error(values - returns), error(near - returns)
-    # As maximum(free, held), whose derivative takes several times the operations.
-    return jnp.where(free < held, held, free) if of == "max" else 0.5 * (free + held)
+    # maximum(free, held), NaN where either is, without its derivative, which takes several times the operations.
+    return jnp.where(free >= held, free, held) if of == "max" else 0.5 * (free + held)
 
 
 @part

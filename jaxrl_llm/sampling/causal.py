@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from jaxrl_kernels.partition import AnyMesh, mesh_of
+from jaxrl_kernels.partition import mesh_of
 
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.packed_kernel import LANES, by_kernel, causal_tokens
@@ -15,6 +15,7 @@ from jaxrl_llm.models.placement import (
     ANYWHERE,
     SAMPLED_ROWS,
     TENSOR,
+    AnyMesh,
     Placement,
     row_axes,
     row_shards,

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
-from jax.sharding import AbstractMesh, Mesh
 
+from jaxrl_llm.models.placement import AnyMesh
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.models.quantised import Quantised
 
-AnyMesh = Mesh | AbstractMesh
 LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
 TO_HEADS = ("query", "key", "value")  # [D, heads, h]
 
@@ -26,7 +25,7 @@ class LoopOptions(NamedTuple):
     pad_lanes: bool = False
     wide_head: bool = False  # the unembedding in the activations' dtype, for CPUs, which would convert it at each step
     rounding: str | None = None  # projections of layers are `Quantised`
-    inputs_last: bool = False  # on a mesh, projections to heads lie as TPUs multiply by them, see `inputs_last`
+    inputs_last: bool = False  # on a mesh, projections to heads lie as TPUs multiply by them, see `with_inputs_last`
 
     def padding(self, policy: Policy) -> tuple[int, int]:
         """How many rows, and how many numbers in each row, the unembedding is padded by."""
@@ -50,7 +49,7 @@ def options_for(device: jax.Device | None, mesh: AnyMesh | None = None, rounding
     return LoopOptions(shards, platform == "tpu", platform == "cpu", rounding, platform == "tpu" and several)
 
 
-def inputs_last(places: dict[str, Any]) -> dict[str, Any]:
+def with_inputs_last(places: dict[str, Any]) -> dict[str, Any]:
     """Shardings of the arrays of a layer, with a layout for projections to heads: their D inputs innermost.
 
     Products on TPUs read these projections as matrices [heads h, D]. In the layout that XLA gives an array [D, heads,

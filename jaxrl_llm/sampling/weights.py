@@ -17,13 +17,13 @@ from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_n
 from jaxrl_llm.distributed.programs import place
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_axes
+from jaxrl_llm.models.placement import SAMPLED_ROWS, AnyMesh, row_axes
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.speculate import Tail
-from jaxrl_llm.sampling.weight_layouts import PLAIN, AnyMesh, LoopOptions, inputs_last, options_for
+from jaxrl_llm.sampling.weight_layouts import PLAIN, LoopOptions, options_for, with_inputs_last
 
 
 class Weights(NamedTuple):
@@ -145,7 +145,7 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     target = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     others = jax.jit(_others, static_argnums=(0, 2), out_shardings=outside_layers(target))
     of_layer = target["layers"][0]
-    of_layer = inputs_last(of_layer) if options.inputs_last else of_layer
+    of_layer = with_inputs_last(of_layer) if options.inputs_last else of_layer
     layer = jax.jit(_layer, static_argnums=(0, 3), out_shardings=of_layer)
     return Converter(others, layer, options)
 
@@ -220,7 +220,7 @@ def abstract_weights(
         return shapes
     places = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     if options.inputs_last:
-        places["layers"] = tuple(map(inputs_last, places["layers"]))
+        places["layers"] = tuple(map(with_inputs_last, places["layers"]))
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
 

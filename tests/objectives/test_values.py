@@ -82,6 +82,22 @@ def test_clipped_error_worked_example() -> None:
     assert float(one) == pytest.approx(0.082954, abs=1e-6)
 
 
+def test_clipped_error_is_the_maximum_with_its_gradient() -> None:
+    """Away from ties between the clipped and the free error, and where both are one; NaN is not hidden."""
+    V, old, R = np.random.default_rng(0).normal(size=(3, 200))
+
+    def plain(V: jax.Array) -> jax.Array:
+        near = old + jnp.clip(V - old, -0.2, 0.2)
+        return jnp.sum(jnp.maximum(0.5 * (V - R) ** 2, 0.5 * (near - R) ** 2))
+
+    found = jax.grad(lambda V: jnp.sum(clipped_error(V, jnp.asarray(old), jnp.asarray(R), 0.2)))(jnp.asarray(V))
+    np.testing.assert_allclose(found, jax.grad(plain)(jnp.asarray(V)), rtol=1e-6)
+    for place in range(3):
+        given = [jnp.asarray(0.5)] * 3
+        given[place] = jnp.asarray(jnp.nan)
+        assert jnp.isnan(clipped_error(*given, 0.2))
+
+
 @pytest.mark.parametrize("clip", [0.2, None])
 def test_the_loss_is_its_loop(clip: float | None) -> None:
     V, batch = case()
