@@ -94,8 +94,8 @@ def prompts_of(config: TrainConfig, source: str | None, is_run: bool) -> str:
     if source is None and is_run:
         return "held-out prompts"
     source = source or config.prompts
-    trained = is_run and config.prompts in (source, os.path.abspath(source))
-    return f"{'training ' if trained else ''}prompts of {source}"
+    trained = is_run and bool(config.prompts) and config.prompts in (source, os.path.abspath(source))
+    return f"{'training ' if trained else ''}prompts of {source}" if source else "games"
 
 
 def sample_command(arguments: list[str]) -> int:

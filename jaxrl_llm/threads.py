@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,11 +35,11 @@ def named(error: BaseException) -> str:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in its own daemon thread, which is abandoned if it hangs.
+    """Call a function in its own daemon thread, which is abandoned if it hangs, with the caller's context variables.
 
     Whatever it raises, even SystemExit or StopIteration, is a RuntimeError here that names it.
     """
-    loop = asyncio.get_running_loop()
+    loop, context = asyncio.get_running_loop(), copy_context()
     answered: asyncio.Future[Any] = loop.create_future()
 
     def tell(set_it: Callable[[Any], None], value: Any) -> None:
@@ -48,7 +49,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     def work() -> None:
         outcome: tuple[Callable[[Any], None], Any]
         try:
-            outcome = answered.set_result, function(*arguments)
+            outcome = answered.set_result, context.run(function, *arguments)
         except BaseException as error:
             outcome = answered.set_exception, RuntimeError(named(error))
         with contextlib.suppress(RuntimeError):  # the event loop is closed: the result is no longer needed

@@ -97,6 +97,7 @@ def test_an_unknown_command_suggests_one(capsys: pytest.CaptureFixture[str]) -> 
 SETTINGS: dict[str, Any] = {
     "steps": 7,
     "temperature": 0.5,
+    "prompts": "reasoning-gym:chain_sum",
     "prompt_template": "- {prompt}\nAnswer:",
     "system_prompt": "--- be brief ---",
     "stop": ["\n\n", "</s>"],
@@ -108,6 +109,7 @@ SETTINGS: dict[str, Any] = {
 }
 YAML = """
 steps: 7
+prompts: reasoning-gym:chain_sum
 temperature: 0.5
 prompt-template: "- {prompt}\\nAnswer:"
 system_prompt: "--- be brief ---"
@@ -125,6 +127,7 @@ hyperparameters:
 """
 TOML = """
 steps = 7
+prompts = "reasoning-gym:chain_sum"
 temperature = 0.5
 prompt_template = "- {prompt}\\nAnswer:"
 system_prompt = "--- be brief ---"
@@ -624,7 +627,7 @@ def test_an_interrupt_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop, "train", stop)
-    assert main(["train"]) == 130
+    assert main(["train", "--prompts", "reasoning-gym:chain_sum"]) == 130
     assert "resume a training run with jaxrl train --resume RUN" in capsys.readouterr().err
 
 

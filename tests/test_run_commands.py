@@ -51,7 +51,7 @@ def test_prompts_are_held_out_only_where_a_run_kept_them_from_training() -> None
     assert prompts_of(config, None, True) == "held-out prompts"
     assert prompts_of(config, "/data/test.jsonl", True) == "prompts of /data/test.jsonl"
     assert prompts_of(config, "/data/train.jsonl", True) == "training prompts of /data/train.jsonl"
-    assert prompts_of(TrainConfig(), None, False) == "prompts of reasoning-gym:chain_sum"
+    assert prompts_of(TrainConfig(environment="a.py:A"), None, False) == "games"
     assert "on 8 training prompts of a, 4.0 tokens" in accuracy_line(FIGURES, "training prompts of a")
 
 

@@ -1,4 +1,7 @@
-"""Rows from tasks of reasoning-gym. With options far from a task's defaults, items are generated in a subprocess."""
+"""Rows from tasks of reasoning-gym, and of games with seeds.
+
+With options far from a task's defaults, items are generated in a subprocess.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from jaxrl_llm.errors import InputError, missing_package, shown, unknown
 
 PREFIX = "reasoning-gym:"
@@ -34,6 +39,11 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     str: ((str,), "text"),
 }
+
+
+def games(number: int, seed: int) -> list[dict[str, Any]]:
+    """Rows of games without prompts: each has an environment's seed, drawn with `seed`, in its column `seed`."""
+    return [{"prompt": "", "seed": int(one)} for one in np.random.default_rng(seed).integers(2**31, size=number)]
 
 
 def check_task(task: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from jaxrl_llm.data.ahead import Ahead
 from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.data.prompt_rows import PromptRows
-from jaxrl_llm.data.prompts import content_of
+from jaxrl_llm.data.prompts import Same, same_prompt
 from jaxrl_llm.errors import InputError, shown
 
 T = TypeVar("T")
@@ -73,15 +73,16 @@ def encode_as_drawn(
     long_prompts: str,
     system_prompt: str | None,
     held_out: Iterable[dict[str, Any]] = (),
+    same: Same = same_prompt,
     workers: int = WORKERS,
 ) -> PromptSet:
     """Encode the prompts of rows as they are drawn, in worker threads, of which no result depends.
 
-    long_prompts: as in `encode_rows`; prompts to skip are dropped when they are drawn. So are rows with the prompt of
-    a `held_out` row. Repeated prompts stay. Raises InputError, and its rows when they are drawn, naming the file and
-    the row, for an invalid prompt; here too if all sampled prompts are skipped.
+    long_prompts: as in `encode_rows`; prompts to skip are dropped when they are drawn. So are rows of a task
+    that is a `held_out` row's too, by `same`; repeated ones stay. Raises InputError, and its rows when they are drawn,
+    naming the file and the row, for an invalid prompt; here too if all sampled prompts are skipped.
     """
-    unwanted, one_at_a_time = {content_of(row["prompt"]) for row in held_out}, threading.Lock()
+    unwanted, one_at_a_time = {same(row) for row in held_out}, threading.Lock()
 
     def encode(row: dict[str, Any], where: str) -> list[int]:
         try:
@@ -97,10 +98,7 @@ def encode_as_drawn(
 
     def load(numbers: list[int]) -> list[Drawn]:
         found = zip(numbers, rows.rows(numbers), strict=True)
-        return [
-            Drawn(row, [] if content_of(row["prompt"]) in unwanted else encode(row, rows.where(number)))
-            for number, row in found
-        ]
+        return [Drawn(row, [] if same(row) in unwanted else encode(row, rows.where(number))) for number, row in found]
 
     if not any([encode(row, where) for where, row in rows.sample]):
         raise InputError(

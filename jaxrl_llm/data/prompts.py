@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.data.chat import fault_of, is_conversation, preview
-from jaxrl_llm.data.columns import (
-    answer_column_of,
-    before_the_answer,
-    chosen_line,
-    has,
-    prompt_column_of,
-    value_of,
-)
+from jaxrl_llm.data.columns import Found, find, has, prompt_column_of
 from jaxrl_llm.data.digest import canonical
 from jaxrl_llm.data.files import Row, located, read_rows
 from jaxrl_llm.data.generate import PREFIX, generate
@@ -29,13 +22,15 @@ from jaxrl_llm.data.hub import hub_rows, is_hub_data
 from jaxrl_llm.data.numbers import whole_number
 from jaxrl_llm.data.prompt_rows import PromptRows, rows_as_drawn
 from jaxrl_llm.data.random_access import RandomAccess, open_records, row_of
-from jaxrl_llm.data.shards import format_of
-from jaxrl_llm.data.template import Template, fill, read_template
+from jaxrl_llm.data.shards import format_of, lacking
+from jaxrl_llm.data.template import Template, columns_of, fill, read_template
 from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.storage import is_url
 
 LISTED = 2**16  # most rows that `open_prompts` reads into a list
 _PLAIN = "{prompt}"
 _TOGETHER = 1024  # records read at a time
+Same = Callable[[Mapping[str, Any]], str]  # maps the rows of one task to one text
 
 
 def load_prompts(
@@ -72,6 +67,7 @@ def load_prompts(
     argument has the wrong type; and if the package that reads the source is not installed.
     """
     source = _text("source", os.fspath(source) if isinstance(source, os.PathLike) else source)
+    _tell_of_shards(source, say)
     finish = _finisher(prompt_column, prompt_template, answer_column)
     limit = None if limit is None else whole_number("limit", limit, 1)
     seed = whole_number("seed", seed, 0, 2**32 - 1)
@@ -114,6 +110,7 @@ def open_prompts(
                 name, limit=limit, prompt_column=prompt_column, prompt_template=prompt_template,
                 answer_column=answer_column, say=say, **of_tasks,
             )  # fmt: skip
+        _tell_of_shards(name, say)
     elif isinstance(source, RandomAccess):
         records, name = source, type(source).__name__
     else:
@@ -126,6 +123,15 @@ def open_prompts(
         _, first = rows.sample[0]
         finish.tell(name, {column: first.get(column) for column in rows.columns}, say)
     return rows
+
+
+def _tell_of_shards(source: str, say: Callable[[str], object]) -> None:
+    """Say which shards of a pattern or a folder are missing."""
+    if source.startswith(PREFIX) or is_hub_data(source) or is_url(source):
+        return
+    found = located(source)
+    if isinstance(found, list) and (missing := lacking(found)):
+        say(f"{source} lacks {missing}, whose rows are not read: fetch what is missing if it should be there")
 
 
 def _rows_of(source: str, limit: int | None) -> Iterator[Row]:
@@ -156,15 +162,40 @@ def _listed(raw: Iterable[Row], source: str, finish: _Finish, say: Callable[[str
     return rows
 
 
-def without(rows: Iterable[Row], held_out: Iterable[Row]) -> list[Row]:
-    """The rows whose prompt is not in `held_out`, without repeated prompts: the first row of each is kept.
+def content_of(prompt: Any) -> str:
+    """A canonical text of a prompt, the same for prompts that `without` takes for equal."""
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if is_conversation(prompt):
+        # Struct columns fill in the fields that a message does not have with None.
+        prompt = [
+            {k: v.strip() if isinstance(v, str) else v for k, v in message.items() if v is not None}
+            for message in prompt
+        ]
+    return canonical(prompt)
 
-    Prompts are compared by content: a string equals a single user message of that string, and leading and trailing
-    white space is ignored. Raises InputError for a row without a prompt.
+
+def same_prompt(row: Mapping[str, Any]) -> str:
+    """A text that rows share whose prompts have the same content.
+
+    A string equals a single user message of that string, and leading and trailing white space is ignored.
     """
-    seen = {content for content, _ in _by_content(held_out)}
+    return content_of(row["prompt"])
+
+
+def same_row(row: Mapping[str, Any]) -> str:
+    """A text that rows share which are equal in all columns, prompts as in `same_prompt`."""
+    return canonical({**row, "prompt": content_of(row["prompt"])})
+
+
+def without(rows: Iterable[Row], held_out: Iterable[Row], same: Same = same_prompt) -> list[Row]:
+    """The rows whose task is not in `held_out`, without repeated tasks: the first row of each is kept.
+
+    same: what is equal for rows of one task, `same_prompt` or `same_row`. Raises InputError for a row without a prompt.
+    """
+    seen = {content for content, _ in _by_content(held_out, same)}
     kept = []
-    for content, row in _by_content(rows):
+    for content, row in _by_content(rows, same):
         if content not in seen:
             seen.add(content)
             kept.append(row)
@@ -174,7 +205,7 @@ def without(rows: Iterable[Row], held_out: Iterable[Row]) -> list[Row]:
 def conflicting(rows: Iterable[Row], columns: Iterable[str] | None = None) -> int:
     """The number of rows that have the prompt of an earlier row but differ in another column, e.g. the answer.
 
-    Prompts are compared as in `without`, which keeps only the first row of each prompt.
+    Prompts are compared as in `same_prompt`, where `without` keeps only the first row of each.
     columns: the columns to compare; by default all but the prompt and reasoning_gym_entry.
 
     >>> conflicting([{"prompt": "a", "answer": 1}, {"prompt": "a", "answer": 2}, {"prompt": "a", "answer": 1}])
@@ -190,24 +221,11 @@ def conflicting(rows: Iterable[Row], columns: Iterable[str] | None = None) -> in
     return count
 
 
-def content_of(prompt: Any) -> str:
-    """A canonical text of a prompt, the same for prompts that `without` takes for equal."""
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    if is_conversation(prompt):
-        # Struct columns fill in the fields that a message does not have with None.
-        prompt = [
-            {k: v.strip() if isinstance(v, str) else v for k, v in message.items() if v is not None}
-            for message in prompt
-        ]
-    return canonical(prompt)
-
-
-def _by_content(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+def _by_content(rows: Iterable[Row], same: Same = same_prompt) -> Iterator[tuple[str, Row]]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or "prompt" not in row:
             raise InputError(f"row {number} is {preview(row)}, but must be a dict with a prompt")
-        yield content_of(row["prompt"]), row
+        yield same(row), row
 
 
 @dataclass(frozen=True)
@@ -220,34 +238,38 @@ class _Finish:
 
     def row(self, row: Row, where: str) -> Row:
         """The row with its "prompt" and, if there is one, its "answer"."""
-        column = self.prompt_column or prompt_column_of(row, where)
-        if column not in row:
-            raise unknown("column", column, row)
-        prompt = row[column]
-        answer = self.answer_column or answer_column_of(row, column)
-        if self.answer_column is not None and not has(row, self.answer_column):
-            raise unknown("column", self.answer_column, row)
-        found = {} if answer in (None, "answer") else {"answer": value_of(row, str(answer))}
-        if self.prompt_column is None and column == "messages":
-            prompt, written = before_the_answer(prompt, where)
-            found |= {} if written is None or answer is not None else {"answer": written}
-        if not isinstance(prompt, str) and not is_conversation(prompt):
-            kind = f"{column!r} must be a string or a list of messages"
-            raise InputError(f"{where}: {kind}, found {preview(prompt)}")
+        found = self.found(row, where)
+        prompt, column = found.prompt, self.prompt_column or "prompt"
         if self.template is not None:
             if not isinstance(prompt, str):
                 raise InputError(
                     f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
                 )
-            prompt = fill(self.template, {**row, **found, "prompt": prompt}, where)
+            prompt = fill(self.template, {**row, **found.answer, "prompt": prompt}, where)
+        elif not isinstance(prompt, str) and not is_conversation(prompt):
+            kind = f"{column!r} must be a string or a list of messages"
+            raise InputError(f"{where}: {kind}, found {preview(prompt)}")
         if fault := fault_of(prompt):
             raise InputError(f"{where}: {column!r} is not a valid prompt: {fault}")
-        return {**row, **found, "prompt": prompt}
+        return {**row, **found.answer, "prompt": prompt}
+
+    def found(self, row: Row, where: str) -> Found:
+        """The prompt of a row before the template, and its answer."""
+        for name in (self.prompt_column, self.answer_column):
+            if name is not None and not has(row, name):
+                raise unknown("column", name, row)
+        if self.template is None:
+            return find(row, where, self.prompt_column, self.answer_column)
+        # A template says itself which columns are in the prompt.
+        if self.prompt_column is None and "prompt" not in columns_of(self.template):
+            found = find({**row, "prompt": ""}, where, "prompt", self.answer_column)
+            return found._replace(said=found.said.replace("the column prompt", "prompt_template"))
+        return find(row, where, self.prompt_column or prompt_column_of(row, where), self.answer_column)
 
     def tell(self, source: str, row: Row, say: Callable[[str], object]) -> None:
         """Say which columns were chosen, if they have other names."""
-        if text := chosen_line(source, row, self.prompt_column, self.answer_column):
-            say(text)
+        if text := self.found(row, source).said:
+            say(f"{source}: {text}")
 
 
 def _finisher(prompt_column: Any, prompt_template: str, answer_column: Any = None) -> _Finish:

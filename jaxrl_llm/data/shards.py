@@ -12,6 +12,7 @@ from jaxrl_llm.errors import InputError, shown
 
 _FORMATS = {"jsonl": "jsonl", "parquet": "parquet", "array_record": "array_record", "arrayrecord": "array_record"}
 _ENDING = re.compile(rf"\.({'|'.join(_FORMATS)})(-\d+-of-\d+)?$")
+_SHARD = re.compile(r"-(\d+)-of-(\d+)")
 _SPLITS = frozenset(("train", "test", "validation", "valid", "val", "dev", "eval"))
 
 
@@ -40,6 +41,27 @@ def matching_files(pattern: str) -> list[Path]:
                 f"{shown(pattern, 200)} matches {path}: all its files must be .jsonl, all .parquet or all .array_record"
             )
     return paths
+
+
+def lacking(paths: Sequence[Path]) -> str:
+    """Which shards of a set are not among these files, by their names, in words; "" where none is missing.
+
+    >>> lacking([Path("train-00000-of-00003.parquet"), Path("train-00002-of-00003.parquet")])
+    'train-00001-of-00003.parquet'
+    """
+    sets: dict[tuple[Path, str, str, str], set[int]] = {}
+    for path in paths:
+        if found := _SHARD.search(path.name):
+            key = path.parent, path.name[: found.start()], found[2], path.name[found.end() :]
+            sets.setdefault(key, set()).add(int(found[1]))
+    # Shards are numbered from 0; some tools begin with 1.
+    missing = [
+        f"{name}-{number:0{len(count)}}-of-{count}{ending}"
+        for (_, name, count, ending), there in sets.items()
+        for number in range(int(int(count) in there), int(count) + int(int(count) in there))
+        if number not in there
+    ]
+    return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
 
 
 def files_of_folder(folder: Path) -> list[Path]:

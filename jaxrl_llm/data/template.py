@@ -45,6 +45,11 @@ def read_template(text: str) -> Template:
     return parts
 
 
+def columns_of(template: Template) -> set[str]:
+    """The columns that a template names."""
+    return {_column(name) for _, name, _, _ in template if name is not None}
+
+
 def fill(template: Template, row: Mapping[str, Any], where: str) -> str:
     """The prompt of a row. where: names the row in errors.
 

@@ -1,9 +1,9 @@
 """Environments of other libraries, unchanged: told apart by their methods, none of the libraries is imported.
 
 - Classes of TRL's `environment_factory`: `reset(**row) -> str or None`, every other public method a tool, and perhaps
-  `get_reward()`.
+  `get_reward()`. One of the tools may be called `step`.
 - Gymnasium on texts: `reset(seed=) -> (observation, info)`, `step(text) -> (observation, reward, terminated, truncated,
-  info)`; also `step` with four values, (observation, reward, done, info).
+  info)`; also `step` with four values, (observation, reward, done, info). `reset` may have `**kwargs`.
 - TextArena: `reset(num_players=, seed=)`, `get_observation() -> (player, text)`, `step(text) -> (done, info)`,
   `close() -> rewards by player`.
 - TextWorld: `reset() -> state`, `step(text) -> (state, score, done)`; states have `feedback`, scores are sums.
@@ -11,13 +11,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
-import random
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,9 +35,10 @@ def environments(
 ) -> MakeEnvironment:
     """What makes a row's environment, as `rollouts.agents.agent` takes it.
 
-    factory: a class or function without arguments, or one that takes the row; or several by name, of which the row's
-    column `environment` names one. tools: that the policy may call beside the environment's own, for classes of
-    TRL's kind. seconds: that a call of a tool may take. players: of games of TextArena's kind.
+    factory: a class or function without arguments, or one that takes the row, as its first argument or as one that is
+    called row; or several by name, of which the row's column `environment` names one. tools: that the policy may call
+    beside the environment's own, for classes of TRL's kind. seconds: that a call of a tool may take. players: of games
+    of TextArena's kind.
     """
 
     def make(row: Mapping[str, Any]) -> Environment:
@@ -48,8 +48,7 @@ def environments(
             if name not in made:
                 raise unknown("environment", name, made)
             made = made[name]
-        world = made(dict(row)) if _takes_row(made) else made()
-        return adapted(world, tools, seconds, players)
+        return adapted(_made(made, row), tools, seconds, players)
 
     return make
 
@@ -86,18 +85,40 @@ def adapted(world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS, 
     return OfMethods(world, tools, seconds)
 
 
-def _takes_row(factory: Factory) -> bool:
+def _made(factory: Factory, row: Mapping[str, Any]) -> Any:
     try:
-        needed = [p for p in inspect.signature(factory).parameters.values() if p.default is p.empty]
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # some compiled callables have no signature
-        return False
-    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
+        return factory()
+    needed = [p for p in parameters.values() if p.default is p.empty]
+    if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed):
+        return factory(dict(row))
+    return factory(row=dict(row)) if "row" in parameters else factory()
 
 
 def _of_trl(world: Any) -> bool:
-    """TRL passes all columns of the row to `reset`."""
-    parameters = inspect.signature(world.reset).parameters.values()
-    return callable(getattr(world, "get_reward", None)) or any(p.kind is p.VAR_KEYWORD for p in parameters)
+    """Whether `step`, if there is one, is a tool: TRL passes all columns of the row to `reset`.
+
+    Gymnasium's classes may take further arguments too: they have spaces, a seed or options to `reset` with, or a `step`
+    that returns several values.
+    """
+    if hasattr(world, "action_space") or hasattr(world, "observation_space"):
+        return False
+    if callable(getattr(world, "get_reward", None)):
+        return True
+    parameters = inspect.signature(world.reset).parameters
+    takes_columns = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return takes_columns and not parameters.keys() & {"seed", "options"} and not _returns_several(world.step)
+
+
+def _returns_several(method: Callable[..., Any]) -> bool:
+    """Whether the source of a method has a return of 3 to 5 values."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
+    except (OSError, TypeError, SyntaxError):  # defined in a shell, compiled, or part of a line
+        return False
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    return any(isinstance(value, ast.Tuple) and 3 <= len(value.elts) <= 5 for value in found)
 
 
 def _user(text: Any) -> list[dict[str, str]]:
@@ -117,8 +138,18 @@ class OfMethods:
         return callable(getattr(self._world, "get_reward", None))
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The text of `reset`, if it gives one, comes after the prompt."""
-        text = await called(partial(self._world.reset, **row))
+        """The text of `reset`, if it gives one, comes after the prompt. It gets the row, and a seed if it asks."""
+        parameters = inspect.signature(self._world.reset).parameters
+        columns = {**({"seed": seed} if "seed" in parameters else {}), **row}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            columns = {name: value for name, value in columns.items() if name in parameters}
+        text = await called(partial(self._world.reset, **columns))
+        if isinstance(text, tuple):
+            raise InputError(
+                f"reset of {type(self._world).__name__} returns {shown(text)}, as Gymnasium's (observation, info), but "
+                "its methods are taken for tools: give it a step that returns (observation, reward, terminated, "
+                "truncated, info), or let reset return the text alone"
+            )
         return Observation(_user(text) if text else ())
 
     async def step(self, reply: Reply) -> Observation:
@@ -153,17 +184,18 @@ class OfSteps:
     def __init__(self, world: Any) -> None:
         self._world, self._score = world, 0.0
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Begin an episode, with the seed if the environment takes one."""
-        seeded = "seed" in inspect.signature(self._world.reset).parameters
+        parameters = inspect.signature(self._world.reset).parameters
+        seeded = "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if not seeded and callable(getattr(self._world, "seed", None)):
-            self._world.seed(seed)
-        found = self._world.reset(seed=seed) if seeded else self._world.reset()
+            await called(self._world.seed, seed)
+        found = await called(partial(self._world.reset, **({"seed": seed} if seeded else {})))
         return Observation(_user(_text(found[0] if isinstance(found, tuple) else found)))
 
-    def step(self, reply: Reply) -> Observation:
+    async def step(self, reply: Reply) -> Observation:
         """Act with the reply's text."""
-        found = self._world.step(str(reply.message["content"]))
+        found = await called(self._world.step, str(reply.message["content"]))
         if not isinstance(found, tuple) or not 3 <= len(found) <= 5:
             raise InputError(f"an environment's step returns 3, 4 or 5 values, but this one's {shown(found)}")
         if len(found) == 3:  # scores of TextWorld are sums
@@ -178,10 +210,10 @@ class OfSteps:
         other._world = own_or_deep_copy(self._world)
         return other
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the environment."""
         if callable(getattr(self._world, "close", None)):
-            self._world.close()
+            await called(self._world.close)
 
 
 def _text(observation: Any) -> str:
@@ -189,46 +221,28 @@ def _text(observation: Any) -> str:
     return result_text(observation if feedback is None else feedback, sys.maxsize).strip()
 
 
-_RANDOM = threading.Lock()
-
-
 class OfTextArena:
     """A game of TextArena. Its rewards come when it is closed.
 
-    Its games draw from Python's one generator, whose state is therefore kept apart for each of them. Where a game gives
-    a player all that was said so far, as its wrapper for language models does, the player gets what is new; where it
-    gives messages, a player's own ones are left out, since they are its replies.
+    Where a game gives a player all that was said so far, as its wrapper for language models does, the player gets what
+    is new; where it gives messages, a player's own ones are left out, since they are its replies.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, world: Any, players: int = 1) -> None:
-        self._world, self._random, self.players = world, random.getstate(), players
+        self._world, self.players = world, players
         self._done, self._told = False, dict[int, str]()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with _RANDOM:
-            outside = random.getstate()
-            random.setstate(self._random)
-            try:
-                yield
-            finally:
-                self._random = random.getstate()
-                random.setstate(outside)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Begin a game with the seed."""
-        with self._alone():
-            random.seed(seed)
-            self._world.reset(num_players=self.players, seed=seed)
-            return self._seen()
+        self._world.reset(num_players=self.players, seed=seed)
+        return self._seen()
 
     def step(self, reply: Reply) -> Observation:
         """Act with the reply's text, as the player who was observed last."""
-        with self._alone():
-            self._done, _ = self._world.step(str(reply.message["content"]))
-            return Observation(done=True) if self._done else self._seen()
+        self._done, _ = self._world.step(str(reply.message["content"]))
+        return Observation(done=True) if self._done else self._seen()
 
     def _seen(self) -> Observation:
         player, said = self._world.get_observation()
@@ -241,7 +255,7 @@ class OfTextArena:
         return Observation(_user(text), player=int(player))
 
     def copy(self) -> OfTextArena:
-        """The game in its state, with that of its random numbers; see `copies.deep_copy`."""
+        """The game in its state; see `copies.deep_copy`."""
         other = copy.copy(self)
         other._world = own_or_deep_copy(self._world)
         other._told = dict(self._told)

@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import Any
 
 from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.environments.generators import Generators
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
 from jaxrl_llm.errors import InputError, error_line, shown
 from jaxrl_llm.threads import called
@@ -32,16 +33,22 @@ class Replayable:
 
     It is made from the row at once, as `make` does it. A copy shares nothing with the environment that it was copied
     from: both go on, each with replies of its own, and each must be closed. The same replies get the same answers from
-    both, as a random generator is copied too.
+    both, as random generators are copied too: those of the environment, and the process's own as `seed` begins them.
     """
 
-    def __init__(self, make: MakeEnvironment, row: Mapping[str, Any]) -> None:
-        self._make, self._row = make, row
-        self._world: Environment = make(row)
-        self._seed = 0
+    def __init__(self, make: MakeEnvironment, row: Mapping[str, Any], seed: int = 0) -> None:
+        self._make, self._row, self._generators = make, row, Generators(seed)
+        with self._generators.within():
+            self._world: Environment = make(row)
+        self._seed = seed
         self._replies: list[Reply] = []
         self._answers: list[str] = []  # to `reset` and to the replies
         self.seen: list[Observation] = []  # those answers, the first of which is that of `reset`
+
+    @property
+    def kind(self) -> str:
+        """The name of the environment's class."""
+        return type(getattr(self._world, "_world", self._world)).__name__
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -52,18 +59,21 @@ class Replayable:
         """See `protocol.Environment`."""
         self._row, self._seed = row, seed
         self._replies, self._answers, self.seen = [], [], []
-        return self._note(await called(self._world.reset, dict(row), seed))
+        with self._generators.within():
+            return self._note(await called(self._world.reset, dict(row), seed))
 
     async def step(self, reply: Reply) -> Observation:
         """See `protocol.Environment`."""
-        seen = self._note(await called(self._world.step, reply))
+        with self._generators.within():
+            seen = self._note(await called(self._world.step, reply))
         self._replies.append(reply)
         return seen
 
     async def close(self) -> float | None:
         """See `protocol.Environment`."""
         close = getattr(self._world, "close", None)
-        return None if close is None else await called(close)
+        with self._generators.within():
+            return None if close is None else await called(close)
 
     async def copy(self, turns: int | None = None) -> Replayable:
         """The environment as it is now, or as it was after `turns` replies. Not while it answers a reply.
@@ -87,7 +97,7 @@ class Replayable:
         return await self._replayed(count, why)
 
     async def _replayed(self, count: int, why: str) -> Replayable:
-        other = Replayable(self._make, self._row)
+        other = Replayable(self._make, self._row, self._seed)
         try:
             await other.reset(self._row, self._seed)
             self._check_answers(other, why)
@@ -119,7 +129,7 @@ class Replayable:
 
     def _with(self, world: Environment, count: int) -> Replayable:
         other = copy.copy(self)
-        other._world = world
+        other._world, other._generators = world, self._generators.copy()
         other._replies, other._answers = self._replies[:count], self._answers[: count + 1]
         other.seen = self.seen[: count + 1]
         return other

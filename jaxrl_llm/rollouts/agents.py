@@ -24,7 +24,15 @@ from jaxrl_llm.rewards.of_environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agent_metrics import CALLS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.compaction import Compact
 from jaxrl_llm.rollouts.conversations import Conversation, Limits, finished, messages_of, state_of
-from jaxrl_llm.rollouts.environment_calls import EnvironmentFailed, answer, failed, final_rewards, observed, world_of
+from jaxrl_llm.rollouts.environment_calls import (
+    EnvironmentFailed,
+    answer,
+    failed,
+    final_rewards,
+    observed,
+    tell_of_beginnings,
+    world_of,
+)
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.outside import AHEAD
 from jaxrl_llm.rollouts.programs import OBSERVATION, Program, Rollout
@@ -106,6 +114,7 @@ def plays(settings: AgentSettings, players: int = 1) -> Program:
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         games = await gather(*(converse(tools, task, number, settings, players) for number in range(task.samples)))
+        tell_of_beginnings([one.world for one, *_ in games if one.world is not None])
         found = [game[player] for player in range(players) for game in games]
         rows = await graded(tools, found, settings.turn_rewards)
         if players == 1:

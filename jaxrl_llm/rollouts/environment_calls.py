@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from jaxrl_llm.data.chat import is_conversation
@@ -28,13 +30,14 @@ class EnvironmentFailed(Exception):
 async def world_of(tools: Tools, task: Task, number: int, make: MakeEnvironment) -> tuple[Replayable, Observation]:
     """An environment and its first observation; made anew once if it fails.
 
-    The samples of a group have environments of one seed, so that their rewards can be compared.
+    The samples of a group have environments of one seed, so that their rewards can be compared: that of the row's
+    column `seed`, where it has a whole number there.
     """
-    seed = int(tools.random("environment").integers(2**31))
+    seed = seed_of(tools, task)
     made: list[Replayable] = []
 
     async def begin() -> Observation:
-        made.append(await in_thread(Replayable, make, task.row))
+        made.append(await in_thread(Replayable, make, task.row, seed))
         seen: Observation = await called(made[-1].reset, dict(task.row), seed)
         _ = tuple(made[-1].tools)  # what has none is no environment
         return seen
@@ -44,6 +47,30 @@ async def world_of(tools: Tools, task: Task, number: int, make: MakeEnvironment)
     except EnvironmentFailed:
         seen = await observed(tools, begin, name=f"{number}/reset again")
     return made[-1], seen
+
+
+def seed_of(tools: Tools, task: Task) -> int:
+    """The seed of a group's environments, 0 to 2^31 - 1."""
+    own = task.row.get("seed")
+    if isinstance(own, Integral) and not isinstance(own, bool):
+        return int(own) % 2**31
+    return int(tools.random("environment").integers(2**31))
+
+
+@functools.cache  # once for each kind of environment
+def _tell_of_beginnings(kind: str) -> None:
+    logger.warning(
+        "the samples of a group begin differently, though they have one seed: %s draws from something else than the "
+        "seed of its reset and the global generators, so that the run cannot be reproduced, and rewards of different "
+        "tasks are compared; let it draw from random.Random(seed)",
+        kind,
+    )
+
+
+def tell_of_beginnings(worlds: Sequence[Replayable]) -> None:
+    """Say where environments of one group, which have one seed, begin differently."""
+    if len({repr([dict(one) for one in world.seen[0].messages or ()]) for world in worlds if world.seen}) > 1:
+        _tell_of_beginnings(worlds[0].kind)
 
 
 async def copied(tools: Tools, world: Replayable, name: str, turns: int | None = None) -> Replayable:

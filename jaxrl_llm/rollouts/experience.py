@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -196,7 +197,10 @@ def _begin(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step
             raise InputError(
                 f"a curriculum gave {shown(samples)} samples, but must give each prompt 1 at least, and {total} in all"
             )
-    logs = [GroupLog(tuple(setup.prompts.ids[i]), i, number, step) for i, number in zip(ids, samples, strict=True)]
+    logs, begun = list[GroupLog](), Counter[int]()
+    for i, number in zip(ids, samples, strict=True):
+        logs.append(GroupLog(tuple(setup.prompts.ids[i]), i, number, step, repeat=begun[i]))
+        begun[i] += 1
     columns: Sequence[Mapping[str, Any]] = [{}] * len(ids)
     if setup.curriculum.columns is not None and ids:
         columns = setup.curriculum.columns(curriculum, np.asarray(ids, np.int32))

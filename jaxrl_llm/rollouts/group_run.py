@@ -105,7 +105,7 @@ class GroupRun:
 
     def __init__(self, run: DriverRun, log: GroupLog, task: Task, numbers: SampleNumbers) -> None:
         self.run, self.task, self.numbers, self.step = run, task, numbers, run.driver.step
-        self.before, self.first_step = log, log.first_step
+        self.before, self.first_step, self.repeat = log, log.first_step, log.repeat
         self.drawn: dict[Call, Answer] = dict(log.drawn)
         self.recorded: dict[str, Any] = dict(log.recorded)
         self.asked: dict[tuple[int, int], Ticket] = {}  # by sample number and place

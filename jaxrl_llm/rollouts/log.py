@@ -42,6 +42,7 @@ class GroupLog(NamedTuple):
     first_step: int  # training step in which it started
     drawn: Mapping[Call, Answer] = {}
     recorded: Mapping[str, Any] = {}  # scores and answers of external calls, JSON values by name
+    repeat: int = 0  # number among the groups of the prompt that started in this step
 
 
 Pool = tuple[GroupLog, ...]
@@ -59,6 +60,7 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
         "prompt_id": [log.prompt_id for log in pool],
         "samples": [log.samples for log in pool],
         "first_step": [log.first_step for log in pool],
+        "repeat": [log.repeat for log in pool],
         "calls": [len(log.drawn) for log in pool],
         "number": [call.number for call in calls],
         "place": [call.place for call in calls],
@@ -88,7 +90,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
     """The inverse of `to_arrays`; an empty pool for no arrays."""
     if not arrays:
         return ()
-    ends = np.cumsum(arrays["length"])
+    ends, repeats = np.cumsum(arrays["length"]), arrays.get("repeat", np.zeros(len(arrays["calls"]), np.int64))
     before = arrays.get("before_length", np.full(len(ends), -1))
     until = np.cumsum(np.maximum(before, 0))
     everything = Tokens(*(arrays.get(name) for name in Tokens._fields))  # type: ignore[arg-type]
@@ -107,6 +109,6 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
         ids = tuple(arrays["prompt"][prompt : prompt + length].tolist())
         drawn = dict(zip(calls[first : first + count], answers[first : first + count], strict=True))
         row, samples, step = (int(arrays[name][i]) for name in ("prompt_id", "samples", "first_step"))
-        pool.append(GroupLog(ids, row, samples, step, drawn, recorded[i]))
+        pool.append(GroupLog(ids, row, samples, step, drawn, recorded[i], int(repeats[i])))
         prompt, first = prompt + length, first + count
     return tuple(pool)

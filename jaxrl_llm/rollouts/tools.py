@@ -53,6 +53,7 @@ class ProgramHost(Protocol):
     task: Task
     step: int
     first_step: int  # training step in which the program first started
+    repeat: int  # number of the group among those of its prompt that started in that step
 
     async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws) -> Answer:
         """Tokens of a completion. until: most tokens after the episode's prompt."""
@@ -192,9 +193,12 @@ class Tools:
     def random(self, name: str) -> np.random.Generator:
         """A generator for choices of the program. The same name gives the same numbers when the program is rerun.
 
-        Its seed is made of the prompt, the training step in which the program first started, and the name.
+        Its seed is made of the prompt, the training step in which the program first started, the number of the group
+        among those of the prompt that started in that step, and the name.
         """
-        return np.random.default_rng([self._host.first_step, self._host.task.prompt_id, zlib.crc32(name.encode())])
+        host = self._host
+        seed = [host.first_step, host.task.prompt_id, zlib.crc32(name.encode())]
+        return np.random.default_rng([*seed, host.repeat] if host.repeat else seed)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""

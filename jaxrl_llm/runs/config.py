@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.sampling.requests import SamplingConfig
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
-_NAMES = ("model", "output", "prompts", "algorithm", "rollout")
+_NAMES = ("model", "output", "algorithm", "rollout")
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,27 @@ class TrainConfig:
     steps: int = 100
     """Iterations: sample, score, update."""
 
-    prompts: str = "reasoning-gym:chain_sum"
+    prompts: str = ""
     """Training prompts: a .jsonl, .parquet or .array_record file (of JSON objects), a folder of such files or a
     pattern such as 'data/train-*.parquet', a folder of a saved Hugging Face data set, a URL of a file (gs://, s3://
     ...), a data set of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT, such as openai/gsm8k:main/train), or
     reasoning-gym:TASK. More than 65,536 rows are read, checked and tokenised as they are drawn; repeated prompts are
-    then not removed."""
+    then not removed. An environment whose `reset` says everything needs none: it is then played with seeds."""
     num_prompts: int = 4096
-    """At most this many training prompts; for reasoning-gym, how many are generated."""
+    """At most this many training prompts; for reasoning-gym, and games without prompts, how many are generated."""
+    same_task: Literal["default", "prompt", "row"] = "default"
+    """Rows that are one task, of which only the first is kept and none is both held out and trained on: those with the
+    same prompt, or those that are equal in all columns (row); by default row with an environment or tools, else
+    prompt."""
     prompt_column: str | None = None
     """Column that holds the prompt (a string, or a list of chat messages). By default the first that there is of
-    prompt, question, problem, instruction, input, query and messages."""
+    prompt, question, problem, instruction (with its input), input, query, messages and conversations; choices or
+    options follow it by letter."""
     answer_column: str | None = None
-    """Column that rewards get as `answer`. By default the first that there is of answer, solution, ground_truth,
-    final_answer, target, label and reward_model.ground_truth (verl's)."""
+    """Column that rewards get as `answer`. By default the first that there is of answer, expected_answer, solution,
+    ground_truth, final_answer, target, label, reward_model.ground_truth (verl's) and output."""
     prompt_template: str = "{prompt}"
-    """Template of the prompt, filled with a row's columns as by str.format."""
+    """Template of the prompt, filled with a row's columns as by str.format; the columns may have no prompt."""
     system_prompt: str | None = None
     """System message prepended to every conversation that has none."""
     task_options: dict[str, str] = field(default_factory=dict)
@@ -209,7 +214,8 @@ class TrainConfig:
     eval_prompts: str | None = None
     """Held-out prompts, given like `prompts`; by default from the same source (another seed, or a held-out split)."""
     eval_size: int = 256
-    """Number of held-out prompts; they are removed from the training prompts. 0 disables evaluation."""
+    """Number of held-out prompts; they are removed from the training prompts. 0 disables evaluation. The default is at
+    most a quarter of a small file."""
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
     eval_reward: str | None = None

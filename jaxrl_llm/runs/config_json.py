@@ -60,7 +60,7 @@ def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
     changes |= {name: in_file(getattr(config, name)) for name in ("rollout", "algorithm")}
     for name in ("prompts", "eval_prompts"):
         source = getattr(config, name)
-        if source is not None and not source.startswith(GENERATED) and not is_hub_data(source, base):
+        if source and not source.startswith(GENERATED) and not is_hub_data(source, base):
             changes[name] = path(source)
     if config.model.endswith(".gguf") or (base / Path(config.model).expanduser()).exists():
         changes["model"] = path(config.model)

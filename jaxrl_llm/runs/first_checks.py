@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.data.generate import COLUMNS, check_task
+from jaxrl_llm.data.generate import COLUMNS, check_task, games
 from jaxrl_llm.data.prompts import open_prompts
 from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, gather, shown, unknown
@@ -35,14 +35,16 @@ def checked_rewards(
         if made and heads:  # both could be read
             check_rewards(made, columns_of(*heads), config.eval_reward)
 
-    def head(path: str | RandomAccess) -> None:
+    def head(path: str | RandomAccess | None) -> None:
+        if path is None and not (path := prompts_of(config)):
+            return heads.append(games(1, config.seed))
         name = path if isinstance(path, str) else config.prompts
         if isinstance(path, str) and path.startswith(GENERATED):
             check_task(path.removeprefix(GENERATED))
             return heads.append([dict.fromkeys(COLUMNS)])
         heads.append(list(open_prompts(path, limit=1, **prompt_options(config, name))))
 
-    sources: list[Any] = [config.prompts if source is None else source]
+    sources: list[Any] = [source]
     sources += [config.eval_prompts] if config.eval_size and config.eval_prompts is not None else []
     try:
         gather(*(partial(head, path) for path in sources), rewards, columns, *checks)
@@ -99,6 +101,20 @@ def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
     """Arguments available to reward functions: columns that all sets have, and those that `score_batch` adds."""
     rows = [some[0] for some in sets if some]
     return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
+
+
+def prompts_of(config: TrainConfig) -> str:
+    """The source of a run's training prompts; "" for games of its environment. InputError where there is none."""
+    if config.prompts or config.environment or (config.tools and config.system_prompt):
+        return config.prompts
+    if config.tools:
+        raise InputError(
+            "tools are given, but nothing is asked: give prompts, or a system_prompt that says what to use them for"
+        )
+    raise InputError(
+        "prompts is missing: give a .jsonl, .json or .parquet file, a folder of them, a data set of the Hugging Face "
+        "hub (OWNER/NAME:CONFIG/SPLIT) or a generated task, such as --prompts reasoning-gym:chain_sum"
+    )
 
 
 def prompt_options(config: TrainConfig, source: str) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.data.digest import rows_digest
+from jaxrl_llm.data.generate import games
 from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
-from jaxrl_llm.data.prompts import conflicting, load_prompts, open_prompts, without
+from jaxrl_llm.data.prompts import Same, conflicting, load_prompts, open_prompts, same_prompt, same_row, without
 from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, InputErrors, gather
 from jaxrl_llm.reporting.writers import check_writers
@@ -28,6 +29,7 @@ from jaxrl_llm.runs.first_checks import (
     columns_of,
     make_rewards,
     prompt_options,
+    prompts_of,
 )
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
@@ -128,32 +130,55 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
     source: of the training prompts, instead of the configured path.
     """
     apart = config.eval_prompts is not None or (source is None and _has_own_source(config))
-    path = config.prompts if source is None else source
+    path, same = prompts_of(config) if source is None else source, same_task(config)
     number = config.num_prompts + (0 if apart else config.eval_size)
     notes = list[str]()
-    reads: list[Any] = [
-        lambda: open_prompts(path, limit=number, say=notes.append, **prompt_options(config, config.prompts))
-    ]
+
+    def training() -> Rows | PromptRows:
+        if path == "":
+            return games(number, config.seed)
+        return open_prompts(path, limit=number, say=notes.append, **prompt_options(config, config.prompts))
+
+    reads: list[Any] = [training]
     if config.eval_size and apart:
         reads.append(lambda: _held_out(config, config.eval_prompts or config.prompts, config.eval_size))
     loaded, *other = gather(*reads)
     rows, held_out = loaded, other[0] if other else []
     if config.eval_size and not apart:
-        rows = rows if isinstance(rows, PromptRows) else without(rows, [])
-        if len(rows) <= config.eval_size:
-            prompts = "1 different prompt" if len(rows) == 1 else f"{len(rows)} different prompts"
-            raise InputError(
-                f"{config.prompts} has {prompts}, too few to hold {config.eval_size} out for "
-                "evaluation: lower eval_size or give eval_prompts"
-            )
+        rows = rows if isinstance(rows, PromptRows) else without(rows, [], same)
+        size = _held_out_size(config, len(rows), notes)
         order = np.random.default_rng(config.seed).permutation(len(rows))
-        held_out, rows = _take(rows, order[: config.eval_size])[:], _take(rows, order[config.eval_size :])
+        held_out, rows = _take(rows, order[:size])[:], _take(rows, order[size:])
     if isinstance(rows, PromptRows):
-        return Prompts(rows, without(held_out, []), 0, tuple(notes))
-    rows = without(rows, held_out)
+        return Prompts(rows, without(held_out, [], same), 0, tuple(notes))
+    rows = without(rows, held_out, same)
     if not rows:
         raise InputError(f"every prompt of {config.prompts} is a held-out prompt too: lower eval_size")
-    return Prompts(rows, held_out, conflicting(loaded), tuple(notes))
+    return Prompts(rows, held_out, conflicting(loaded) if same is same_prompt else 0, tuple(notes))
+
+
+def same_task(config: TrainConfig) -> Same:
+    """What is equal for rows that are one task."""
+    by_row = bool(config.environment or config.tools) if config.same_task == "default" else config.same_task == "row"
+    return same_row if by_row else same_prompt
+
+
+def _held_out_size(config: TrainConfig, rows: int, notes: list[str]) -> int:
+    """How many of a file's rows to hold out: eval_size, whose default is at most a quarter of them."""
+    size, least = config.eval_size, 4
+    if size == TrainConfig.eval_size and least <= rows < 4 * size:
+        notes.append(
+            f"{config.prompts} has {rows} prompts, of which {rows // 4} are held out for evaluation: eval_size or "
+            "eval_prompts say otherwise"
+        )
+        return rows // 4
+    if rows <= size:
+        prompts = "1 different prompt" if rows == 1 else f"{rows} different prompts"
+        raise InputError(
+            f"{config.prompts} has {prompts}, too few to hold {size} out for evaluation: lower eval_size (0 is none), "
+            "or give eval_prompts"
+        )
+    return size
 
 
 def _take(rows: Rows | PromptRows, numbers: np.ndarray) -> Any:
@@ -190,13 +215,15 @@ def evaluation_rows(config: TrainConfig, source: str | None = None, size: int | 
 
 def _has_own_source(config: TrainConfig) -> bool:
     """Whether held-out prompts are drawn separately, rather than split off the training prompts."""
-    return config.eval_prompts is not None or config.prompts.startswith(GENERATED)
+    return config.eval_prompts is not None or not config.prompts or config.prompts.startswith(GENERATED)
 
 
 def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[str, Any]] = ()) -> Rows:
-    # Generated tasks repeat, so draw more than needed.
-    loaded = load_prompts(source, limit=2 * size, **{**prompt_options(config, source), "seed": HELD_OUT_SEED})
-    return without(loaded, seen)[:size]
+    if not source:
+        loaded = games(2 * size, HELD_OUT_SEED)
+    else:  # generated tasks repeat, so draw more than needed
+        loaded = load_prompts(source, limit=2 * size, **{**prompt_options(config, source), "seed": HELD_OUT_SEED})
+    return without(loaded, seen, same_task(config))[:size]
 
 
 def prompt_sets(
@@ -232,5 +259,5 @@ def encode_for(
         "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt
     }  # fmt: skip
     if isinstance(rows, PromptRows):
-        return encode_as_drawn(tokenizer, rows, held_out=held_out, **how)
+        return encode_as_drawn(tokenizer, rows, held_out=held_out, same=same_task(config), **how)
     return encode_rows(tokenizer, rows, **how)

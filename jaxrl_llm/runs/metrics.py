@@ -92,8 +92,8 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
     devices += f" ({', '.join(f'{name}={size}' for name, size in parts.mesh.shape.items())})" if config.mesh else ""
     text = [
         f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts from "
-        f"{config.prompts}, {config.prompts_per_step} x {config.group_size} completions per step, {devices}, "
-        f"output in {config.output}"
+        f"{config.prompts or 'seeds'}, {config.prompts_per_step} x {config.group_size} completions per step, "
+        f"{devices}, output in {config.output}"
     ]
     text += parts.notes
     if prompts.ahead is not None:
@@ -105,7 +105,8 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
         text.append(f"prompts longer than allowed: {prompts.skipped} skipped, {prompts.shortened} cut on the left")
     if prompts.conflicting:
         text.append(
-            f"{prompts.conflicting} duplicate prompts have other columns, such as another answer: the first is used"
+            f"{prompts.conflicting} duplicate prompts have other columns, such as another answer: the first is used "
+            "(--same-task row keeps them)"
         )
     text += fork_notes(config, parts.algorithm)
     if strategy is not None:

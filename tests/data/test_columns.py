@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from jaxrl_llm.data import columns, load_prompts
-from jaxrl_llm.data.columns import ANSWERS, PROMPTS
+from jaxrl_llm.data.columns import ANSWERS, CONVERSATIONS, PROMPTS
 from jaxrl_llm.data.prompts import open_prompts
+from jaxrl_llm.data.shards import lacking
 from jaxrl_llm.errors import InputError
 
 
@@ -25,7 +26,7 @@ def test_the_examples_hold() -> None:
     assert doctest.testmod(columns).failed == 0
 
 
-@pytest.mark.parametrize("prompt", [name for name in PROMPTS if name != "messages"])
+@pytest.mark.parametrize("prompt", [name for name in PROMPTS if name not in CONVERSATIONS])
 @pytest.mark.parametrize("answer", [name for name in ANSWERS if "." not in name])
 def test_usual_names_are_found_and_said(tmp_path: Path, prompt: str, answer: str) -> None:
     said: list[str] = []
@@ -93,3 +94,94 @@ def test_rows_that_are_read_as_they_are_drawn_have_the_same_columns(
     assert not isinstance(drawn, list)
     assert [(row["prompt"], row["answer"]) for row in drawn] == [(f"{i} + 1?", str(i + 1)) for i in range(5)]
     assert said == [f"{path}: prompts are from the column problem, answers from solution"]
+
+
+def test_an_instruction_is_followed_by_its_input(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = written(
+        tmp_path, {"instruction": "Add.", "input": "1, 2", "output": "3"},
+        {"instruction": "Say hi.", "input": "", "output": "hi"},
+    )  # fmt: skip
+    rows = load_prompts(path, say=said.append)
+    assert [(row["prompt"], row["answer"]) for row in rows] == [("Add.\n\n1, 2", "3"), ("Say hi.", "hi")]
+    assert said == [f"{path}: prompts are from the columns instruction and input, answers from output"]
+    assert load_prompts(path, prompt_column="instruction")[0]["prompt"] == "Add."
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "prompt", "letter"),
+    [
+        (["red", "blue"], 1, "Which?\n\nA. red\nB. blue", "B"),
+        (["red", "blue"], "0", "Which?\n\nA. red\nB. blue", "A"),
+        (["red", "blue"], "blue", "Which?\n\nA. red\nB. blue", "B"),
+        (["red", "blue"], "(B)", "Which?\n\nA. red\nB. blue", "B"),
+        ([3, 4], "B", "Which?\n\nA. 3\nB. 4", "B"),
+        (["2", "0"], "0", "Which?\n\nA. 2\nB. 0", "B"),  # a choice's text before its number
+        ({"text": ["red", "blue"], "label": ["1", "2"]}, "2", "Which?\n\n1. red\n2. blue", "2"),
+        ({"A": "red", "B": "blue", "C": None}, "A", "Which?\n\nA. red\nB. blue", "A"),
+    ],
+)
+@pytest.mark.parametrize("column", ["choices", "options"])
+def test_choices_follow_their_question_by_letter(
+    tmp_path: Path, column: str, choices: Any, answer: Any, prompt: str, letter: str
+) -> None:
+    said: list[str] = []
+    path = written(tmp_path, {"question": "Which?", column: choices, "answer": answer})
+    (row,) = load_prompts(path, say=said.append)
+    assert (row["prompt"], row["answer"], row[column]) == (prompt, letter, choices)
+    assert said == [
+        f"{path}: prompts are from the column question with {column} by letter, answers from answer, as a letter"
+    ]
+    (row,) = load_prompts(path, prompt_template="{prompt} {" + column + "}")
+    assert (row["prompt"], row["answer"]) == (f"Which? {choices}", answer)
+
+
+@pytest.mark.parametrize("answer", [2, -1, "C", True, "green", None, 0.0])
+def test_answers_that_are_no_choice_are_refused(tmp_path: Path, answer: Any) -> None:
+    path = written(tmp_path, {"question": "Which?", "choices": ["red", "blue"], "answer": answer})
+    with pytest.raises(InputError, match=r"row 1: answer is .*none of the choices A, B.*--answer-column.*--prompt-"):
+        load_prompts(path)
+
+
+def test_conversations_of_sharegpt(tmp_path: Path) -> None:
+    turns = [("system", "Be brief."), ("human", "1 + 1?"), ("gpt", "2"), ("human", "and 3?"), ("gpt", "5")]
+    path = written(tmp_path, {"conversations": [{"from": who, "value": text} for who, text in turns]})
+    (row,) = load_prompts(path)
+    roles = ["system", "user", "assistant", "user"]
+    assert row["prompt"] == [{"role": r, "content": t} for r, (_, t) in zip(roles, turns, strict=False)]
+    assert row["answer"] == "5"
+    path = written(tmp_path, {"conversations": [{"from": "narrator", "value": "x"}]})
+    with pytest.raises(InputError, match="from 'narrator', which is none of human"):
+        load_prompts(path)
+
+
+def test_a_template_of_columns_alone(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = written(tmp_path, {"target": 9, "nums": [4, 5]})
+    (row,) = load_prompts(path, prompt_template="Make {target} from {nums}.", say=said.append)
+    assert (row["prompt"], row["answer"]) == ("Make 9 from [4, 5].", 9)
+    assert said == [f"{path}: prompts are from prompt_template, answers from target"]
+    with pytest.raises(InputError, match=r"--prompt-column .*--prompt-template .*'nums {nums}, target {target}'"):
+        load_prompts(path)
+    with pytest.raises(InputError, match="no column is known to hold the prompt"):
+        load_prompts(path, prompt_template="{prompt}: {target}")
+
+
+def test_shards_that_are_missing_are_said(tmp_path: Path) -> None:
+    for number in (0, 2, 3):
+        (tmp_path / f"train-0000{number}-of-00005.jsonl").write_text('{"prompt": "a"}\n')
+    for source in (str(tmp_path / "train-*.jsonl"), str(tmp_path)):
+        said: list[str] = []
+        assert len(load_prompts(source, say=said.append)) == 3
+        (line,) = said
+        assert line.startswith(f"{source} lacks train-00001-of-00005.jsonl, train-00004-of-00005.jsonl, whose rows")
+    for number in (1, 4):
+        (tmp_path / f"train-0000{number}-of-00005.jsonl").write_text('{"prompt": "a"}\n')
+    assert load_prompts(str(tmp_path), say=pytest.fail)
+
+
+def test_all_missing_shards_are_found() -> None:
+    paths = [Path(f"a-{n:05d}-of-00009.parquet") for n in (1, 5, 9)]  # counted from 1
+    assert lacking(paths) == "a-00002-of-00009.parquet, a-00003-of-00009.parquet, a-00004-of-00009.parquet and 3 more"
+    assert lacking([Path("a-00000-of-00002.jsonl"), Path("b-00000-of-00001.jsonl")]) == "a-00001-of-00002.jsonl"
+    assert lacking([Path("a.jsonl"), Path("b-1.jsonl")]) == ""

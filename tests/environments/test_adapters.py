@@ -291,3 +291,133 @@ def test_games_of_textarena_itself(name: str) -> None:
     first = game.reset({}, 3)
     assert first.messages[0]["content"]
     assert first == adapted(arena.make(name)).reset({}, 3)
+
+
+class Spaces:
+    """Gymnasium's, as many write it: further arguments, documented methods."""
+
+    action_space = object()
+
+    def reset(self, **kwargs: Any) -> tuple[str, dict[str, Any]]:
+        """Reset."""
+        self.seed_of = kwargs["seed"]
+        return "Guess.", {}
+
+    def step(self, action: str) -> Any:
+        """Act.
+
+        Args:
+            action: The guess.
+        """
+        return self.answer(action)
+
+    def answer(self, action: str) -> Any:
+        return ("wrong", 0.0, True, False, {})
+
+
+class SeedOrOptions:
+    def reset(self, *, seed: int | None = None, options: Any = None, **kwargs: Any) -> Any:
+        self.seed_of = seed
+        return "Guess.", {}
+
+    def step(self, action: str) -> Any:
+        """Act.
+
+        Args:
+            action: The guess.
+        """
+        found = ("wrong", 0.0, True, False, {})
+        return found
+
+
+class FiveValues:
+    def reset(self, **kwargs: Any) -> Any:
+        self.seed_of = kwargs["seed"]
+        return "Guess.", {}
+
+    def step(self, action: str) -> Any:
+        """Act.
+
+        Args:
+            action: The guess.
+        """
+        if action == "x":
+            return "right", 1.0, True, False, {}
+        return "wrong", 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("kind", [Spaces, SeedOrOptions, FiveValues])
+def test_gymnasiums_classes_may_take_further_arguments(kind: type) -> None:
+    world = environments(kind)({})
+    assert world.tools == ()
+    seen = asyncio.run(world.reset({"prompt": "x"}, 11))  # type: ignore[arg-type]
+    assert seen.messages == [{"role": "user", "content": "Guess."}]
+    assert world._world.seed_of == 11  # type: ignore[attr-defined]
+
+
+def test_a_tool_of_trls_class_may_be_called_step() -> None:
+    class Walk:
+        def reset(self, **row: Any) -> str:
+            self.seed_of = row.get("seed")
+            return "Walk."
+
+        def step(self, number: int) -> str:
+            """Walk on.
+
+            Args:
+                number: Of steps.
+            """
+            return f"walked {number}"
+
+    world = environments(Walk)({})
+    assert [tool["function"]["name"] for tool in world.tools] == ["step"]
+
+
+def test_trls_reset_gets_the_seed_that_it_asks_for_and_the_columns_that_it_takes() -> None:
+    class Fixed:
+        def reset(self, coins: int, seed: int = 0) -> str:
+            return f"{coins} {seed}"
+
+        def get_reward(self) -> float:
+            return 1.0
+
+    row = {"prompt": "x", "coins": 3}
+    seen = asyncio.run(environments(Fixed)(row).reset(row, 11))  # type: ignore[arg-type]
+    assert seen.messages[0]["content"] == "3 11"
+    row["seed"] = 5  # of the row itself
+    seen = asyncio.run(environments(Fixed)(row).reset(row, 11))  # type: ignore[arg-type]
+    assert seen.messages[0]["content"] == "3 5"
+
+
+def test_a_class_that_is_taken_for_trls_and_resets_as_gymnasiums_is_refused() -> None:
+    class Unclear:
+        def reset(self, **kwargs: Any) -> Any:
+            return "Guess.", {}
+
+        def guess(self, number: int) -> str:
+            """Guess.
+
+            Args:
+                number: It.
+            """
+            return "no"
+
+    with pytest.raises(InputError, match=r"reset of Unclear returns .*as Gymnasium's .* give it a step"):
+        asyncio.run(environments(Unclear)({}).reset({}, 0))  # type: ignore[arg-type]
+
+
+def test_who_asks_for_the_row_gets_it() -> None:
+    class Row(Spaces):
+        def __init__(self, row: Any = None, other: int = 1) -> None:
+            self.row = row
+
+    class Needed(Spaces):
+        def __init__(self, anything: Any) -> None:
+            self.row = anything
+
+    class Other(Spaces):
+        def __init__(self, word: str = "x") -> None:
+            self.row = word
+
+    for kind, expected in ((Row, {"a": 1}), (Needed, {"a": 1}), (Other, "x")):
+        assert environments(kind)({"a": 1})._world.row == expected  # type: ignore[attr-defined]

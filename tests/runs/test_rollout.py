@@ -45,7 +45,9 @@ def of_file(folder: Path, count: int, **changes: Any) -> TrainConfig:
 def of_task(**changes: Any) -> TrainConfig:
     """Sums of two digits, of which there are 200: items repeat, within a draw and between two."""
     options = {"max_terms": "2", "max_digits": "1"}
-    return TrainConfig(**{"num_prompts": 60, "eval_size": 20, "task_options": options, **changes})
+    return TrainConfig(
+        **{"prompts": "reasoning-gym:chain_sum", "num_prompts": 60, "eval_size": 20, "task_options": options, **changes}
+    )
 
 
 def test_held_out_prompts_of_a_file_are_set_aside(tokenizer: Any, tmp_path: Path) -> None:

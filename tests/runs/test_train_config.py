@@ -29,6 +29,7 @@ FULL = TrainConfig(
     seed=2**32 - 1,
     stop=("a", "b"),
     rewards=("number_match*0.5", "format_match(x)"),
+    prompts="reasoning-gym:chain_sum",
     task_options={"max_digits": "3"},
     hyperparameters={"clip_high": 0.28},
     optimizer=OptimizerConfig(learning_rate=3e-7, schedule="cosine", warmup_steps=3),
@@ -219,8 +220,8 @@ def test_relative_paths_are_seen_from_where_the_run_was_started(tmp_path: Path) 
     seen = located(config, tmp_path)
     assert (seen.model, seen.prompts, seen.eval_prompts) == (str(tmp_path / "model"), str(tmp_path / "a.jsonl"), None)
     assert seen.rewards == (f"{tmp_path}/r.py:f", "exact_match", "a.b:c", "/x/r.py:f*0.5")
-    names = located(TrainConfig(model="owner/model"), tmp_path)
-    assert (names.model, names.prompts) == ("owner/model", TrainConfig().prompts)
+    names = located(TrainConfig(model="owner/model", prompts="reasoning-gym:chain_sum"), tmp_path)
+    assert (names.model, names.prompts) == ("owner/model", "reasoning-gym:chain_sum")
 
 
 def test_targets_of_lora_are_those_of_the_module() -> None:
