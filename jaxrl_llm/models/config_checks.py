@@ -59,6 +59,8 @@ SETTINGS = {
     "rope_local_base_freq": or_null(number(above=1)),
     "rope_scaling": or_null(SECTION),
     "rope_parameters": or_null(SECTION),
+    "partial_rotary_factor": or_null(number(above=0)),
+    "quantization_config": or_null(SECTION),
     "eos_token_id": or_null(either(_TOKEN, list_of(_TOKEN)))._replace(
         words="a token's number, a list of them, or null"
     ),
@@ -77,6 +79,8 @@ ROPE_SETTINGS = {
     "beta_fast": or_null(number(above=0)),
     "beta_slow": or_null(number(above=0)),
     "attention_factor": or_null(number(least=0)),
+    "mscale": or_null(number(least=0)),
+    "mscale_all_dim": or_null(number(least=0)),
     "truncate": FLAG,
     "partial_rotary_factor": or_null(number(above=0)),
     "factors": list_of(number(above=0)),

@@ -6,7 +6,9 @@ as an axis of their own, and layers (and experts) are stacked.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -54,7 +56,7 @@ def from_tensors(
     for weight in weights(config).values():
         for _, name in tensor_names(weight, config):
             if name not in tensors:
-                raise InputError(f"{where}: the weights lack the tensor {name!r}: is the download complete?")
+                raise InputError(f"{where}: the weights lack the tensor {name!r}{_instead(name, tensors)}")
             unread.discard(name)
     params: dict[str, Any] = {"layers": {}}
     for path, weight in weights(config).items():
@@ -75,10 +77,39 @@ def from_tensors(
         (params["layers"] if path[0] == "layers" else params)[path[-1]] = shards.array()
     if unread:
         some = ", ".join(map(shown, sorted(unread)[:3]))
+        heads = sorted({name for name in unread if not name.startswith("model.")})
+        what = f": {', '.join(heads[:3])} of a head that is no language model's" if len(heads) == len(unread) else ""
         raise InputError(
-            f"{where}: {len(unread)} tensors are not part of a {config.family} model as configured, e.g. {some}"
+            f"{where}: {len(unread)} tensors are not part of a {config.family} model as configured{what}, e.g. {some}"
         )
     return params
+
+
+def _instead(name: str, tensors: Tensors) -> str:
+    """What the file has in place of a tensor that it lacks, for an error."""
+    layer = re.sub(r"\.(experts\.\d+|block_sparse_moe|mlp)\..*", "", name)
+    fused = sorted(other for other in tensors if other.startswith(f"{layer}.") and ".experts.gate_up_proj" in other)
+    if fused:
+        return f", but have {fused[0]!r}: experts that are fused into one tensor are not read; save them one by one"
+    longer = sorted(other for other in tensors if other.endswith(f".{name}"))
+    if longer:
+        prefix = longer[0].removesuffix(name)
+        return (
+            f", but have {longer[0]!r}: names that begin with {prefix!r} are those of a wrapper; save the model inside"
+        )
+    if name.startswith("model.") and name.removeprefix("model.") in tensors:
+        return f", but have {name.removeprefix('model.')!r}: they are of a model without a head; save the causal model"
+    return ": is the download complete?"
+
+
+def untied(config: ModelConfig, tensors: Tensors) -> ModelConfig:
+    """The configuration, without tied embeddings where the file has another head, which transformers then takes too."""
+    embed, head = (weight.huggingface for weight in TABLE if weight.name in ("embed", "unembed"))
+    if not config.tie_embeddings or head not in tensors or embed not in tensors:
+        return config
+    first, second = tensors[embed](), tensors[head]()
+    same = first.shape == second.shape and np.array_equal(first, second)
+    return config if same else dataclasses.replace(config, tie_embeddings=False)
 
 
 def _stored_shape(weight: Weight, config: ModelConfig) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.models.config import ModelConfig, from_hf
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.huggingface import from_tensors, open_folder
+from jaxrl_llm.models.huggingface import from_tensors, open_folder, untied
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.policy import Params, Policy
@@ -71,8 +71,10 @@ def load_policy(
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
+    tensors = open_folder(folder)
+    config = untied(config, tensors)
     places = _places(config, kept, shardings)
-    params, tokenizer = from_tensors(open_folder(folder), config, kept, str(folder), places), _tokenizer(folder)
+    params, tokenizer = from_tensors(tensors, config, kept, str(folder), places), _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 

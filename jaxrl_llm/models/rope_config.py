@@ -6,6 +6,7 @@ Long-context models rescale the frequencies in several ways (`Rope`). There are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class Rope:
     factors: tuple[float, ...] = ()
 
 
-def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int, where: str, section: str) -> Rope:
+def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], where: str, section: str) -> Rope:
     scaling = scaling or {}
     check_rope(scaling, where, section)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
@@ -47,14 +48,16 @@ def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int, wher
         kind = "factors"
     if kind not in KINDS:
         raise InputError(f"{where}: rope scaling {shown(kind)} is not supported; supported are {', '.join(KINDS)}")
-    if given(scaling, "partial_rotary_factor", 1.0) != 1.0:
+    if given(scaling, "partial_rotary_factor", given(raw, "partial_rotary_factor", 1.0)) != 1.0:
         raise InputError(
             f"{where}: rotary embeddings of only a part of each head (partial_rotary_factor) are not supported"
         )
-    original = int(scaling.get("original_max_position_embeddings") or max_positions)
+    maximum = int(raw.get("max_position_embeddings", 0))
+    original = int(scaling.get("original_max_position_embeddings") or maximum)
     attention = scaling.get("attention_factor") or 0.0
-    if kind == "yarn" and not attention and scaling.get("mscale"):
-        raise InputError(f"{where}: yarn scaling with mscale is not supported; give attention_factor instead")
+    if kind == "yarn" and not attention and scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        factor = float(scaling["factor"])
+        attention = _mscale(factor, scaling["mscale"]) / _mscale(factor, scaling["mscale_all_dim"])
     # Only what the kind uses, so that equal rotations are equal.
     out: dict[str, Any] = {"theta": float(given(scaling, "rope_theta", theta)), "kind": kind}
     if kind in ("linear", "llama3", "yarn"):
@@ -71,27 +74,40 @@ def _rope(theta: float, scaling: dict[str, Any] | None, max_positions: int, wher
     return Rope(**out)
 
 
+def _mscale(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def ropes_of(
     raw: dict[str, Any], family: str, types: list[str], where: str
 ) -> tuple[tuple[Rope, ...], tuple[int, ...]]:
-    """The kinds of rotation of a model, and which of them each layer has. types: of the layers, of LAYER_TYPES."""
-    maximum = int(raw.get("max_position_embeddings", 0))
-    parameters = raw.get("rope_parameters") or {}
-    theta = float(given(raw, "rope_theta", 1_000_000.0 if family in ("gemma3_text", "mixtral") else 10_000.0))
-    if any(name in parameters for name in LAYER_TYPES):
-        if family != "gemma3_text" or not all(isinstance(parameters.get(name), dict) for name in LAYER_TYPES):
-            raise InputError(
-                f"{where}: rope_parameters by kind of layer must hold settings for full_attention and "
-                "sliding_attention, and are of gemma3_text only"
-            )
-        ropes = [_rope(theta, parameters[name], maximum, where, f"rope_parameters.{name}") for name in LAYER_TYPES]
-        return tuple(ropes), tuple(LAYER_TYPES.index(t) for t in types)
-    section = "rope_parameters" if parameters else "rope_scaling"
-    rope = _rope(theta, parameters or raw.get("rope_scaling"), maximum, where, section)
+    """The kinds of rotation of a model, and which of them each layer has.
+
+    raw: the file's settings, and what transformers takes for those that it leaves out. types: of the layers, of
+    LAYER_TYPES. Where a file has both spellings, `rope_scaling` wins, as in transformers.
+    """
+    parameters, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    theta = float(given(raw, "rope_theta", 10_000.0))
+    by_layer = any(name in parameters for name in LAYER_TYPES)
     if family != "gemma3_text":
-        return (rope,), (0,) * len(types)
-    local = Rope(theta=float(given(raw, "rope_local_base_freq", 10_000.0)))
-    return (rope, local), tuple(LAYER_TYPES.index(t) for t in types)
+        if by_layer and not scaling:
+            raise InputError(f"{where}: rope_parameters by kind of layer are of gemma3_text only")
+        section = "rope_scaling" if scaling else "rope_parameters"
+        return (_rope(theta, scaling or parameters, raw, where, section),), (0,) * len(types)
+    if parameters and not all(isinstance(parameters.get(name), dict | None) for name in LAYER_TYPES):
+        raise InputError(f"{where}: rope_parameters.full_attention and .sliding_attention must be objects of settings")
+    if parameters and not by_layer:
+        raise InputError(
+            f"{where}: rope_parameters of gemma3_text are by kind of layer, full_attention and sliding_attention"
+        )
+    of_kind = {name: dict(parameters.get(name) or {}) for name in LAYER_TYPES}
+    of_kind["full_attention"] |= scaling
+    thetas = theta, float(given(raw, "rope_local_base_freq", 10_000.0))
+    ropes = [
+        _rope(one, of_kind[name], raw, where, f"rope_parameters.{name}")
+        for name, one in zip(LAYER_TYPES, thetas, strict=True)
+    ]
+    return tuple(ropes), tuple(LAYER_TYPES.index(t) for t in types)
 
 
 def rope_to_hf(rope: Rope) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxrl_llm.models.check import check_params, check_policy
 from jaxrl_llm.models.config import to_hf
 from jaxrl_llm.models.folders import check_output, written_whole
 from jaxrl_llm.models.huggingface import to_tensors
-from jaxrl_llm.models.kinds import reason, shown
+from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.lora import merge
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def save_policy(
             _write_weights(new, tensors, shard_bytes)
             if tokenizer is not None:
                 tokenizer.save_pretrained(new)
+                _name_known_class(new / "tokenizer_config.json")
             for file in new.glob("*.safetensors"):  # safetensors makes them readable by the owner alone
                 shutil.copymode(new / "config.json", file)
     except InputError:
@@ -73,6 +74,13 @@ def save_policy(
             "free some space, or choose another folder"
         ) from error
     return folder
+
+
+def _name_known_class(path: Path) -> None:
+    """Name a tokenizer's class as readers before transformers 5 know it, which newer ones know too."""
+    raw = read_json(path) if path.exists() else {}
+    if raw.get("tokenizer_class") == "TokenizersBackend":
+        _write_json(path, raw | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -121,7 +121,8 @@ def most_probable(source: Distribution, count: int, block: int = BLOCK) -> tuple
         z = _of_columns(source, *each)
         values, at = jax.lax.top_k(z, min(count, block))
         values, order = jax.lax.top_k(jnp.concatenate([best[0], values], axis=1), count)
-        tokens = jnp.take_along_axis(jnp.concatenate([best[1], at + each[1]], axis=1), order, axis=1)
+        at = (at + each[1]).astype(jnp.int32)  # of 64 bits in 64-bit mode
+        tokens = jnp.take_along_axis(jnp.concatenate([best[1], at], axis=1), order, axis=1)
         return (values, tokens, jnp.logaddexp(best[2], jax.nn.logsumexp(z, axis=1))), None
 
     M = source.hidden.shape[0]

@@ -130,7 +130,7 @@ def test_what_is_taken_is_in_the_weights_or_refused(family: str, vectors: Any) -
         ({"head_dim": None, "num_attention_heads": 6}, "hidden_size 64 is no multiple of num_attention_heads 6"),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, but num_hidden_layers is 2"),
         ({"layer_types": ["full", "full"]}, "layer_types is .* each one of full_attention, sliding_attention"),
-        ({"layer_types": ["sliding_attention"] * 2}, "but sliding_window is not given"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "but sliding_window is not given"),
         ({"rope_parameters": [1]}, "rope_parameters is .1., but must be an object of settings"),
         ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_parameters.rope_theta is '1e4', but must be a finite"),
         ({"rope_parameters": {"rope_type": "linear"}}, "of type linear lacks 'factor'"),
@@ -140,7 +140,7 @@ def test_what_is_taken_is_in_the_weights_or_refused(family: str, vectors: Any) -
         ({"eos_token_id": 257}, "eos_token_id 257 is not in the vocabulary of 257 tokens"),
         ({"bos_token_id": -1}, "bos_token_id is -1"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, but must be a finite number above 0"),
-        ({"model_type": ["llama"]}, "architecture 'LlamaForCausalLM' is not supported"),
+        ({"model_type": ["llama"]}, "the architecture 'LlamaForCausalLM' is not supported"),
     ],
 )
 def test_messages(change: dict[str, Any], message: str, vectors: Any) -> None:

@@ -179,3 +179,11 @@ def test_log_probabilities_of_chosen_tokens_and_their_gradient(block: int, softc
 def test_of_equally_probable_tokens_the_first_are_taken() -> None:
     one = Distribution(jnp.zeros((1, 2)), jnp.ones((11, 2)), jnp.ones(1))
     assert most_probable(one, 6, 4)[0].tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_in_64_bit_mode_tokens_stay_int32() -> None:
+    with jax.enable_x64(True):
+        one = Distribution(jnp.zeros((1, 2)), jnp.ones((11, 2)), jnp.ones(1))
+        tokens, logp = most_probable(one, 6, 4)
+    assert (tokens.dtype, tokens.tolist()) == (jnp.int32, [[0, 1, 2, 3, 4, 5]])
+    np.testing.assert_allclose(logp, -np.log(11), rtol=1e-12)
