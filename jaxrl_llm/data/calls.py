@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_llm.data.messages import Message, text_of
 from jaxrl_llm.errors import InputError
 
 if TYPE_CHECKING:
     from jaxrl_llm.data.turns import ChatTurns
-
-Message = Mapping[str, Any]
 
 INSTRUCTIONS = """You may call these tools:
 <tools>
@@ -78,17 +77,21 @@ class Reading:
             return Reply(said, (), " ".join(str(error).split())[:200])
         return Reply({"content": "", **found, "role": "assistant"}, calls)
 
-    def described(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], system: bool = True
-    ) -> list[Message]:
-        """The messages with the tools and the format of calls in the system message, else in the first user message."""
-        told = INSTRUCTIONS.format(tools="\n".join(json.dumps(tool) for tool in tools))
-        first = messages[0] if messages else {}
-        if system and first.get("role") == "system":
-            return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
-        if not system and first.get("role") == "user":
-            return [{**first, "content": f"{told}\n\n{first['content']}"}, *messages[1:]]
-        return [{"role": "system" if system else "user", "content": told}, *messages]
+
+def told(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What describes the tools and the format of calls to a policy whose chat template does not."""
+    return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+
+
+def with_instructions(messages: Sequence[Message], text: str, system: bool = True) -> list[Message]:
+    """The messages with a text at the end of the system message, else at the beginning of the first user message."""
+    first = messages[0] if messages else {}
+    content = text_of(first.get("content"))
+    if system and first.get("role") == "system":
+        return [{**first, "content": f"{content}\n\n{text}"}, *messages[1:]]
+    if not system and first.get("role") == "user":
+        return [{**first, "content": f"{text}\n\n{content}"}, *messages[1:]]
+    return [{"role": "system" if system else "user", "content": text}, *messages]
 
 
 def call_of(found: Mapping[str, Any]) -> Call:
@@ -119,9 +122,9 @@ def _template(turns: ChatTurns, prefix: str) -> dict[str, Any]:
     """A response template from what the chat template writes for a call."""
     asked, end = [{"role": "user", "content": "x"}], (turns.reply_end or "").strip()
     call = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {"text": "at it"}}}
-    said = turns.render([*asked, {"role": "assistant", "content": "~"}], reply=False)
+    said = turns.written([*asked, {"role": "assistant", "content": "~"}])
     try:
-        text = turns.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], reply=False)
+        text = turns.written([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
     except InputError:
         text = said
     same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))
@@ -149,7 +152,7 @@ def _template(turns: ChatTurns, prefix: str) -> dict[str, Any]:
         },
         "content": {"close_pattern": rf"(?:{ends})\s*|$", "content": "text"},
     }
-    if "</think>" in turns.tokenizer.chat_template:
+    if "</think>" in turns.template:
         fields["reasoning_content"] = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
     return {"defaults": {"role": "assistant"}, "start_anchor": prefix or "\n", "fields": fields}
 
