@@ -2,7 +2,7 @@
 
 A conversation is first rendered with a marker in place of each text: contents, parts of contents, thoughts, and the
 calls of tools. Where one is missing, the messages are given in another form that the template writes: parts as one
-text, a text as a part, `developer` as `system`, results of tools as a user's, calls and thoughts within the content.
+text, `developer` as `system`, results of tools as a user's, calls and thoughts within the content.
 What is found in no form is refused. The form is remembered for conversations of the same shape.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from jaxrl_llm.data.inert import guarded
-from jaxrl_llm.data.messages import CLOSED, OPENED, Message, has_thought, parts_of, plain_message, text_of, written_call
+from jaxrl_llm.data.messages import CLOSED, OPENED, Message, has_thought, plain_message, text_of, written_call
 from jaxrl_llm.data.rendering import Rendering
 from jaxrl_llm.errors import InputError, shown
 
@@ -33,7 +33,7 @@ class Form:
     """How a message is given to the template."""
 
     role: str | None = None  # instead of its own
-    content: str = "own"  # "text": parts as one; "parts": a text as a list of one; "empty": a text where there is none
+    content: str = "own"  # "text": parts as one; "empty": a text where there is none
     arguments: str = "mapping"  # or "text": JSON
     calls: str = "own"  # "written": within the content
     thought: str = "own"  # "written": within the content, as the template writes that of a last reply
@@ -45,6 +45,8 @@ class Mark(NamedTuple):
     message: int
     what: str  # "content", "thought" or "call"
     text: str
+    is_part: bool = False  # of a content of several
+    spaced: bool = False  # whether there is white space between it and the part before
 
 
 def fitted(rendering: Rendering, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -121,6 +123,16 @@ def _shape(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], li
         marks.append(Mark(place, what, f"{_NONCE}m{len(marks)}m"))
         return marks[-1].text
 
+    def marked_parts(place: int, texts: Sequence[str]) -> Iterator[dict[str, str]]:
+        before = "x"
+        for text in texts:
+            own = mark(place, "content", text)
+            if text.strip():
+                marks[-1] = marks[-1]._replace(is_part=True, spaced=before[-1:].isspace() or text[:1].isspace())
+                own = f"{' ' * text[0].isspace()}{own}{' ' * text[-1].isspace()}"
+            before = text or before
+            yield {"type": "text", "text": own}
+
     shape = []
     for place, message in enumerate(messages):
         out: dict[str, Any] = {"role": message["role"]}
@@ -138,7 +150,7 @@ def _shape(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], li
         elif isinstance(content, str):
             out["content"] = mark(place, "content", content)
         elif content is not None:
-            out["content"] = [{**part, "text": mark(place, "content", part["text"])} for part in content]
+            out["content"] = list(marked_parts(place, [part["text"] for part in content]))
         if "tool_calls" in message:
             out["tool_calls"] = []
             for call in message["tool_calls"]:
@@ -235,7 +247,9 @@ def _is_there(mark: Mark, text: str) -> bool:
     """Whether a text is where it belongs: once, but names of tools, which results have too."""
     if mark.what == "call":  # arguments that are written as Python writes them were to be given as text
         return mark.text in text and repr({"text": mark.text}) not in text
-    return text.count(mark.text) == 1
+    if mark.is_part and re.search(rf"""(["'])text\1: ?(["']) ?{mark.text} ?\2""", text):
+        return False  # as JSON, or as Python writes it
+    return text.count(mark.text) == 1 and (not mark.spaced or re.search(rf"\s{mark.text}", text) is not None)
 
 
 Change = Callable[[Form, Mapping[str, Any]], Form | None]
@@ -244,10 +258,6 @@ Move = tuple[str, Change]
 
 def _as_text(form: Form, message: Mapping[str, Any]) -> Form | None:
     return replace(form, content="text") if isinstance(message.get("content"), list) else None
-
-
-def _as_parts(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return None if isinstance(message.get("content"), list) else replace(form, content="parts")
 
 
 def _as_json(form: Form, message: Mapping[str, Any]) -> Form | None:
@@ -278,7 +288,6 @@ def _written_thought(form: Form, message: Mapping[str, Any]) -> Form | None:
 _MOVES: tuple[Move, ...] = (
     ("content", _empty),
     ("content", _as_text),
-    ("content", _as_parts),
     ("call", _as_json),
     ("content", _other_role),
     ("content", _as_user),
@@ -296,26 +305,21 @@ def _applied(
     answers = False  # whether the last message is of results that a user gives
     for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
         one = dict(message)
-        has_parts = isinstance(one.get("content"), list)
         if form.content in ("text", "empty"):
             one["content"] = text_of(one.get("content"))
-        as_parts = form.content == "parts" or (has_parts and form.content == "own")
         if "tool_calls" in one:
             one["tool_calls"] = [_in_form(call, form.arguments) for call in one["tool_calls"]]
         if form.calls == "written" and (calls := one.pop("tool_calls", None)):
             one["content"] = "\n".join([text_of(one.get("content")), *map(written_call, calls)]).lstrip("\n")
         if form.thought == "written":
-            one, own = _with_thought(rendering, one, f"{_NONCE}kept{number}kept", as_parts)
+            one, own = _with_thought(rendering, one, f"{_NONCE}kept{number}kept")
             instead |= own
-        if as_parts and isinstance(one.get("content", ""), str):
-            one["content"] = parts_of(one.get("content", ""))
         if form.role is not None:
             answers_too = message["role"] in ("tool", "function") and form.role == "user"
             one = {name: value for name, value in one.items() if name not in ("name", "tool_call_id")}
             one["role"] = form.role
             if answers and answers_too:
-                said = f"{text_of(out[-1]['content'])}\n{text_of(one['content'])}"
-                out[-1]["content"] = said if isinstance(one["content"], str) else parts_of(said)
+                out[-1]["content"] = f"{text_of(out[-1]['content'])}\n{text_of(one['content'])}"
                 continue
             answers = answers_too
         else:
@@ -332,7 +336,7 @@ def _in_form(call: Mapping[str, Any], arguments: str) -> dict[str, Any]:
 
 
 def _with_thought(
-    rendering: Rendering, message: dict[str, Any], placeholder: str, as_parts: bool
+    rendering: Rendering, message: dict[str, Any], placeholder: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The reply with a placeholder as its content, and what stands for it: the thought, as a last reply has it."""
     content = text_of(message.get("content"))
@@ -341,8 +345,8 @@ def _with_thought(
         before, _, content = content.rpartition(CLOSED)
         thought, content = before.replace(OPENED, "").strip("\n"), content.lstrip("\n")
     first, last = f"{_NONCE}thought", f"{_NONCE}said"
-    question = {"role": "user", "content": parts_of("x") if as_parts else "x"}
-    said = {"role": "assistant", "content": parts_of(last) if as_parts else last}
+    question = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": last}
     asked = rendering.written([question])
     usual = _between(asked, rendering.written([question, said, question]), last)
     whole = _between(asked, rendering.written([question, {**said, "reasoning_content": first}]), last)

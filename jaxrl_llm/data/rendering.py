@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from jaxrl_llm.data.inert import control_tokens, encode, guarded
-from jaxrl_llm.data.messages import Message
+from jaxrl_llm.data.messages import Message, parts_of
 from jaxrl_llm.errors import InputError
 
 Thoughts = Literal["keep", "as-template"]
@@ -81,7 +81,30 @@ class Rendering:
         return control_tokens(self.tokenizer, self.template)
 
     def render(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """The text of messages as they are; reply: with the beginning of the next reply. InputError if that fails."""
+        """The text of messages as they are; reply: with the beginning of the next reply. InputError if that fails.
+
+        Contents that are texts become a part each where the template takes parts alone.
+        """
+        if self._takes_parts_alone:
+            messages = [
+                {**message, "content": parts_of(message.get("content") or "")}
+                if isinstance(message.get("content", ""), str)
+                else message
+                for message in messages
+            ]
+        return self._rendered(messages, reply)
+
+    @cached_property
+    def _takes_parts_alone(self) -> bool:
+        def written(content: Any) -> bool:
+            try:
+                return "a question" in self._rendered([{"role": "user", "content": content}], True)
+            except InputError:
+                return False
+
+        return not written("a question") and written(parts_of("a question"))
+
+    def _rendered(self, messages: Sequence[Message], reply: bool) -> str:
         schemas = [dict(tool) for tool in guarded(self.tools, self.control)] if self.tools else None
         try:
             text = self.tokenizer.apply_chat_template(
