@@ -150,6 +150,27 @@ def is_rendered(tokenizer: Any, prompt: Any) -> bool:
     return bool(begun) and has_chat_template(tokenizer) and begun.startswith(control_tokens(tokenizer))
 
 
+def format_notes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], format: PromptFormat) -> list[str]:
+    """What is odd about the format of these rows, a line each."""
+    notes = []
+    chat = format.kind == "chat" and has_chat_template(tokenizer)
+    count = sum(is_rendered(tokenizer, row.get("prompt")) for row in rows) if chat else 0
+    if count:
+        notes.append(
+            f"{count} of {len(rows)} prompts begin with a control token, as if a chat template had written them: it is "
+            "ordinary text within the chat template; --prompt-format rendered reads it as such"
+        )
+    with_tools = [row for row in rows if row.get("tools")]
+    if with_tools and not any(map(row_tools, with_tools)):
+        notes.append("the column tools is not used: it holds no JSON schemas of tools")
+    elif with_tools and not (chat and any(Rendering(tokenizer, row_tools(row)).shows_tools for row in with_tools[:1])):
+        why = "there is no chat template" if not chat else "the chat template describes no tools"
+        notes.append(f"the column tools is not used: {why}")
+    if not chat and any(row.get("chat_template_kwargs") for row in rows):
+        notes.append("the column chat_template_kwargs is not used: there is no chat template")
+    return notes
+
+
 def format_of(format: PromptFormat, row: Mapping[str, Any]) -> PromptFormat:
     """The format of a row's prompt, with the row's own `chat_template_kwargs`. InputError for what is no mapping."""
     own = _read_json(row.get("chat_template_kwargs"))
