@@ -143,8 +143,9 @@ class Toolbox:
     async def answer(self, reply: Reply) -> Observation:
         """The results of a reply's calls, in order, as messages; `done` for a reply without calls.
 
-        info: "calls", of them "failed_calls", and "cut_observations" of their results; "malformed_calls" for a call
-        that could not be read, which a user message says.
+        info: "calls", of them "failed_calls", and "cut_observations" of their results; "malformed_calls" for
+        calls that could not be read, which their results say, or a user message where no call could; "lenient_calls"
+        that are not quite in their format.
         """
         if reply.fault is not None:
             told = f"Error: the call of a tool could not be read: {reply.fault}"
@@ -156,10 +157,15 @@ class Toolbox:
             {"role": "tool", "name": call.name, "content": text}
             for call, (text, _) in zip(reply.calls, answers, strict=True)
         ]
+        for one in reply.broken:
+            told = f"Error: the call could not be read: {one.why}"
+            messages.insert(one.place, {"role": "tool", "name": one.name, "content": told})
         counts = {
             "calls": len(answers),
             "failed_calls": sum(not right for _, right in answers),
             "cut_observations": sum(len(text) > self.most for text, _ in answers),  # with the note that says so
+            **({"malformed_calls": len(reply.broken)} if reply.broken else {}),
+            **({"lenient_calls": reply.lenient} if reply.lenient else {}),
         }
         return Observation(messages, info={name: float(count) for name, count in counts.items()})
 
