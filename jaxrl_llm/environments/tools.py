@@ -71,15 +71,19 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def result_text(value: Any, most: int = MOST_CHARACTERS) -> str:
-    """A tool's result as the policy sees it: its `str`, cut after `most` characters, which the text then says.
+    """A tool's result as the policy sees it: its `str`, of which the beginning and the end are kept, `most` characters
+    together, with a line between them that says how many are left out.
 
     Raises TypeError for bytes, which are no text.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"the result is {len(value)} bytes, which are no text")
     text = str(value)
-    kept = text[:most].encode("utf-8", "replace").decode()
-    return kept if len(text) <= most else f"{kept}\n[cut: the result has {len(text):,} characters]"
+    if len(text) <= most:
+        return text.encode("utf-8", "replace").decode()
+    tail = most // 4
+    head, end = (part.encode("utf-8", "replace").decode() for part in (text[: most - tail], text[len(text) - tail :]))
+    return f"{head}\n[cut: {len(text) - most:,} of {len(text):,} characters are left out here]\n{end}"
 
 
 class Toolbox:
