@@ -71,19 +71,26 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def result_text(value: Any, most: int = MOST_CHARACTERS) -> str:
-    """A tool's result as the policy sees it: its `str`, of which the beginning and the end are kept, `most` characters
-    together, with a line between them that says how many are left out.
+    """A tool's result as the policy sees it: its `str`, `shortened` to `most` characters.
 
     Raises TypeError for bytes, which are no text.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"the result is {len(value)} bytes, which are no text")
     text = str(value)
+    return shortened(text, most).encode("utf-8", "replace").decode()
+
+
+def shortened(text: str, most: int) -> str:
+    """A text, or if it has more than `most` characters its beginning and its end, where errors are told.
+
+    >>> shortened("abcdefghij", 4)
+    'ab\\n[... 6 characters are left out ...]\\nij'
+    """
     if len(text) <= most:
-        return text.encode("utf-8", "replace").decode()
-    tail = most // 4
-    head, end = (part.encode("utf-8", "replace").decode() for part in (text[: most - tail], text[len(text) - tail :]))
-    return f"{head}\n[cut: {len(text) - most:,} of {len(text):,} characters are left out here]\n{end}"
+        return text
+    head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
+    return f"{head}\n[... {len(text) - most:,} characters are left out ...]\n{tail}"
 
 
 class Toolbox:

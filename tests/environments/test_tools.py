@@ -105,6 +105,5 @@ def test_a_long_result_keeps_its_beginning_and_its_end() -> None:
     assert first.startswith("first x")
     assert last.endswith("Error: the last line")
     assert len(first) + len(last) == 100
-    assert line == f"[cut: {len(text) - 100:,} of {len(text):,} characters are left out here]"
+    assert line == f"[... {len(text) - 100:,} characters are left out ...]"
     assert result_text(text, len(text)) == text
-    assert result_text("abc", 1) == "a\n[cut: 2 of 3 characters are left out here]\n"
