@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from jaxrl_llm.errors import InputError
+
 _NONCE = secrets.token_hex(8)  # no text holds it, so that none can forge a mark
 _OPEN, _CLOSE = f"\ufdd0{_NONCE}\ufdd1", f"\ufdd1{_NONCE}\ufdd0"
 _LONE = re.compile(f"{_OPEN}|{_CLOSE}")
@@ -71,7 +73,8 @@ def encode(tokenizer: Any, text: str, control: tuple[str, ...]) -> list[int]:
     """The token ids of a rendered text, without those that a tokenizer adds; marked control tokens are ordinary text.
 
     ids: of the tokenizer itself where nothing is marked. Otherwise of the same tokenizer, in which the control tokens
-    have names that no text holds, and the text has these names wherever they are not marked.
+    have names that no text holds, and the text has these names wherever they are not marked. InputError for a tokenizer
+    that does not keep its ids under other names.
     """
     if _OPEN not in text:
         return [int(one) for one in tokenizer.encode(text, add_special_tokens=False)]
@@ -104,15 +107,19 @@ def _renamed(tokenizer: Any, control: tuple[str, ...], live: Mapping[str, str]) 
         for token in spec["added_tokens"]:
             token["content"] = live.get(token["content"], token["content"])
         model = spec["model"]
-        names = {text: name for text, name in live.items() if text != model.get("unk_token")}
+        if model.get("unk_token") in live:
+            model["unk_token"] = live[model["unk_token"]]
         if isinstance(vocabulary := model.get("vocab"), dict):
-            model["vocab"] = {names.get(text, text): number for text, number in vocabulary.items()}
+            model["vocab"] = {live.get(text, text): number for text, number in vocabulary.items()}
         elif vocabulary is not None:  # pieces with their scores
-            model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
+            model["vocab"] = [[live.get(text, text), score] for text, score in vocabulary]
         if "merges" in model:
             pairs = ((pair, pair.split(" ", 1) if isinstance(pair, str) else pair) for pair in model["merges"])
-            model["merges"] = [
-                pair for pair, (a, b) in pairs if a not in names and b not in names and a + b not in names
-            ]
-        known["renamed", control] = Tokenizer.from_str(json.dumps(spec))
+            model["merges"] = [pair for pair, (a, b) in pairs if a not in live and b not in live and a + b not in live]
+        made = Tokenizer.from_str(json.dumps(spec))
+        if any(made.token_to_id(name) != tokenizer.convert_tokens_to_ids(text) for text, name in live.items()):
+            raise InputError(
+                "a text holds control tokens, which this kind of tokenizer cannot read as text: remove them"
+            )
+        known["renamed", control] = made
     return known["renamed", control]
