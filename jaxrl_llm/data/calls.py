@@ -19,6 +19,9 @@ from jaxrl_llm.errors import InputError
 if TYPE_CHECKING:
     from jaxrl_llm.data.turns import ChatTurns
 
+NEXT = r"\n+(?:User|System|Result):"
+"""What begins the next turn in `rendering.DIALECT`."""
+
 INSTRUCTIONS = """You may call these tools:
 <tools>
 {tools}
@@ -55,6 +58,8 @@ class Reading:
     tools: tuple[Mapping[str, Any], ...] = ()
     form: CallFormat | None = None
     """How calls are written, where that is JSON and `template` was made of it."""
+    next_turn: str | None = None
+    """A pattern of what begins the next turn, which a model goes on with that was trained on no turns."""
 
     def __call__(self, ids: Sequence[int]) -> Reply:
         """Read sampled token ids."""
@@ -66,6 +71,7 @@ class Reading:
         Calls are read leniently (`data.lenient`), one by one. Where none can be read, the whole reply is its content,
         and `fault` says why.
         """
+        text = text if self.next_turn is None else re.split(self.next_turn, text, maxsplit=1)[0]
         found, wrong = self._parsed(text, self.template)
         if self.form is None:
             return self._strict(text, found, wrong)
@@ -136,7 +142,7 @@ def reading_of(turns: ChatTurns) -> Reading:
     if template := getattr(tokenizer, "response_template", None):
         return Reading(tokenizer, template, prefix, turns.tools)
     template, form = _template(turns, prefix)
-    return Reading(tokenizer, template, prefix, turns.tools, form)
+    return Reading(tokenizer, template, prefix, turns.tools, form, NEXT if turns.format.kind == "plain" else None)
 
 
 def _template(turns: ChatTurns, prefix: str) -> tuple[dict[str, Any], CallFormat]:

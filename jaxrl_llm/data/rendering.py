@@ -18,7 +18,7 @@ Thoughts = Literal["keep", "as-template"]
 DIALECT = (
     "{% for m in messages %}"
     "{{ {'user': 'User', 'system': 'System', 'assistant': 'Assistant', 'tool': 'Result'}.get(m.role, m.role) }}: "
-    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
+    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """How conversations are written without a chat template, after the token that the tokenizer begins texts with."""
