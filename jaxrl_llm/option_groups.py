@@ -21,7 +21,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": (
         "The prompts, and how the rows of the data become prompts.",
         ("prompts", "num_prompts", "same_task", "prompt_column", "answer_column", "prompt_template", "system_prompt",
-         "task_options", "max_prompt_tokens", "long_prompts"),
+         "prompt_format", "template_options", "earlier_thoughts", "date", "task_options", "max_prompt_tokens",
+         "long_prompts"),
     ),
     "agent": (
         "What the policy acts in over several turns: environments and tools, and the budgets of their episodes.",

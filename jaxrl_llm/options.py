@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import re
 import typing
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     if file is not None and take(arguments, "--config")[0] is not None:
         raise InputError("--config is given twice: one file has all settings")
     values = read_config(Path(file)) if file is not None else {}
+    if isinstance(values.get("template_options"), dict):
+        values["template_options"] = json.dumps(values["template_options"])
     if isinstance(values.get("algorithm"), str):
         values["algorithm"] = method_name(values["algorithm"])
     if isinstance(values.get("algorithm"), dict):

@@ -180,7 +180,7 @@ def sample_command(arguments: list[str]) -> int:
             stop=config.stop if args.stop is None else args.stop,
             max_new_tokens=config.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens,
             temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p,
-            system_prompt=system or None,
+            system_prompt=system or None, format=config.format,
         )  # fmt: skip
         write_completions(policy, params, args.prompts, asked, sys.stdout, as_json=args.jsonl, stats=figures)
     except KeyboardInterrupt:  # before the first token, or a second time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import io
 import json
@@ -234,6 +235,7 @@ def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert any((tmp_path / "run" / "tensorboard").iterdir())
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert written.pop("started_in") == os.getcwd()
+    assert written.pop("started_on") == datetime.date.today().isoformat()
     assert from_dict(written) == dataclasses.replace(config, hyperparameters=grpo_defaults())
 
 

@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from jaxrl_llm.data.chat import encode_prompt, is_conversation, prompt_text
     from jaxrl_llm.data.digest import rows_digest
     from jaxrl_llm.data.prompts import conflicting, load_prompts, without
+    from jaxrl_llm.data.rendering import PromptFormat
     from jaxrl_llm.data.stream import PromptStream
 
 __all__ = [
+    "PromptFormat",
     "PromptStream",
     "conflicting",
     "encode_prompt",
@@ -22,6 +24,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "PromptFormat": "rendering",
     "PromptStream": "stream",
     "conflicting": "prompts",
     "encode_prompt": "chat",

@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_llm.data.lenient import BrokenCall, Call, CallFormat, call_of, read_calls
+from jaxrl_llm.data.messages import CLOSED, Message, text_of
 from jaxrl_llm.errors import InputError
 
 if TYPE_CHECKING:
     from jaxrl_llm.data.turns import ChatTurns
 
-Message = Mapping[str, Any]
+NEXT = r"\n+(?:User|System|Result):"
+"""What begins the next turn in `rendering.DIALECT`."""
 
 INSTRUCTIONS = """You may call these tools:
 <tools>
@@ -29,13 +32,6 @@ To call one, write a JSON object between tags:
 </tool_call>"""
 
 
-class Call(NamedTuple):
-    """A call of a tool."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
 class Reply(NamedTuple):
     """A reply of the policy."""
 
@@ -43,7 +39,11 @@ class Reply(NamedTuple):
     """{"role": "assistant", "content": text}, with "reasoning_content" and "tool_calls" if there are."""
     calls: tuple[Call, ...]
     fault: str | None = None
-    """Why a call could not be read, in one line; None if all could."""
+    """Why no call could be read, in one line; None if one could, or there are none."""
+    broken: tuple[BrokenCall, ...] = ()
+    """Calls that could not be read, beside others that could."""
+    lenient: int = 0
+    """How many of the calls are not quite in their format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,10 @@ class Reading:
     prefix: str
     """What the chat template writes at the beginning of each reply."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    form: CallFormat | None = None
+    """How calls are written, where that is JSON and `template` was made of it."""
+    next_turn: str | None = None
+    """A pattern of what begins the next turn, which a model goes on with that was trained on no turns."""
 
     def __call__(self, ids: Sequence[int]) -> Reply:
         """Read sampled token ids."""
@@ -64,44 +68,68 @@ class Reading:
     def text(self, text: str) -> Reply:
         """Read a reply's text, with its special tokens.
 
-        A call that is not valid JSON, or has no name, makes the whole reply its content, and `fault` says why.
+        Calls are read leniently (`data.lenient`), one by one. Where none can be read, the whole reply is its content,
+        and `fault` says why.
         """
+        text = text if self.next_turn is None else re.split(self.next_turn, text, maxsplit=1)[0]
+        found, wrong = self._parsed(text, self.template)
+        if self.form is None:
+            return self._strict(text, found, wrong)
+        thought = text.rfind(CLOSED) + len(CLOSED) if CLOSED in text and "reasoning_content" in self._fields else 0
+        read = read_calls(text[thought:], self.form)
+        strict = self._strict(text, found, wrong)
+        if strict.fault is None and not read.broken and not read.lenient and len(strict.calls) == len(read.calls):
+            return strict
+        if not read.calls:
+            why = read.broken[0].why if read.broken else strict.fault
+            return strict if why is None else Reply({"role": "assistant", "content": text}, (), why)
+        others = {**self.template, "fields": {name: x for name, x in self._fields.items() if name != "tool_calls"}}
+        said, _ = self._parsed(text[:thought] + read.rest, others)
+        written: list[dict[str, Any]] = [{"name": name, "arguments": dict(x)} for name, x in read.calls]
+        for one in read.broken:
+            written.insert(one.place, {"name": one.name, "arguments": {}})
+        message = {"content": "", **(said or {}), "role": "assistant"}
+        message["tool_calls"] = [{"type": "function", "function": one} for one in written]
+        return Reply(message, read.calls, None, read.broken, read.lenient)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return dict(self.template.get("fields", {}))
+
+    def _parsed(self, text: str, template: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """The fields of a reply, or None and why not."""
         from transformers.utils.chat_parsing import parse_response
 
         try:
-            found = parse_response(
-                text, dict(self.template), prefix=self.prefix, tools=[dict(tool) for tool in self.tools] or None
-            )
-            calls = tuple(call_of(one) for one in found.get("tool_calls") or ())
+            tools: Any = [dict(tool) for tool in self.tools] or None
+            return dict(parse_response(text, dict(template), prefix=self.prefix, tools=tools)), ""
         except Exception as error:  # the policy may write anything
-            said = {"role": "assistant", "content": text}
-            return Reply(said, (), " ".join(str(error).split())[:200])
+            return None, " ".join(str(error).split())[:200]
+
+    def _strict(self, text: str, found: dict[str, Any] | None, wrong: str) -> Reply:
+        try:
+            if found is None:
+                raise ValueError(wrong)
+            calls = tuple(call_of(one) for one in found.get("tool_calls") or ())
+        except ValueError as error:
+            return Reply({"role": "assistant", "content": text}, (), " ".join(str(error).split())[:200])
         return Reply({"content": "", **found, "role": "assistant"}, calls)
 
-    def described(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], system: bool = True
-    ) -> list[Message]:
-        """The messages with the tools and the format of calls in the system message, else in the first user message."""
-        told = INSTRUCTIONS.format(tools="\n".join(json.dumps(tool) for tool in tools))
-        first = messages[0] if messages else {}
-        if system and first.get("role") == "system":
-            return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
-        if not system and first.get("role") == "user":
-            return [{**first, "content": f"{told}\n\n{first['content']}"}, *messages[1:]]
-        return [{"role": "system" if system else "user", "content": told}, *messages]
+
+def told(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What describes the tools and the format of calls to a policy whose chat template does not."""
+    return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
 
 
-def call_of(found: Mapping[str, Any]) -> Call:
-    """A call from an entry of "tool_calls". ValueError if it is none."""
-    function = found.get("function", found)
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError('a call is a JSON object with "name" and "arguments"')
-    arguments = function.get("arguments", function.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(arguments, Mapping):
-        raise ValueError(f"the arguments of {function['name']} are no JSON object")
-    return Call(function["name"], arguments)
+def with_instructions(messages: Sequence[Message], text: str, system: bool = True) -> list[Message]:
+    """The messages with a text at the end of the system message, else at the beginning of the first user message."""
+    first = messages[0] if messages else {}
+    content = text_of(first.get("content"))
+    if system and first.get("role") == "system":
+        return [{**first, "content": f"{content}\n\n{text}"}, *messages[1:]]
+    if not system and first.get("role") == "user":
+        return [{**first, "content": f"{text}\n\n{content}"}, *messages[1:]]
+    return [{"role": "system" if system else "user", "content": text}, *messages]
 
 
 def reading_of(turns: ChatTurns) -> Reading:
@@ -111,17 +139,19 @@ def reading_of(turns: ChatTurns) -> Reading:
     tokenizer has no `response_template`.
     """
     tokenizer, prefix = turns.tokenizer, turns.reply_start
-    template = getattr(tokenizer, "response_template", None) or _template(turns, prefix)
-    return Reading(tokenizer, template, prefix, turns.tools)
+    if template := getattr(tokenizer, "response_template", None):
+        return Reading(tokenizer, template, prefix, turns.tools)
+    template, form = _template(turns, prefix)
+    return Reading(tokenizer, template, prefix, turns.tools, form, NEXT if turns.format.kind == "plain" else None)
 
 
-def _template(turns: ChatTurns, prefix: str) -> dict[str, Any]:
-    """A response template from what the chat template writes for a call."""
+def _template(turns: ChatTurns, prefix: str) -> tuple[dict[str, Any], CallFormat]:
+    """A response template from what the chat template writes for a call, and the format of calls."""
     asked, end = [{"role": "user", "content": "x"}], (turns.reply_end or "").strip()
     call = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {"text": "at it"}}}
-    said = turns.render([*asked, {"role": "assistant", "content": "~"}], reply=False)
+    said = turns.written([*asked, {"role": "assistant", "content": "~"}])
     try:
-        text = turns.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], reply=False)
+        text = turns.written([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
     except InputError:
         text = said
     same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))
@@ -149,9 +179,10 @@ def _template(turns: ChatTurns, prefix: str) -> dict[str, Any]:
         },
         "content": {"close_pattern": rf"(?:{ends})\s*|$", "content": "text"},
     }
-    if "</think>" in turns.tokenizer.chat_template:
+    if "</think>" in turns.template:
         fields["reasoning_content"] = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
-    return {"defaults": {"role": "assistant"}, "start_anchor": prefix or "\n", "fields": fields}
+    template = {"defaults": {"role": "assistant"}, "start_anchor": prefix or "\n", "fields": fields}
+    return template, CallFormat(opened, closed, isinstance(value, list))
 
 
 def _json_call(text: str) -> tuple[int, int, Any] | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jaxrl_llm.data.ahead import Ahead
-from jaxrl_llm.data.chat import encode_prompt
-from jaxrl_llm.data.prompt_rows import PromptRows
+from jaxrl_llm.data.chat import encode_prompt, format_notes
+from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
 from jaxrl_llm.data.prompts import Same, same_prompt
+from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.errors import InputError, shown
 
+logger = logging.getLogger("jaxrl_llm.data")
 T = TypeVar("T")
 WORKERS = 4  # threads that read and tokenise
 
@@ -36,9 +39,10 @@ class Drawn(NamedTuple):
 
 
 def encode_rows(
-    tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_tokens: int, long_prompts: str, system_prompt: str | None
-) -> PromptSet:
-    """Encode the prompts of rows.
+    tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_tokens: int, long_prompts: str, system_prompt: str | None,
+    format: PromptFormat | None = None,
+) -> PromptSet:  # fmt: skip
+    """Encode the prompts of rows, with their columns `tools` and `chat_template_kwargs` where there are.
 
     long_prompts: "skip", "truncate" (on the left) or "error", for prompts of more than `max_tokens` tokens.
     Raises InputError for an invalid prompt, and if all prompts are skipped.
@@ -46,7 +50,7 @@ def encode_rows(
     kept, ids, skipped, shortened = [], [], 0, 0
     for number, row in enumerate(rows, start=1):
         try:
-            tokens = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt)
+            tokens = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row)
         except InputError as error:
             raise InputError(f"prompt {number} of {len(rows)}, {shown(row['prompt'])}: {error}") from None
         fitting = _fit(tokens, max_tokens, long_prompts)
@@ -60,8 +64,9 @@ def encode_rows(
         raise InputError(f"all {len(rows)} prompts have more than {max_tokens} tokens: raise max_prompt_tokens")
 
     def encode(prompt: Any) -> list[int]:
-        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt)
+        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format)
 
+    _tell(tokenizer, rows[:SAMPLED], format)
     return PromptSet(kept, ids, skipped, shortened, encode=encode)
 
 
@@ -72,6 +77,7 @@ def encode_as_drawn(
     max_tokens: int,
     long_prompts: str,
     system_prompt: str | None,
+    format: PromptFormat | None = None,
     held_out: Iterable[dict[str, Any]] = (),
     same: Same = same_prompt,
     workers: int = WORKERS,
@@ -87,14 +93,14 @@ def encode_as_drawn(
     def encode(row: dict[str, Any], where: str) -> list[int]:
         try:
             with one_at_a_time:  # tokenizers may not be shared between threads
-                ids = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt)
+                ids = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row)
             return _fit(ids, max_tokens, long_prompts)
         except InputError as error:
             raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
 
     def encode_another(prompt: Any) -> list[int]:
         with one_at_a_time:
-            return encode_prompt(tokenizer, prompt, system_prompt=system_prompt)
+            return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format)
 
     def load(numbers: list[int]) -> list[Drawn]:
         found = zip(numbers, rows.rows(numbers), strict=True)
@@ -105,12 +111,18 @@ def encode_as_drawn(
             f"all {len(rows.sample)} prompts that were sampled from {rows.name} have more than {max_tokens} tokens: "
             "raise max_prompt_tokens"
         )
+    _tell(tokenizer, [row for _, row in rows.sample], format)
     drawn = Ahead(load, workers, lambda number: int(rows.order[number]))
     return PromptSet(
         _Lookup(len(rows), lambda number: drawn[number].row), _Lookup(len(rows), lambda number: drawn[number].ids),
         shortened=None if long_prompts == "truncate" else 0, ahead=drawn.start,
         encode=encode_another,
     )  # fmt: skip
+
+
+def _tell(tokenizer: Any, rows: Sequence[dict[str, Any]], format: PromptFormat | None) -> None:
+    for text in format_notes(tokenizer, rows, format or PromptFormat()):
+        logger.warning("%s", text)
 
 
 class _Lookup(Sequence[T], Generic[T]):

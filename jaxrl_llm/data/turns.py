@@ -7,78 +7,36 @@ template does not append, such as one that moves the tools to the last user mess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from jaxrl_llm.data.calls import Message, Reading, reading_of
+from jaxrl_llm.data.calls import Message, Reading, reading_of, told, with_instructions
+from jaxrl_llm.data.inert import guarded
+from jaxrl_llm.data.message_forms import conversation_text, fitted, put
+from jaxrl_llm.data.messages import plain_message, text_of
+from jaxrl_llm.data.rendering import Rendering
 from jaxrl_llm.errors import InputError
 
 REPLIES = "assistant reply one", "and a reply of another length: 2."
 """Replies of the synthetic conversations. What follows them must not depend on them."""
 
+_TOLD = "[description of the tools]"
+
 
 @dataclass(frozen=True, eq=False)
-class ChatTurns:
-    """How the conversations of one tokenizer begin and go on.
+class ChatTurns(Rendering):
+    """How the conversations of one tokenizer begin and go on; in `rendering.DIALECT` where it has no chat template.
 
     >>> turns = ChatTurns(tokenizer)                                                        # doctest: +SKIP
     >>> ids = turns.begin([{"role": "user", "content": "2 + 2?"}])                          # doctest: +SKIP
     >>> more = turns.bridge([{"role": "user", "content": "And 3?"}], last=sampled[-1])      # doctest: +SKIP
     """
 
-    tokenizer: Any
-    """With a chat template, of transformers."""
-    tools: tuple[Mapping[str, Any], ...] = ()
-    """JSON schemas of the tools that the policy may call, such as of `transformers.utils.get_json_schema`."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Further variables of the chat template, such as enable_thinking."""
-
     def __post_init__(self) -> None:
         if not getattr(self.tokenizer, "chat_template", None):
-            raise InputError("conversations need a chat template, but this tokenizer has none: set chat_template")
-
-    def render(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """The text of a conversation; reply: with the beginning of the next reply. InputError if that fails."""
-        tools = list(self.tools) if self.tools and self.shows_tools else None
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tools=tools, add_generation_prompt=reply, tokenize=False,
-                **self.options,
-            )  # fmt: skip
-        except Exception as error:  # a chat template is a program and can raise anything
-            roles = ", ".join(str(message.get("role")) for message in messages[:20])
-            raise InputError(f"the chat template rejects messages of the roles {roles}: {error}") from None
-        assert isinstance(text, str)
-        return text
-
-    def encode(self, text: str) -> list[int]:
-        """The token ids of rendered text, which contains the special tokens that belong there."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    @cached_property
-    def shows_tools(self) -> bool:
-        """Whether the chat template describes the tools to the policy."""
-        name = "a_tool_of_no_other_name"
-        tool = {"type": "function", "function": {"name": name, "description": name, "parameters": {}}}
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": "x"}], tools=[tool], add_generation_prompt=True, tokenize=False,
-                **self.options,
-            )  # fmt: skip
-        except Exception:
-            return False
-        return name in str(text)
-
-    @cached_property
-    def takes_system(self) -> bool:
-        """Whether the chat template writes system messages."""
-        text = "a system message of no other text"
-        try:
-            return text in self.render([{"role": "system", "content": text}, {"role": "user", "content": "x"}])
-        except InputError:
-            return False
+            object.__setattr__(self, "format", replace(self.format, kind="plain"))
 
     @cached_property
     def reading(self) -> Reading:
@@ -86,28 +44,22 @@ class ChatTurns:
         return reading_of(self)
 
     def begin(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids of a conversation up to where the policy replies.
+        """The token ids of a conversation up to where the policy replies, or goes on with its own last message.
 
         If the chat template does not describe tools, a system message in the Hermes format does, or the first user
         message where the template writes no system messages.
         """
-        described = list(messages)
-        if self.tools and not self.shows_tools:
-            described = self.reading.described(described, self.tools, self.takes_system)
-        return self.encode(self.render(described))
-
-    @cached_property
-    def reply_start(self) -> str:
-        """What the template writes before a reply; empty for templates that mark the end of questions alone."""
-        asked = [{"role": "user", "content": "x"}]
-        return self.render(asked)[len(self.render(asked, reply=False)) :]
+        if not self.tools or self.shows_tools:
+            return self.encode(conversation_text(self, messages))
+        described = with_instructions(messages, _TOLD, self.takes_system)
+        return self.encode(put(conversation_text(self, described), {_TOLD: told(guarded(self.tools, self.control))}))
 
     @cached_property
     def reply_end(self) -> str | None:
         """What ends a reply, such as "<|im_end|>\\n"; None if it depends on the reply."""
         ends = set()
         for reply in REPLIES:
-            text = self.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}], reply=False)
+            text = self.written([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}])
             ends.add(text.rpartition(reply)[2] if reply in text else None)
         return ends.pop() if len(ends) == 1 else None
 
@@ -128,6 +80,7 @@ class ChatTurns:
         """
         if not messages:
             raise InputError("the next turn has no messages: an environment that is not done gives an observation")
+        messages = self._in_form(messages)
         end, delta = self.reply_end, self._delta(messages) if self.has_tool_role else None
         for role in ("tool", "user"):
             if delta is None and any(message.get("role") == "tool" for message in messages):
@@ -141,6 +94,22 @@ class ChatTurns:
         elif last is not None and last in self.stops:
             return None  # it ended in another way than the template writes
         return self.encode(end + delta)
+
+    def _in_form(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as texts, guarded, in roles that the template writes. InputError for what it drops."""
+        plain = [plain_message(message) for message in messages]
+        if not any(message["role"] in ("tool", "function") for message in plain):
+            before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": REPLIES[0]}]
+            with suppress(InputError):  # it may write them after other messages
+                return [*fitted(self, [*before, *plain])[0][2:]]
+        roles = {"function": "tool", "developer": "system"}
+        return [
+            {
+                **guarded(one, self.control), "role": roles.get(one["role"], one["role"]),
+                "content": guarded(text_of(one.get("content")), self.control),
+            }
+            for one in plain
+        ]  # fmt: skip
 
     @cached_property
     def stops(self) -> frozenset[int]:
@@ -161,9 +130,9 @@ class ChatTurns:
             for number, message in enumerate(messages)
         ]
         delta = self._after([_called(calls, reply) if calls else _said(reply) for reply in REPLIES], numbered, end)
-        if delta is None and calls and "tool" in self.tokenizer.chat_template:
+        if delta is None and calls and "tool" in self.template:
             delta = self._after([_said(reply) for reply in REPLIES], numbered, end)  # it writes results, but no calls
-        contents = [text for message in messages if isinstance(text := message.get("content"), str)]
+        contents = [text_of(message.get("content")) for message in messages]
         return delta if delta is not None and all(text.strip() in delta for text in contents) else None
 
     def _after(self, replies: Sequence[Message], messages: Sequence[Message], end: str) -> str | None:
@@ -173,8 +142,8 @@ class ChatTurns:
             asked = [{"role": "user", "content": "x"}]
             before = [*asked, reply]
             try:
-                whole, written = self.render([*before, *messages]), self.render([*before, *messages], reply=False)
-                alone, question = self.render(before, reply=False), self.render(asked, reply=False)
+                whole, written = self.render([*before, *messages]), self.written([*before, *messages])
+                alone, question = self.written(before), self.written(asked)
             except InputError:
                 return None
             appends = whole.startswith(question) and written + self.reply_start == whole
@@ -211,6 +180,6 @@ def _between(whole: str, alone: str, reply: str, end: str) -> str | None:
 
 def _joined(messages: Sequence[Message], role: str) -> list[Message]:
     """The messages with the results of tools as one message of this role."""
-    results = [str(message["content"]) for message in messages if message.get("role") == "tool"]
+    results = [text_of(message["content"]) for message in messages if message.get("role") == "tool"]
     others = [message for message in messages if message.get("role") != "tool"]
     return [{"role": role, "content": "\n".join(results)}, *others]

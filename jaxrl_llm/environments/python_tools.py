@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.sandbox import Limits, Result, Session, available, require_guards
-from jaxrl_llm.environments.tools import EachEpisode
+from jaxrl_llm.environments.tools import EachEpisode, shortened
 from jaxrl_llm.errors import require
 
 CHARACTERS = 4000
@@ -131,18 +131,6 @@ def as_told(found: Result, limits: Limits, characters: int, state: bool = True) 
     else:
         end = "" if text else "[it printed nothing]"
     return "\n".join(part for part in (text, end) if part)
-
-
-def shortened(text: str, most: int) -> str:
-    """A text, or if it has more than `most` characters its beginning and its end, where errors are told.
-
-    >>> shortened("abcdefghij", 4)
-    'ab\\n[... 6 characters are left out ...]\\nij'
-    """
-    if len(text) <= most:
-        return text
-    head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
-    return f"{head}\n[... {len(text) - most:,} characters are left out ...]\n{tail}"
 
 
 python = python_tools()

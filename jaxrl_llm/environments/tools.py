@@ -71,15 +71,26 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def result_text(value: Any, most: int = MOST_CHARACTERS) -> str:
-    """A tool's result as the policy sees it: its `str`, cut after `most` characters, which the text then says.
+    """A tool's result as the policy sees it: its `str`, `shortened` to `most` characters.
 
     Raises TypeError for bytes, which are no text.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"the result is {len(value)} bytes, which are no text")
     text = str(value)
-    kept = text[:most].encode("utf-8", "replace").decode()
-    return kept if len(text) <= most else f"{kept}\n[cut: the result has {len(text):,} characters]"
+    return shortened(text, most).encode("utf-8", "replace").decode()
+
+
+def shortened(text: str, most: int) -> str:
+    """A text, or if it has more than `most` characters its beginning and its end, where errors are told.
+
+    >>> shortened("abcdefghij", 4)
+    'ab\\n[... 6 characters are left out ...]\\nij'
+    """
+    if len(text) <= most:
+        return text
+    head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
+    return f"{head}\n[... {len(text) - most:,} characters are left out ...]\n{tail}"
 
 
 class Toolbox:
@@ -143,8 +154,9 @@ class Toolbox:
     async def answer(self, reply: Reply) -> Observation:
         """The results of a reply's calls, in order, as messages; `done` for a reply without calls.
 
-        info: "calls", of them "failed_calls", and "cut_observations" of their results; "malformed_calls" for a call
-        that could not be read, which a user message says.
+        info: "calls", of them "failed_calls", and "cut_observations" of their results; "malformed_calls" for
+        calls that could not be read, which their results say, or a user message where no call could; "lenient_calls"
+        that are not quite in their format.
         """
         if reply.fault is not None:
             told = f"Error: the call of a tool could not be read: {reply.fault}"
@@ -156,10 +168,15 @@ class Toolbox:
             {"role": "tool", "name": call.name, "content": text}
             for call, (text, _) in zip(reply.calls, answers, strict=True)
         ]
+        for one in reply.broken:
+            told = f"Error: the call could not be read: {one.why}"
+            messages.insert(one.place, {"role": "tool", "name": one.name, "content": told})
         counts = {
             "calls": len(answers),
             "failed_calls": sum(not right for _, right in answers),
             "cut_observations": sum(len(text) > self.most for text, _ in answers),  # with the note that says so
+            **({"malformed_calls": len(reply.broken)} if reply.broken else {}),
+            **({"lenient_calls": reply.lenient} if reply.lenient else {}),
         }
         return Observation(messages, info={name: float(count) for name, count in counts.items()})
 

@@ -87,6 +87,17 @@ class ModelConfig:
     max_positions: int = 0  # context length, tokens
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    num_tokens: int = 0  # ids that the tokenizer has: those from here on are never drawn; 0: all have a token
+
+    @property
+    def known_tokens(self) -> int:
+        """Ids that may be drawn: those below this."""
+        return self.num_tokens or self.vocab_size
+
+    @property
+    def unpadded(self) -> int | None:
+        """The ids that may be drawn, if there are others; else None."""
+        return self.num_tokens if 0 < self.num_tokens < self.vocab_size else None
 
 
 def _layer_types(raw: dict[str, Any], family: str, layers: int, where: str) -> list[str]:

@@ -76,7 +76,8 @@ def hooked_logp(policy: Policy, hook: Hook, params: Params, places: Places) -> t
 
 def _of_block(policy: Policy, hook: Hook, params: Params, places: Places) -> tuple[Array, Array]:
     def logits(weights: Params, states: Array) -> Array:
-        return policy.logits_of(weights, states).astype(accumulation_dtype(policy.dtype)) / places.temperature[:, None]
+        raw = policy.without_unknown(policy.logits_of(weights, states))
+        return raw.astype(accumulation_dtype(policy.dtype)) / places.temperature[:, None]
 
     others = None
     if places.others is not None:

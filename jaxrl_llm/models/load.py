@@ -139,6 +139,9 @@ def _with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
             raise InputError(f"the tokenizer's eos_token_id is {shown(end)}, but must be a whole number")
         check_tokens([end], config.vocab_size, "the tokenizer", "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, end])))
+    known = 1 + max([*tokenizer.get_vocab().values(), *config.eos_token_ids], default=-1)
+    if known < config.vocab_size:  # a padded vocabulary
+        config = dataclasses.replace(config, num_tokens=known)
     return dataclasses.replace(policy, tokenizer=tokenizer, config=config)
 
 

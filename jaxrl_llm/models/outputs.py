@@ -104,10 +104,11 @@ def policy_outputs(
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
     source = Distribution(
-        flat, jax.lax.stop_gradient(policy.unembedding(params)), view.temperature, policy.config.logit_softcap
-    )
+        flat, jax.lax.stop_gradient(policy.unembedding(params)), view.temperature, policy.config.logit_softcap,
+        policy.config.known_tokens,
+    )  # fmt: skip
     for name in sorted(set(wanted.names) & set(MEASURES)):
-        scale = 1 / policy.config.vocab_size if name == "mean_logp" else 1.0
+        scale = 1 / policy.config.known_tokens if name == "mean_logp" else 1.0
         found[name] = scale * vocabulary_sum(MEASURES[name], source)
     for times in wanted.temperatures:
         tempered = view._replace(temperature=times * view.temperature, floor=None)
@@ -149,7 +150,13 @@ def affinity(
         for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
     ]
     sources = [
-        Distribution(view.states, policy.unembedding(weights), view.temperature, policy.config.logit_softcap)
+        Distribution(
+            view.states,
+            policy.unembedding(weights),
+            view.temperature,
+            policy.config.logit_softcap,
+            policy.config.known_tokens,
+        )
         for view, weights in zip(views, (params, other), strict=True)
     ]
     return _scatter(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
@@ -233,7 +240,7 @@ def _drawn_from(
 def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.Array]:
     return fused_logprob(
         view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
-        softcap=policy.config.logit_softcap, support_floor=view.floor,
+        softcap=policy.config.logit_softcap, support_floor=view.floor, vocab_size=policy.config.unpadded,
     )  # fmt: skip
 
 

@@ -99,9 +99,15 @@ class Policy:
         cap = self.config.logit_softcap
         return cap * jnp.tanh(out / cap) if cap else out
 
+    def without_unknown(self, logits: jax.Array) -> jax.Array:
+        """The logits [..., V or more], -inf for ids that the tokenizer does not have, and for columns of padding."""
+        known, columns = self.config.known_tokens, logits.shape[-1]
+        return jnp.where(jnp.arange(columns) < known, logits, -jnp.inf) if known < columns else logits
+
     def logits(self, params: Params, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Logits f32[N, L, V] of whole sequences, for tests and small inputs only: it builds N x L x V numbers.
 
+        Ids that the tokenizer does not have keep the logits that the model gives them, though they are never drawn.
         tokens int32[N, L]; mask bool[N, L] is true on real tokens; padding may stand on either side. InputError for
         other shapes and types, tokens that are not in the vocabulary, and parameters of another model.
         """

@@ -20,6 +20,7 @@ class Distribution(NamedTuple):
     unembedding: jax.Array  # [V, D]
     temperature: jax.Array  # f32[M]
     softcap: float = 0.0  # static; 0 is none
+    tokens: int | None = None  # static; of the vocabulary, the others have probability 0. None: V
 
 
 @jax.named_scope("head")
@@ -44,7 +45,8 @@ def vocabulary_sum(f: Callable[..., jax.Array], *distributions: Distribution, bl
         z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=accumulation_dtype(rows.dtype))
         if source.softcap:
             z = source.softcap * jnp.tanh(z / source.softcap)
-        return z / source.temperature[:, None], first + jnp.arange(block) >= start
+        token = first + jnp.arange(block)
+        return z / source.temperature[:, None], (token >= start) & (token < (source.tokens or V))
 
     def normaliser(source: Distribution) -> jax.Array:
         def add(sums: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
@@ -77,7 +79,7 @@ def _of_columns(source: Distribution, rows: jax.Array, start: jax.Array) -> jax.
     z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=accumulation_dtype(rows.dtype))
     if source.softcap:
         z = source.softcap * jnp.tanh(z / source.softcap)
-    known = start + jnp.arange(rows.shape[0]) < source.unembedding.shape[0]
+    known = start + jnp.arange(rows.shape[0]) < (source.tokens or source.unembedding.shape[0])
     return jnp.where(known, z / source.temperature[:, None], -jnp.inf)
 
 

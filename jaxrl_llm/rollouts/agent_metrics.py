@@ -10,7 +10,7 @@ from jaxrl_llm.rollouts.episode import Episode
 
 FAILED_ENVIRONMENT = "failed_environments"
 CALLS = ("calls", "failed_calls")  # of tools, which environments count and methods may need
-COUNTS = (*CALLS, "malformed_calls", "cut_observations", "new_rows", "compactions", FAILED_ENVIRONMENT)
+COUNTS = (*CALLS, "malformed_calls", "lenient_calls", "cut_observations", "new_rows", "compactions", FAILED_ENVIRONMENT)
 """Entries of `Episode.info` that all episodes of agents have, so that batches have the same entries in all steps."""
 
 FORKED, RESTARTED = "forked", "restarted"  # entries of episodes that go on from a turn of another one

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat import format_of
+from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
@@ -48,7 +50,11 @@ class AgentSettings:
     turn_rewards: bool = False
     greedy: bool = False
     system: str | None = None
-    options: Mapping[str, Any] | None = None
+    format: PromptFormat = field(default_factory=PromptFormat)
+
+    def chat(self, tokenizer: Any, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ChatTurns:
+        """How the conversation of a row with these tools goes on."""
+        return ChatTurns(tokenizer, tuple(tools), format_of(self.format, row))
 
 
 @dataclass
@@ -80,7 +86,7 @@ def agent(
     turn_rewards: bool = False,
     greedy: bool = False,
     system: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    format: PromptFormat | None = None,
     fresh: bool = False,
     context_tokens: int | None = None,
     compact: Compact | None = None,
@@ -90,7 +96,7 @@ def agent(
 
     environment: makes an environment from a row of the data set; see `environments.protocol`. turns, turn_tokens,
     episode_tokens, context_tokens, compact: see `Limits` and `rollouts.compaction`. greedy: take the most probable
-    tokens, as an evaluation does. system: the system message of prompts that have none. options: of the chat template.
+    tokens, as an evaluation does. system: the system message of prompts that have none. format: of the conversation.
     fresh: each observation is the whole prompt of the next turn, which is a row of its own. ahead: see `Rollout.ahead`.
 
     The environment's reward is the component `environment` of the run's rewards: the sum of its final reward and those
@@ -104,7 +110,7 @@ def agent(
     Raises InputError for compact without context_tokens, or with fresh.
     """
     limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact, fresh)
-    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, options)
+    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, format or PromptFormat())
 
     return of_agents(plays(settings), settings, ahead)
 
@@ -181,7 +187,7 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings, 
     path = Path(number, seats)
     try:
         path.world, path.seen = await world_of(tools, task, number, settings.environment)
-        path.chat = ChatTurns(tools.tokenizer, tuple(path.world.tools), dict(settings.options or {}))
+        path.chat = settings.chat(tools.tokenizer, task.row, path.world.tools)
         path.player = player_of(path.seen, players)
         begin(tools, task, path, settings)
     except (EnvironmentFailed, InputError) as error:

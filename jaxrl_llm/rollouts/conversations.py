@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxrl_llm.data.calls import Message, Reply
 from jaxrl_llm.data.chat import is_conversation
+from jaxrl_llm.data.message_forms import lost_thoughts
+from jaxrl_llm.data.messages import has_thought, text_of
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
@@ -168,10 +170,17 @@ class Conversation:
     ) -> list[Episode]:
         """The rows with an observation. everything: the whole conversation with it, the prompt of a new row."""
         row = self.rows[-1]
-        delta = None if fresh else chat.bridge(seen, row.last[-1] if row.last else None)
+        rewrites = not fresh and self._rewrites(chat, everything)
+        delta = None if fresh or rewrites else chat.bridge(seen, row.last[-1] if row.last else None)
         if delta is None:
             return self._and_new(chat, everything)
         return [*self.rows[:-1], row + given(delta)]
+
+    def _rewrites(self, chat: ChatTurns, everything: Sequence[Message]) -> bool:
+        """Whether the template leaves out thoughts now, that it wrote until here, and shall."""
+        if chat.format.thoughts == "keep" or not any(map(has_thought, self.messages)):
+            return False
+        return lost_thoughts(chat, everything) > lost_thoughts(chat, self.messages)
 
     def _and_new(self, chat: ChatTurns, messages: Sequence[Message]) -> list[Episode]:
         row = self.rows[-1]
@@ -267,7 +276,7 @@ def merged(messages: Sequence[Message]) -> list[Message]:
     out: list[Message] = []
     for message in messages:
         if out and out[-1]["role"] == message["role"] == "user":
-            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
+            out[-1] = {**out[-1], "content": f"{text_of(out[-1]['content'])}\n\n{text_of(message['content'])}"}
         else:
             out.append(dict(message))
     return out
@@ -281,7 +290,7 @@ def guided(messages: Sequence[Message], text: str) -> list[Message]:
     """
     *others, last = messages
     if last["role"] == "user":
-        return [*others, {**last, "content": f"{text}\n\n{last['content']}"}]
+        return [*others, {**last, "content": f"{text}\n\n{text_of(last['content'])}"}]
     return [*messages, {"role": "user", "content": text}]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from asyncio import gather
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.data.turns import ChatTurns
+from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.agent_metrics import RESTARTED
@@ -38,7 +38,7 @@ def restarting(
     turn_rewards: bool = False,
     greedy: bool = False,
     system: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    format: PromptFormat | None = None,
     ahead: int | None = AHEAD,
 ) -> Rollout:
     """Groups of episodes with an environment, of which a share begins with turns of a success (ROME, 2512.24873).
@@ -56,7 +56,7 @@ def restarting(
     check_number("share", share, least=0, below=1)
     check_number("success", success)
     limits = Limits(turns, turn_tokens, episode_tokens)
-    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, options)
+    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, format or PromptFormat())
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         again = min(round(share * task.samples), task.samples - 1)
@@ -140,7 +140,7 @@ async def _from_turn(
         list(model.messages[: model.before[turn]]), list(model.asked), list(model.rewards[:turn]),
         states=list(model.states[:turn]), before=list(model.before[:turn]), replies=turn, world=world,
     )  # fmt: skip
-    chat = ChatTurns(tools.tokenizer, tuple(world.tools), dict(settings.options or {}))
+    chat = settings.chat(tools.tokenizer, task.row, world.tools)
     path = Path(one.rows[0].sample, [one], world, chat, world.seen[turn], turn)
     while not path.over:
         await take_turn(tools, task, path, settings)

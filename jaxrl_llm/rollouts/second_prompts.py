@@ -42,7 +42,8 @@ def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
     """Token ids of the row's prompt with `text` in place of the problem."""
     prompt: Any = task.row["prompt"]
     other = [*prompt[:-1], {**prompt[-1], "content": text}] if is_conversation(prompt) else text
-    return tuple(int(token) for token in encode_prompt(tools.tokenizer, other))
+    ids = tools.prompt(other) if tools.encode_prompt else encode_prompt(tools.tokenizer, other)
+    return tuple(map(int, ids))
 
 
 def _content(message: dict[str, Any]) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import part
@@ -26,7 +25,7 @@ def self_play(
     turn_rewards: bool = False,
     greedy: bool = False,
     system: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    format: PromptFormat | None = None,
     context_tokens: int | None = None,
     compact: Compact | None = None,
     ahead: int | None = AHEAD,
@@ -45,5 +44,5 @@ def self_play(
     if isinstance(players, bool) or not isinstance(players, int) or players < 2:
         raise InputError(f"players is {shown(players)}, but must be a whole number, at least 2: one player is an agent")
     limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact)
-    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, options)
+    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, format or PromptFormat())
     return replace(of_agents(plays(settings, players), settings, ahead, players), name="self_play")

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.agents import AgentSettings, Path, closed, converse, draw_reply, graded, note
@@ -81,7 +80,7 @@ async def _reply(
         failed(one, task, number, "to be copied, so that its reply is not scored", error)
         one.scored = False
         return one
-    path.chat = ChatTurns(tools.tokenizer, tuple(path.world.tools), dict(settings.options or {}))
+    path.chat = settings.chat(tools.tokenizer, task.row, path.world.tools)
     path.seen = path.world.seen[turn]
     await draw_reply(tools, task, path, settings)
     assert path.reply is not None

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxrl_llm.data.chat import encode_prompt
+from jaxrl_llm.data.inert import encode_inert
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.log import Answer, Call
@@ -83,7 +85,7 @@ class Tools:
         controls: Mapping[str, float] | None = None,
         encode_prompt: Callable[[Any], list[int]] | None = None,
     ) -> None:
-        self._host, self.tokenizer, self._context, self._encode_prompt = host, tokenizer, context, encode_prompt
+        self._host, self.tokenizer, self._context, self.encode_prompt = host, tokenizer, context, encode_prompt
         self.controls: Mapping[str, float] = {} if controls is None else controls
         """What the method's controllers wrote in the last update, by name; empty before the first."""
 
@@ -208,9 +210,14 @@ class Tools:
         """The text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def prompt(self, text: str) -> tuple[int, ...]:
-        """Token ids of another prompt: a user's message where there is a chat template, else the plain text."""
-        return tuple(self.encode(text) if self._encode_prompt is None else self._encode_prompt(text))
+    def prompt(self, prompt: Any) -> tuple[int, ...]:
+        """Token ids of another prompt, a text or messages, encoded as the run's prompts are.
+
+        A text is a user's message where there is a chat template, else plain.
+        """
+        if self.encode_prompt is not None:
+            return tuple(map(int, self.encode_prompt(prompt)))
+        return tuple(self.encode(prompt) if isinstance(prompt, str) else encode_prompt(self.tokenizer, prompt))
 
     def prompt_with(self, text: str, first: bool = False) -> tuple[int, ...]:
         """Token ids of the task's prompt with a text at the end, or at the beginning, of what the user says last.
@@ -218,15 +225,16 @@ class Tools:
         Where that is not known, because the prompt is of token ids or was truncated, the text follows the prompt, or
         comes before it.
         """
-        task, encode = self._host.task, self._encode_prompt
+        task, encode = self._host.task, self.encode_prompt
         longer = _with_text(task.row.get("prompt"), text, first)
         if encode is not None and longer is not None and tuple(encode(task.row["prompt"])) == tuple(task.prompt):
             return tuple(encode(longer))
-        return (*self.encode(text), *task.prompt) if first else (*task.prompt, *self.encode(text))
+        more = encode_inert(self.tokenizer, text)
+        return (*more, *task.prompt) if first else (*task.prompt, *more)
 
     def given(self, text: str) -> Segment:
-        """A segment of given text: conditioned on, masked out of the loss."""
-        return given(self.encode(text), self._host.step)
+        """A segment of given text: conditioned on, masked out of the loss. Nothing in it becomes a control token."""
+        return given(encode_inert(self.tokenizer, text), self._host.step)
 
 
 def _with_text(prompt: Any, text: str, first: bool) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxrl_llm.data.chat import is_conversation
+from jaxrl_llm.data.chat import format_of, is_conversation
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment
@@ -47,7 +47,7 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     given["compact"] = None if config.compact is None else compact_by_name(config.compact)
     given |= {
         "turn_rewards": TURN_REWARDS in needs, "greedy": greedy, "system": config.system_prompt,
-        "ahead": config.environment_steps,
+        "ahead": config.environment_steps, "format": config.format,
     }  # fmt: skip
     make, players = make_environment(config), config.players
     if IMITATED in needs and (players > 1 or given["context_tokens"]):
@@ -94,13 +94,15 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
     """
     make = make_environment(config)
     text_tokenizer, told = tokenizer(), False
+    if any(row.get("tools") for row in rows[:1]):
+        logger.warning("the column tools is not used: the policy has the tools of its environment and of --tools")
     for name, row in _kinds(config, rows).items():
         world = _made(config, make, row)
         if is_among(config.rewards) and not getattr(world, "gives_reward", True):
             raise InputError(
                 f"the environment {name} has no get_reward, but rewards has environment: give another reward"
             )
-        chat = ChatTurns(text_tokenizer, tuple(world.tools))
+        chat = ChatTurns(text_tokenizer, tuple(world.tools), format_of(config.format, row))
         assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
         if world.tools and not chat.shows_tools and not told:
             told = True

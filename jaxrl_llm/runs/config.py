@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.errors import InputError, gather, require, shown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT, is_among
-from jaxrl_llm.runs.config_checks import COUNT, RANGES, check_together
+from jaxrl_llm.runs.config_checks import COUNT, RANGES, check_format, check_together
 from jaxrl_llm.settings import coerce_fields, raise_error
 
 if TYPE_CHECKING:
@@ -73,6 +76,19 @@ class TrainConfig:
     """Template of the prompt, filled with a row's columns as by str.format; the columns may have no prompt."""
     system_prompt: str | None = None
     """System message prepended to every conversation that has none."""
+    prompt_format: Literal["chat", "plain", "rendered"] = "chat"
+    """chat: prompts go through the tokenizer's chat template, if it has one. plain: texts as they are, and agents'
+    conversations as lines of User and Assistant. rendered: texts that a chat template wrote, whose control tokens are
+    read as such."""
+    template_options: str = "{}"
+    """Options of the chat template, as a JSON object, such as '{"enable_thinking": false}'; those of a row's column
+    chat_template_kwargs come before them."""
+    earlier_thoughts: Literal["keep", "as-template"] = "keep"
+    """Thoughts of earlier replies, which many chat templates leave out once a user says something: keep them, so that a
+    conversation stays one row, or leave them out as the template does, where a new row begins (counted as new_rows)."""
+    date: str = ""
+    """What chat templates that print the date take for today, such as 2031-01-31. By default the day on which the run
+    starts, which it keeps when it is resumed, evaluated or sampled from."""
     task_options: dict[str, str] = field(default_factory=dict)
     """Options of the reasoning-gym task: name value name value ... (values are parsed as YAML)."""
     max_prompt_tokens: int = 512
@@ -253,6 +269,13 @@ class TrainConfig:
     """At most this many rollbacks in spike_window steps; further spikes are only reported."""
 
     @property
+    def format(self) -> PromptFormat:
+        """How prompts become token ids: the settings of the same names."""
+        return PromptFormat(
+            self.prompt_format, json.loads(self.template_options), self.earlier_thoughts, self.date or None
+        )
+
+    @property
     def sampling(self) -> SamplingConfig:
         """How completions are sampled: the settings of the same names."""
         from jaxrl_llm.sampling.requests import SamplingConfig  # here: the rest of the module needs no JAX
@@ -268,6 +291,8 @@ class TrainConfig:
             raise InputError(
                 "algorithm is a value, but must be a name here: give the value to train(config, algorithm=)"
             )
+        if isinstance(self.template_options, Mapping):
+            object.__setattr__(self, "template_options", json.dumps(self.template_options))
         usual = self.rewards is TrainConfig.rewards
         wrong = coerce_fields(self)
         if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
@@ -294,6 +319,7 @@ class TrainConfig:
             raise InputError("rewards is empty: name at least one reward function")
         if blank := [text for text in self.tools if not text.strip() or "\0" in text]:
             raise InputError(f"tools holds {shown(blank[0])}: name a function, FILE.py:FUNCTION or MODULE:FUNCTION")
+        check_format(self)
         if "" in self.stop:
             raise InputError("stop holds an empty string, which every text contains: remove it")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.errors import InputError, shown
@@ -38,6 +40,35 @@ AGENT = (
     "environment_steps",
     "tool_time_limit",
 )
+
+
+def check_format(config: TrainConfig) -> None:
+    """The settings of the format of prompts."""
+    try:
+        options = json.loads(config.template_options)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise InputError(
+            f"template_options is {shown(config.template_options)}, but must be a JSON object, such as "
+            "'{\"enable_thinking\": false}'"
+        )
+    try:
+        datetime.date.fromisoformat(config.date or "2000-01-01")
+    except ValueError:
+        raise InputError(f"date is {shown(config.date)}, but must be a day, such as 2031-01-31") from None
+    if config.prompt_format != "chat" and (options or config.earlier_thoughts != "keep"):
+        given = "template_options are" if options else "earlier_thoughts is"
+        raise InputError(f"{given} given, but prompt_format is {config.prompt_format}, without a chat template")
+    if config.prompt_format == "rendered" and (config.environment or config.tools):
+        raise InputError(
+            "prompt_format is rendered, but an environment or tools need conversations: give chat or plain"
+        )
+    if config.prompt_format != "chat" and config.system_prompt and not (config.environment or config.tools):
+        raise InputError(
+            f"system_prompt is given, but prompt_format is {config.prompt_format}, without messages: write it into "
+            "the prompts, as with prompt_template"
+        )
 
 
 def check_together(config: TrainConfig) -> None:

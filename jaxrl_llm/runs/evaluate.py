@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.data.prompts import load_prompts
+from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.models.check import check_params
@@ -66,6 +67,7 @@ def evaluate(
     max_new_tokens: int = 128,
     stop: Sequence[str] = (),
     system_prompt: str | None = None,
+    format: PromptFormat | None = None,
     judge: str | None = None,
     slots: int = 128,
     seed: int = 0,
@@ -75,7 +77,7 @@ def evaluate(
     prompts: rows, or prompts alone, as for `jaxrl_llm.score`; or a source, as for `data.load_prompts`. rewards: as for
     `jaxrl_llm.score`; `judge` names the one that marks correct answers, by default the first. size: at most this many
     prompts. samples: completions of each; more than one gives pass@k. temperature: by default 0 (greedy) for one
-    sample, 1 for more. slots: completions decoded at the same time.
+    sample, 1 for more. format: see `data.PromptFormat`. slots: completions decoded at the same time.
 
     The result prints as one line; its `figures` have accuracy, interval, pass@k and lengths, `scored` the completions.
     Raises InputError for prompts or rewards that cannot be read, and prompts that do not fit into the context.
@@ -86,7 +88,9 @@ def evaluate(
         raise InputError("the policy has no tokenizer: take the policy that load_policy gives")
     check_number("size", size, least=1, whole=True, or_none=True)
     rows = load_prompts(prompts, limit=size) if isinstance(prompts, str) else as_rows(prompts)[:size]
-    encoded = encode_rows(tokenizer, rows, max_tokens=2**31, long_prompts="error", system_prompt=system_prompt)
+    encoded = encode_rows(
+        tokenizer, rows, max_tokens=2**31, long_prompts="error", system_prompt=system_prompt, format=format
+    )
     context, longest = policy.config.max_positions, max(map(len, encoded.ids))
     if context and longest + max_new_tokens > context:
         raise InputError(

@@ -256,7 +256,8 @@ def encode_for(
             f"max_new_tokens is {config.max_new_tokens}, but the model's context length is {context} tokens"
         )
     how: dict[str, Any] = {
-        "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt
+        "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt,
+        "format": config.format,
     }  # fmt: skip
     if isinstance(rows, PromptRows):
         return encode_as_drawn(tokenizer, rows, held_out=held_out, same=same_task(config), **how)

@@ -56,6 +56,7 @@ from jaxrl_llm.runs.run_folder import RunFolder, UnwrittenFolder
 from jaxrl_llm.runs.run_report import write_report
 from jaxrl_llm.runs.setup import RunParts, set_up
 from jaxrl_llm.runs.source import OfRows, source_of, timed
+from jaxrl_llm.runs.started_on import with_date
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
 from jaxrl_llm.runs.watchdog import watched
 
@@ -114,7 +115,7 @@ def train(
         interrupted, terminated = stack.enter_context(interruptible()), stack.enter_context(preemptible())
         stack.enter_context(watched(config, clock))
         with explained(config, clock, dict), clock("load"):
-            given, (config, chosen) = config, with_mesh(config, resume, algorithm)
+            given, (config, chosen) = config, with_mesh(with_date(config, resume), resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
             parts = parts._replace(notes=(*inputs.prompts.notes, *((chosen,) if chosen else ())))
             if source is None:
@@ -135,7 +136,7 @@ def train(
         if not resume and parts.hosts.first:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder.path))
-            folder.create(to_dict(given), config.mesh, parts.record)
+            folder.create(to_dict(given), config.mesh, parts.record, config.date)
         stack.enter_context(preemptible(leave=parts.hosts.count == 1))
         try:
             with closing(folder):

@@ -146,7 +146,7 @@ def play_rows(
 
     rollout = agent(
         watched, config.turns, config.turn_tokens or None, config.episode_tokens or None, greedy=temperature == 0,
-        system=config.system_prompt,
+        system=config.system_prompt, format=config.format,
     )  # fmt: skip
     every = np.arange(len(rows), dtype=np.int32)
     order = Curriculum(lambda: 0, lambda state, count: (every, state), lambda state, step: state)

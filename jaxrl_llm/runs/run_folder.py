@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from jaxrl_llm.rollouts.sources import Step
 
 FIGURES = ("accuracy", "low", "high", "prompts", "length")  # entries of an evaluation that `accuracy_line` reads
-# Entries of config.json beside the settings: the folder that relative paths are resolved against, the mesh where no
-# setting names one, and what is known of an algorithm that is not in the catalogue (`method.record_of`).
-STARTED_IN, CHOSEN_MESH, COMPOSED = "started_in", "chosen_mesh", "composed"
+# Entries of config.json beside the settings: the folder that relative paths are resolved against, the mesh and the day
+# of the run where no setting names them, and what is known of an algorithm that is not in the catalogue
+# (`method.record_of`).
+STARTED_IN, CHOSEN_MESH, COMPOSED, STARTED_ON = "started_in", "chosen_mesh", "composed", "started_on"
 
 
 class RunFolder:
@@ -72,10 +73,13 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise InputError(f"{self.path} cannot be the output: {there} is not writable")
 
-    def create(self, config: dict[str, Any], mesh: str = "", composed: Mapping[str, Any] | None = None) -> None:
+    def create(
+        self, config: dict[str, Any], mesh: str = "", composed: Mapping[str, Any] | None = None, date: str = ""
+    ) -> None:
         """Create the folder of a new run; its relative paths are those of the working directory now.
 
-        mesh: the one that was chosen, where the configuration names none. composed: see `method.record_of`.
+        mesh: the one that was chosen, where the configuration names none. composed: see `method.record_of`. date: that
+        of the run, where the configuration names none.
 
         Raises InputError as `check_free` does.
         """
@@ -84,7 +88,8 @@ class RunFolder:
         if self.mirror:
             self.mirror.clear()
         chosen = {CHOSEN_MESH: mesh} if mesh and not config.get("mesh") else {}
-        own = {COMPOSED: dict(composed)} if composed else {}
+        own: dict[str, Any] = {COMPOSED: dict(composed)} if composed else {}
+        own |= {STARTED_ON: date} if date and not config.get("date") else {}
         self.write(self.config, {**config, STARTED_IN: os.getcwd(), **chosen, **own})
 
     def abandon(self) -> None:
@@ -118,8 +123,9 @@ class RunFolder:
         if not self.is_run():
             raise InputError(f"{self.path} holds a model, not a run: give the folder that jaxrl train wrote")
         raw, seen_from = read_json(self.config), self.started_in()
-        for name in (STARTED_IN, CHOSEN_MESH, COMPOSED):
+        for name in (STARTED_IN, CHOSEN_MESH, COMPOSED, STARTED_ON):
             raw.pop(name, None)
+        raw |= {"date": date} if (date := self.recorded_date()) else {}
         try:
             config = from_dict({**raw, "output": self.mirror.url if self.mirror else str(self.path)})
         except InputErrors as errors:
@@ -142,6 +148,14 @@ class RunFolder:
         if not isinstance(mesh, str):
             raise InputError(f"{self.config}: {CHOSEN_MESH} is {shown(mesh)}, but must be a text")
         return mesh
+
+    def recorded_date(self) -> str:
+        """The day on which the run began, as 2031-01-31; "" where it is not known, as of runs of earlier versions."""
+        raw = read_json(self.config)
+        date = raw.get("date") or raw.get(STARTED_ON, "")
+        if not isinstance(date, str):
+            raise InputError(f"{self.config}: {STARTED_ON} is {shown(date)}, but must be a text")
+        return date
 
     def recorded_needs(self) -> frozenset[str] | None:
         """The needs of the run's algorithm, where it is not in the catalogue; else None. InputError for others."""

@@ -107,11 +107,9 @@ def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, 
 
 
 def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
-    """f32[N, V]; columns beyond the vocabulary are -inf."""
+    """f32[N, V]; columns beyond the vocabulary, and of ids that the tokenizer does not have, are -inf."""
     head, hidden = _unembedding(policy, params, hidden)
-    logits = policy.logits_of({"embed": head, "unembed": head}, hidden)
-    padding = head.shape[0] > policy.config.vocab_size
-    return jnp.where(jnp.arange(head.shape[0]) < policy.config.vocab_size, logits, -jnp.inf) if padding else logits
+    return policy.without_unknown(policy.logits_of({"embed": head, "unembed": head}, hidden))
 
 
 @jax.named_scope("head")
@@ -119,10 +117,10 @@ def _fused(
     policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings
 ) -> tuple[Array, Array, Array]:
     unembedding, hidden = _unembedding(policy, params, hidden)
-    padded = unembedding.shape[0] > policy.config.vocab_size
+    known = policy.config.known_tokens
     return fused_sample(
         hidden, unembedding, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
-        vocab_size=policy.config.vocab_size if padded else None,
+        vocab_size=known if known < unembedding.shape[0] else None,
     )  # fmt: skip
 
 

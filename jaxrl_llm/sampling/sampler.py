@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
+from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.models.check import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
@@ -69,6 +70,7 @@ def sample(
     stop: Sequence[str] = (),
     stop_token_ids: Sequence[int] | None = None,
     system_prompt: str | None = None,
+    format: PromptFormat | None = None,
     prompt_ids: Sequence[int] | None = None,
     policy_step: int = 0,
     slots: int = 0,
@@ -93,6 +95,7 @@ def sample(
     reconstructs from `support_floor`.
     stop: strings that end a completion at the token which completes them. stop_token_ids: by default the model's
     end-of-sequence tokens; [] for none. The last token is part of the completion, and an action.
+    format: options of the chat template, or plain or rendered texts; see `data.PromptFormat`.
     prompt_ids: an int for each prompt, its index in the data set, on which the noise is keyed; by default 0, 1, 2 ...
     slots: decode at most this many samples at a time (0: all); when one ends, the next takes its slot. This changes
     memory and speed only.
@@ -123,7 +126,7 @@ def sample(
     asked = requests_of(
         policy, prompts, key, group_size=group_size, max_new_tokens=max_new_tokens, temperature=temperature,
         top_p=top_p, top_k=top_k, min_p=min_p, stop=stop, stop_token_ids=stop_token_ids, system_prompt=system_prompt,
-        prompt_ids=prompt_ids, allowed=allowed,
+        prompt_ids=prompt_ids, allowed=allowed, format=format,
     )  # fmt: skip
     requests, settings, cut = asked
     hook = policy.hook
@@ -175,13 +178,14 @@ def requests_of(
     system_prompt: str | None = None,
     prompt_ids: Sequence[int] | None = None,
     allowed: Sequence[int] | np.ndarray | None = None,
+    format: PromptFormat | None = None,
 ) -> StreamArguments:
     """The arguments of `stream` for these arguments of `sample`. Raises InputError as `sample` does."""
     check_policy(policy)
     check_key(key)
     check_numbers(group_size, max_new_tokens, temperature, top_p, top_k, min_p)
     check_prompts(policy, prompts, stop)
-    ids = [encode_prompt(policy.tokenizer, prompt, system_prompt=system_prompt) for prompt in prompts]
+    ids = [encode_prompt(policy.tokenizer, one, system_prompt=system_prompt, format=format) for one in prompts]
     check_ids(policy, ids, max_new_tokens)
     names = checked_prompt_ids(prompt_ids, len(ids))
     settings = settings_of(policy, key, temperature, top_p, top_k, min_p, stop_token_ids, allowed)

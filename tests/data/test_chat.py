@@ -52,11 +52,13 @@ def test_a_string_is_plain_text_where_there_is_none() -> None:
 
 def test_messages_go_through_the_template() -> None:
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "there"}]
-    assert encode_prompt(CHAT, messages) == [3, 5, 4, 6, 4]
-    assert encode_prompt(CHAT, messages, system_prompt="be") == [2, 7, 3, 5, 4, 6, 4]
+    messages += [{"role": "user", "content": "be"}]
+    assert encode_prompt(CHAT, messages) == [3, 5, 4, 6, 3, 7, 4]
+    assert encode_prompt(CHAT, messages, system_prompt="be") == [2, 7, 3, 5, 4, 6, 3, 7, 4]
     own_system = [{"role": "system", "content": "brief"}, *messages]
-    assert encode_prompt(CHAT, own_system, system_prompt="be") == [2, 8, 3, 5, 4, 6, 4]
-    assert len(messages) == 2  # the caller's list is untouched
+    assert encode_prompt(CHAT, own_system, system_prompt="be") == [2, 8, 3, 5, 4, 6, 3, 7, 4]
+    assert len(messages) == 3  # the caller's list is untouched
+    assert encode_prompt(CHAT, messages[:2]) == [3, 5, 4, 6], "a last reply is continued"
     with pytest.raises(InputError, match="needs a chat template"):
         encode_prompt(PLAIN, messages)
 

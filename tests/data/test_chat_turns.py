@@ -138,10 +138,6 @@ def test_a_malformed_call_says_why(said: str, fault: str) -> None:
     assert fault in reply.fault
 
 
-def test_conversations_need_a_chat_template() -> None:
-    tokenizer = tokenizer_of("plain")
-    tokenizer.chat_template = None
-    with pytest.raises(InputError, match="conversations need a chat template"):
-        ChatTurns(tokenizer)
+def test_the_next_turn_has_messages() -> None:
     with pytest.raises(InputError, match="the next turn has no messages"):
         turns_of("plain").bridge([], None)

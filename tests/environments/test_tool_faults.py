@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str, float, float]] = {
     "mute": (raising(MuteError()), "Error: MuteError", 1, 0),
     "unreadable": (returning(Unreadable()), "Error: ValueError: no text", 1, 0),
     "bytes": (returning(b"\xff" * 3), "Error: TypeError: the result is 3 bytes, which are no text", 1, 0),
-    "floods": (returning("x" * 10_000_000), "x\n[cut: the result has 10,000,000 characters]", 0, 1),
+    "floods": (returning("x" * 10_000_000), "x\n[... 9,980,000 characters are left out ...]\nx", 0, 1),
     "nothing": (returning(None), "<tool_response>\nNone\n", 0, 0),
 }
 

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.environments.adapters import environments
-from jaxrl_llm.environments.tools import EachEpisode, Toolbox, schema_of, with_tools
+from jaxrl_llm.environments.tools import EachEpisode, Toolbox, result_text, schema_of, with_tools
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.agents import agent
 
@@ -96,3 +96,14 @@ def test_what_is_wrong_is_found_before_an_episode() -> None:
     with pytest.raises(InputError, match="a tool is a function, but found 3"):
         with_tools([3])  # type: ignore[list-item]
     assert [one.closed for one in Counter.made] == [1, 1, 1]
+
+
+def test_a_long_result_keeps_its_beginning_and_its_end() -> None:
+    text = "first " + "x" * 1000 + " Error: the last line"
+    shown = result_text(text, 100)
+    first, line, last = shown.split("\n")
+    assert first.startswith("first x")
+    assert last.endswith("Error: the last line")
+    assert len(first) + len(last) == 100
+    assert line == f"[... {len(text) - 100:,} characters are left out ...]"
+    assert result_text(text, len(text)) == text

@@ -33,13 +33,13 @@ meshes = {
     for name, rows, columns in (("two", 1, 2), ("four", 1, 4), ("two by two", 2, 2), ("one", 2, 1))
 }
 
-def compare(name, V, implementation, floor, scale=1.0):
+def compare(name, V, implementation, floor, scale=1.0, known=None):
     mesh = meshes[name]
     hidden, unembedding = (jnp.asarray(random.normal(size=(n, D)) * s, jnp.float32) for n, s in ((M, scale), (V, 1.0)))
     targets = jnp.asarray(random.integers(0, V, M), jnp.int32).at[0].set(V - 1).at[1].set(-1).at[2].set(V)
     # The floor leaves several tokens, and slices without any; a row without a target keeps some.
     floors = None if floor is None else jnp.full(M, floor).at[:3].set(-6.0)
-    settings = {"temperature": temperature, "softcap": 9.0 * scale, "support_floor": floors}
+    settings = {"temperature": temperature, "softcap": 9.0 * scale, "support_floor": floors, "vocab_size": known}
 
     def value(logp, entropy):
         logp = jnp.where(jnp.isfinite(logp), logp, 0.1 * entropy)
@@ -82,6 +82,8 @@ compare("four", 333, None, None)  # slices would not be equal: no device cuts th
 compare("two", 400, "pallas", None)
 compare("four", 800, "pallas", -3.0)
 compare("two by two", 600, "pallas", None)
+compare("four", 400, None, -3.0, known=150)  # two slices are padding
+compare("four", 800, "pallas", None, known=799)
 
 # Inside of `shard_map`, as a training step does: the gradient of hidden states is summed over the vocabulary's axis.
 mesh = meshes["two by two"]

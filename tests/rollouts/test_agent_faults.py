@@ -236,8 +236,9 @@ def test_a_long_observation_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch) 
     for make in (environments(Steps), Own):
         found, _ = run_agents(agent(make, turns=3), TOKENIZER, lambda *_: f"ok{END}", [BAD], samples=1)
         text = TOKENIZER.decode(found.groups[0].episodes[0].tokens)
-        assert f"{'x' * 30}\n[cut: the result has 31 characters]{END}" in text
-        assert text.count(f"{'y' * 30}\n[cut: the result has 10,000,000 characters]{END}") == 2
+        assert f"{'x' * 15}\n[... 1 characters are left out ...]\n{'x' * 15}{END}" in text
+        cut = f"{'y' * 15}\n[... 9,999,970 characters are left out ...]\n{'y' * 15}{END}"
+        assert text.count(cut) == 2
         assert "x" * 31 not in text
         assert program_metrics(found.groups)["rollout/cut_observations"] == 4.0, "the one after the last reply, too"
 

@@ -89,7 +89,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not an environment": ({"environment": "NUMBER"}, "NUMBER is 3, but must be a class, a function"),
     "no such name": ({"environment": "Eco"}, "Eco.*Echo"),
     "no column": ({"environment": "BOTH"}, "each row must name one in its column environment"),
-    "no chat template": ({"template": None}, "conversations need a chat template, but this tokenizer has none"),
     "tools beside steps": ({"tools": (f"{WORLDS}:double",)}, "the tools double cannot be added to Echo"),
     "another rollout": ({"rollout": "forked(2)"}, r"environment is given, but the rollout is forked\(2\)"),
     "the method's rollout": ({"algorithm": "treepo"}, "environment is given, but treepo has a rollout of its own"),

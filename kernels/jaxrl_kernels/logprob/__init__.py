@@ -23,6 +23,7 @@ def fused_logprob(
     temperature: float | jax.Array = 1.0,
     softcap: float = 0.0,
     support_floor: jax.Array | None = None,
+    vocab_size: int | None = None,
     block_size: int | None = None,
     row_block: int | None = None,
     implementation: str | None = None,
@@ -50,10 +51,11 @@ def fused_logprob(
       hidden: [M, D] final hidden states, float32 or bfloat16 (products accumulate in float32); with `jax_enable_x64`
         also float64, in which case the results are float64 and Pallas kernels are not supported.
       unembedding: [V, D], a row for each token, float32 or bfloat16; pass a tied embedding as it is.
-      targets: int32[M] in [0, V). Outside that range logp is -inf.
+      targets: int32[M] in [0, V), or below `vocab_size`. Outside that range logp is -inf.
       temperature: > 0, a scalar or f32[M].
       softcap: bound of the logits before temperature (Gemma 2); 0 for none. Static.
       support_floor: f32[M], <= 0; -inf keeps everything. None is free; an array costs a second forward pass.
+      vocab_size: number of tokens, if the last rows of the unembedding are padding, which no token has. Static.
       block_size: tokens of the vocabulary per block; None for 2048 (xla) or up to 8192 (pallas, which rounds it to a
         multiple of its tiles and uses blocks in the backward pass only). Static; changes speed and memory only.
       row_block: rows per block of the kernels, a multiple of 32; None for up to 1024. Static.
@@ -77,15 +79,15 @@ def fused_logprob(
     """
     check_implementation(implementation)
     check_apart(row_axis, vocab_axis)
-    sizes = {"block_size": block_size, "row_block": row_block}
+    sizes = {"block_size": block_size, "row_block": row_block, "vocab_size": vocab_size}
     check(hidden, unembedding, targets, temperature, softcap, support_floor, sizes)
     targets, temperatures, floor = rows_of(hidden, targets, temperature, support_floor)
     if implementation == "reference":
         hidden, unembedding, targets, temperatures, floor = vary_together(
             hidden, unembedding, targets, temperatures, floor
         )
-        return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap))
-    options = LogprobOptions(float(softcap), implementation, block_size, row_block)
+        return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap), vocab_size)
+    options = LogprobOptions(float(softcap), implementation, block_size, row_block, vocab_size)
     arrays = hidden, unembedding, targets, temperatures, floor
     mesh = mesh_of(mesh, arrays)
     if mesh is None:

@@ -24,6 +24,7 @@ class LogprobOptions(NamedTuple):
     implementation: str | None  # "pallas", "xla" or None
     block_size: int | None
     row_block: int | None
+    vocab_size: int | None = None  # without padding
 
 
 def slice_parts(
@@ -33,21 +34,25 @@ def slice_parts(
     temperature: jax.Array,
     support: Support | None,
     options: LogprobOptions,
+    limit: Any = None,
 ) -> SliceResult:
-    """The result for a slice of the vocabulary; arguments as in `Inputs`.
+    """The result for the first `limit` tokens of a slice of the vocabulary; arguments as in `Inputs`.
 
     Differentiable once, in reverse mode, with respect to hidden and unembedding. m is not differentiated.
     """
-    targets = jnp.where((targets >= 0) & (targets < unembedding.shape[0]), targets, -1)  # a tile can be padded
-    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, None)), options)
+    limit = None if limit is None else jnp.int32(limit)
+    most = unembedding.shape[0] if limit is None else limit
+    targets = jnp.where((targets >= 0) & (targets < most), targets, -1)  # a tile can be padded
+    return _parts(Inputs(*vary_together(hidden, unembedding, targets, temperature, support, limit)), options)
 
 
 def slice_normaliser(
-    hidden: jax.Array, unembedding: jax.Array, temperature: jax.Array, options: LogprobOptions
+    hidden: jax.Array, unembedding: jax.Array, temperature: jax.Array, options: LogprobOptions, limit: Any = None
 ) -> Normaliser:
-    """The normaliser of the slice alone, f32[M]. Gradients are zero."""
+    """The normaliser of the first `limit` tokens of the slice alone, f32[M]. Gradients are zero."""
+    limit = None if limit is None else jnp.int32(limit)
     nowhere = jnp.full(hidden.shape[:1], -1, jnp.int32)
-    arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, None))
+    arrays = jax.lax.stop_gradient((hidden, unembedding, nowhere, temperature, None, limit))
     parts = _forward(Inputs(*vary_together(*arrays)), options)[0]
     return Normaliser(parts.m, parts.log_l)
 
@@ -120,6 +125,8 @@ def check(
         )
     if unembedding.shape[0] == 0:
         raise ValueError("unembedding has no rows: the vocabulary is empty")
+    if (limit := sizes.get("vocab_size")) is not None and limit > unembedding.shape[0]:
+        raise ValueError(f"vocab_size is {limit}, but the unembedding has {unembedding.shape[0]} rows")
     rows = hidden.shape[:1]
     if targets.shape != rows or not jnp.issubdtype(targets.dtype, jnp.integer):
         raise ValueError(f"targets must be int32[{rows[0]}], found {targets.dtype}{list(targets.shape)}")

@@ -130,7 +130,7 @@ def _tile(
 def _sums_kernel(
     place: Any, hidden: Any, tile: Any, targets: Any, table: Any, *outputs: Any, of: Plan, has_support: bool
 ) -> None:
-    """One tile for one row block. place: int32[2] in SMEM; its second entry is the size of the vocabulary."""
+    """One tile for one row block. place: int32[2] in SMEM; its second entry is the vocabulary without padding."""
     number = pl.program_id(1)
     numbers = _unpacked(table[...], has_support, has_parts=False)
     rows, logits, token = _tile(of, number * of.tile, place[1], hidden, tile, targets, numbers)
@@ -191,7 +191,8 @@ def _call(
     hidden, unembedding = inputs.hidden, inputs.unembedding
     (rows, width), vocabulary, packed = hidden.shape, unembedding.shape[0], _packed(table)
     grid = pl.cdiv(rows, of.rows), pl.cdiv(tokens, of.tile)
-    place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (first, vocabulary)])
+    known = vocabulary if inputs.limit is None else jnp.minimum(inputs.limit, vocabulary)
+    place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (first, known)])
 
     def of_rows(columns: int) -> pl.BlockSpec:
         return pl.BlockSpec((of.rows, columns), lambda r, t, place: (r, 0))

@@ -27,8 +27,10 @@ def by_whole(
     options: LogprobOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """logp and entropy, f32[M], of an unsharded vocabulary; temperature f32[M], the rest as in `fused_logprob`."""
-    support = None if floor is None else Support(floor, slice_normaliser(hidden, unembedding, temperature, options))
-    parts = slice_parts(hidden, unembedding, targets, temperature, support, options)
+    limit, support = options.vocab_size, None
+    if floor is not None:
+        support = Support(floor, slice_normaliser(hidden, unembedding, temperature, options, limit))
+    parts = slice_parts(hidden, unembedding, targets, temperature, support, options, limit)
     return parts.target_logit - parts.m - parts.log_l, parts.entropy
 
 
@@ -49,13 +51,15 @@ def by_slices(
     """
     mine = unembedding.shape[0]
     vocabulary, offset = mine * jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name) * mine
+    limit = None if options.vocab_size is None else options.vocab_size - offset
+    vocabulary = options.vocab_size or vocabulary
     support = None
     if floor is not None:
-        of_slice = slice_normaliser(hidden, unembedding, temperature, options)
+        of_slice = slice_normaliser(hidden, unembedding, temperature, options, limit)
         support = Support(floor, _normaliser(of_slice, axis_name))
     known = (targets >= 0) & (targets < vocabulary)
     places = jnp.where(known, targets - offset, -1)
-    parts = slice_parts(hidden, unembedding, places, temperature, support, options)
+    parts = slice_parts(hidden, unembedding, places, temperature, support, options, limit)
     here = (places >= 0) & (places < mine)
     return _combined(parts, here, known, axis_name)
 
