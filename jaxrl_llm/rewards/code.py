@@ -156,4 +156,5 @@ def code_tests(column: str = "tests") -> Callable[..., Any]:
         [inspect.Parameter("completions", kind), inspect.Parameter(column, kind)]
     )
     code_tests.provides = frozenset({"tests"})  # type: ignore[attr-defined]
+    code_tests.own_limits = True  # type: ignore[attr-defined]  # those of the sandbox; see `limits`
     return code_tests

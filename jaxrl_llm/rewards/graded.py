@@ -108,6 +108,7 @@ def distances(base: Function) -> Function:
         [*(one for one in parameters if one not in rest), prompts, *rest]
     )
     distances.provides = frozenset({"distance", *getattr(base, "provides", ())})  # type: ignore[attr-defined]
+    distances.per_sample = False  # type: ignore[attr-defined]  # whatever its base is
     return _named(distances, "distances")
 
 

@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
 
     function: Callable[..., Any]
     digest: str  # SHA-256 of its file in hexadecimal; "" if it has no file
-    warm_up: Callable[[], Any] = lambda: None  # imports what the function's first call would import
+    warm_up: Callable[[], Any] | None = None  # imports what the function's first call would import
 
 
 def load(name: str) -> Loaded:

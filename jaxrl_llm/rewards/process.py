@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import os
 import pickle
 import signal
@@ -14,18 +15,19 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, error_line
+from jaxrl_llm.rewards.calling import Lost, Outcome, time_limit_text
+from jaxrl_llm.rewards.limits import GRACE, within_limits
 from jaxrl_llm.rewards.memory import machine_memory, resident
-from jaxrl_llm.rewards.worker import Outcome, Ready, all_failed, receive, send, time_limit_text
+from jaxrl_llm.rewards.worker import Asked, Ready, receive, send
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
 LOAD_LIMIT = 30.0  # seconds for loading a reward; slower initialisation belongs in its first call
-_GRACE = 0.25  # seconds after a time limit in which a process can report the timeout itself and is not killed
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; from jaxrl_llm.rewards.worker import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -48,13 +50,14 @@ class ProcessFunction:
         self.folder = str(Path(folder).absolute())
         self.digest = ""  # SHA-256 of the loaded file; "" before loading, and if there is no file
         self.provides: tuple[str, ...] = ()  # entries that the function always returns; set when it is loaded
+        self.per_sample = self.own_limits = False  # attributes of the function, see `limits`; set when it is loaded
         self.__name__ = name
         self.__signature__ = inspect.Signature()  # for inspect.signature; set when the function is loaded
         self._path = [str(entry) for entry in sys.path]
         self._lock = threading.Lock()  # one call at a time
         self._worker: _Worker | None = None
         self._end = _no_worker
-        self._loaded = False
+        self._loaded = self._warm = False
         self._closed = False
 
     def start(self) -> None:
@@ -78,39 +81,26 @@ class ProcessFunction:
     def run(
         self, arguments: Mapping[str, list[Any]], count: int, limit: float, memory_limit: float | None = None
     ) -> Outcome:
-        """Call the function on `count` samples within `limit` seconds; see `calling.call_reward`. Never raises.
+        """Call the function on `count` samples with `limit` seconds for each; see `limits`. Never raises.
 
         memory_limit: most resident bytes of the process and its children; None: half of the machine's memory.
         """
         with self._lock:
             self._closed = False
             try:
-                worker = self._load()
+                self._load()
             except InputError as error:
-                return all_failed(count, str(error), 0.0)
-            columns = {}
-            for name, values in arguments.items():
-                try:
-                    columns[name] = pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
-                except Exception as error:
-                    return all_failed(count, f"column {name!r} cannot be sent to its process: {error_line(error)}", 0.0)
-            start = time.monotonic()
-            try:
-                found = self._ask(worker, (columns, count, limit, limit), limit + _GRACE, memory_limit)
-                return Outcome(*found)._replace(seconds=time.monotonic() - start)
-            except _Late:
-                cause = f"{time_limit_text(limit)}; its process was ended"
-            except _Ended as ended:
-                cause = "closed while it scored" if self._closed else f"its process {ended}"
-            return all_failed(count, cause, time.monotonic() - start)
+                return Lost(str(error)).outcome(count)
+            calls = _ProcessCalls(self, arguments, count, memory_limit)
+            return within_limits(calls, count, limit, self.per_sample, self.own_limits)
 
     def __call__(self, completions: list[Any], **columns: list[Any]) -> list[float]:
-        """Score completions as the function itself would, within 10 seconds: N numbers, NaN for "not scored".
+        """Score completions as the function itself would, within 10 seconds each: N numbers, NaN for "not scored".
 
         Raises InputError with the first problem.
         """
         found = self.run({"completions": completions, **columns}, len(completions), 10.0)
-        if any(found.failed):
+        if any(found.failed) or any(found.late):
             raise InputError(f"reward {self.__name__!r}: {found.problem}")
         return found.values
 
@@ -150,7 +140,8 @@ class ProcessFunction:
                 "%s has changed since it was first loaded: the new code is used from now on", _source(self.name)
             )
         self.__name__, self.digest, self._loaded = answer.name, answer.digest, True
-        self.provides = answer.provides
+        self._warm = not answer.warms_up
+        self.provides, self.per_sample, self.own_limits = answer.provides, answer.per_sample, answer.own_limits
         self.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(name, getattr(inspect.Parameter, kind), default=None if optional else inspect._empty)
@@ -159,16 +150,65 @@ class ProcessFunction:
         )
         return worker
 
+    def ask(self, asked: Asked, memory_limit: float | None) -> Iterator[Outcome | Lost]:
+        """Make the calls of a message. A process that does not answer is ended, and its last result is `Lost`."""
+        try:
+            worker, grace = self._load(), 0.0 if math.isinf(asked.seconds) else GRACE
+            if not self._warm:
+                self._ask(worker, None, LOAD_LIMIT)
+                self._warm = True
+            limit = asked.seconds + grace
+            yield self._ask(worker, asked, limit, memory_limit)
+            for _ in range(1, asked.number if asked.each else 1):
+                yield self._ask(worker, None, limit, memory_limit)
+        except InputError as error:
+            yield Lost(str(error))
+        except _Late:
+            yield Lost(f"{time_limit_text(asked.seconds)}; its process was ended", late=True)
+        except _Ended as ended:
+            yield Lost("closed while it scored" if self._closed else f"its process {ended}", ended.late)
+
     def _ask(self, worker: _Worker, message: Any, seconds: float, memory_limit: float | None = None) -> Any:
         try:
             return _ask(worker, message, seconds, memory_limit)
-        except BaseException:  # Ctrl-C too, because a late answer would be mistaken for that of the next batch
+        except BaseException:  # Ctrl-C too, because a late answer would be mistaken for that of the next call
             self._forget()
             raise
 
     def _forget(self) -> None:
         self._end()
         self._worker = None
+
+
+class _ProcessCalls:
+    """The calls of one batch; see `limits.Calls`."""
+
+    def __init__(
+        self, function: ProcessFunction, arguments: Mapping[str, list[Any]], count: int, memory_limit: float | None
+    ) -> None:
+        self._function, self._arguments, self._count, self._memory = function, arguments, count, memory_limit
+
+    def whole(self, seconds: float) -> Outcome | Lost:
+        """See `Calls`."""
+        asked = self._asked(0, seconds, False, False)
+        return asked if isinstance(asked, Lost) else next(self._function.ask(asked, self._memory))
+
+    def each(self, first: int, seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
+        """See `Calls`."""
+        asked = self._asked(first, seconds, True, at_once)
+        if isinstance(asked, Lost):
+            yield from [asked] * (self._count - first)
+        else:
+            yield from self._function.ask(asked, self._memory)
+
+    def _asked(self, first: int, seconds: float, each: bool, at_once: bool) -> Asked | Lost:
+        columns = {}
+        for name, values in self._arguments.items():
+            try:
+                columns[name] = pickle.dumps(values[first:], pickle.HIGHEST_PROTOCOL)
+            except Exception as error:
+                return Lost(f"column {name!r} cannot be sent to its process: {error_line(error)}")
+        return Asked(columns, self._count - first, seconds, each, at_once)
 
 
 class _Worker(NamedTuple):
@@ -180,9 +220,19 @@ class _Worker(NamedTuple):
 class _Ended(Exception):
     """A process did not answer; it has exited or must be killed. The message continues the words "its process"."""
 
+    late = False  # whether it exceeded a limit
+
 
 class _Late(_Ended):
     """A process did not answer in time."""
+
+    late = True
+
+
+class _TooLarge(_Ended):
+    """A process took more memory than it may."""
+
+    late = True
 
 
 def _no_worker() -> None:
@@ -222,14 +272,14 @@ def _start(name: str, folder: str, path: list[str]) -> _Worker:
 
 def _ask(worker: _Worker, message: Any, seconds: float, memory_limit: float | None) -> Any:
     """Send a message, unless it is None, and wait for the answer. After _Ended the process cannot be used any more."""
-    deadline = time.monotonic() + seconds
+    deadline = None if math.isinf(seconds) else time.monotonic() + seconds
 
     def look() -> None:
         if _has_ended(worker):
             raise EOFError  # its children may keep the connection open
         most = machine_memory() / 2 if memory_limit is None else memory_limit
         if resident(worker.process.pid) > most:
-            raise _Ended(f"took more than {most / 1e9:.3g} GB and was ended")
+            raise _TooLarge(f"took more than {most / 1e9:.3g} GB and was ended")
 
     try:
         if message is not None:

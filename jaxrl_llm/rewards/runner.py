@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, error_line, shown, unknown
+from jaxrl_llm.rewards.calling import Lost, Outcome, parameters
 from jaxrl_llm.rewards.entries import SPANS, Entries, provided
+from jaxrl_llm.rewards.limits import ThreadCalls, within_limits
 from jaxrl_llm.rewards.process import ProcessFunction
-from jaxrl_llm.rewards.worker import Outcome, all_failed, call_reward, parameters, time_limit_text
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
@@ -50,8 +50,8 @@ class Reward:
     function: Callable[..., Any]
     weight: float = 1.0  # of this component in the total; finite, may be negative
     name: str = ""  # of the component; by default the function's name
-    time_limit: float = 10.0  # seconds for a batch, above 0 and at most 1e6
-    default: float = 0.0  # score of a sample on which the function fails; finite, or NaN for "not scored"
+    time_limit: float = 10.0  # seconds for a sample, above 0 and at most 1e6; see `limits`
+    default: float = 0.0  # score of a sample on which the function raises; finite, or NaN for "not scored"
     memory_limit: float | None = None  # bytes of the function's process, if it has one; None: half of the machine's
 
     def __post_init__(self) -> None:
@@ -85,6 +85,14 @@ class Scores(NamedTuple):
     seconds: dict[str, float]  # wall-clock time of each function, roughly bounded by its limit
     entries: Mapping[str, list[Any]] = {}  # what else functions returned, N values each; None where there is none
 
+    @property
+    def scored(self) -> dict[str, float]:
+        """The share of the samples that each reward scored.
+
+        The mean of `total` is the sum of weight x share x mean over the scored ones, if each sample has a total.
+        """
+        return {name: float(np.mean(~np.isnan(x))) if x.size else 0.0 for name, x in self.components.items()}
+
 
 def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
     """Score N completions with all rewards in parallel.
@@ -92,14 +100,15 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     completions: N strings, or N lists of messages if prompts are conversations.
     columns: name -> N values: the columns of the data set, `prompts`, `completion_ids` and so on.
 
-    A function that raises on the batch is called again for each sample, so that only the samples on which it raises get
-    its default. If it exceeds its time limit or does not return N values, the whole batch gets the default; if a value
-    is infinite or not a number, that sample does. Failures are logged, once per reward and call, and never raised.
+    The function is called with all samples, and if that call fails or exceeds its time limit, again for each sample, so
+    that only those samples are lost on which it fails too; see `limits`. A sample on which it raises gets its default,
+    and one on which it exceeds a limit of time or memory is not scored. If it does not return N values, the whole batch
+    gets the default; if a value is infinite or not a number, that sample does. Both are failures: they are logged, once
+    per reward and call, and never raised.
 
-    Functions from `get_reward` run in processes (see `process`). If a process exceeds its time or memory limit or
-    exits, the whole batch gets the default. The process is killed; the next batch starts a new one and waits up to 30 s
-    for it to load. A plain Python function that hangs is abandoned in a daemon thread, which does not keep the
-    interpreter alive; see `Reward`.
+    Functions from `get_reward` run in processes (see `process`). A process that exceeds a limit is killed, and another
+    one goes on with the next sample. A plain Python function that hangs is abandoned in a daemon thread, which does not
+    keep the interpreter alive; see `Reward`.
 
     Of entries with the same name, those of the first reward count; spans add up, with the weights of their rewards.
 
@@ -108,29 +117,17 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     _check(rewards, completions, columns)
     count = len(completions)
     inputs = {**columns, "completions": completions}
-    running = [(reward, time.monotonic(), _start(reward, inputs, count)) for reward in rewards]
-    outcomes: dict[str, Outcome] = {}
-    # Shortest limit first, so that waiting for one reward never gives another more time than its limit.
-    for reward, start, future in sorted(running, key=lambda entry: entry[0].time_limit):
-        if isinstance(reward.function, ProcessFunction):
-            outcomes[reward.name] = future.result()  # enforces its own limits
-            continue
-        try:
-            outcomes[reward.name] = future.result(max(0.0, start + reward.time_limit - time.monotonic()))
-        except TimeoutError:
-            outcomes[reward.name] = all_failed(count, time_limit_text(reward.time_limit), time.monotonic() - start)
+    running = [(reward, _start(reward, inputs, count)) for reward in rewards]
+    outcomes = {reward.name: future.result() for reward, future in running}
 
     components, failures, seconds = {}, {}, {}
     for reward in rewards:
         found = outcomes[reward.name]
         components[reward.name] = np.where(found.failed, reward.default, found.values).astype(np.float32)
-        failures[reward.name] = sum(found.failed)
+        failures[reward.name] = sum(found.failed) + sum(found.late)
         seconds[reward.name] = found.seconds
         if found.problem:
-            logger.warning(
-                "reward %r failed on %d of %d samples, which get %g: %s",
-                *(reward.name, failures[reward.name], count, reward.default, found.problem),
-            )
+            logger.warning("reward %r %s: %s", reward.name, _lost(found, count, reward.default), found.problem)
     total = combine(rewards, components)
     if count and np.isnan(total).all():
         why = "they fail, or return None or NaN" if any(failures.values()) else "they return None or NaN"
@@ -225,21 +222,31 @@ def _added(before: list[Any] | None, spans: list[Any] | None, weight: float) -> 
     return [*(before or []), *([start, end, value * weight] for start, end, value in spans)]
 
 
+def _lost(found: Outcome, count: int, default: float) -> str:
+    """What failed, in words."""
+    failed, late = sum(found.failed), sum(found.late)
+    if not failed + late:
+        return f"was called again for each of {count} samples, because a call for all did not end well"
+    each = [f"{failed} get {default:g}"] * bool(failed) + [f"{late} are not scored"] * bool(late)
+    what = each[0].partition(" ")[2] if len(each) == 1 else " and ".join(each)
+    return f"failed on {failed + late} of {count} samples, which {what}"
+
+
 def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> Future[Outcome]:
     """Run the function in a daemon thread, which, unlike the pools of `concurrent.futures`, is not joined at exit."""
     future: Future[Outcome] = Future()
-    # Copies, because a function may modify its lists while others read theirs.
     arguments = {name: list(inputs[name]) for name in _wanted(reward.function, inputs)}
-    deadline, function = time.monotonic() + reward.time_limit, reward.function
+    function, limit = reward.function, reward.time_limit
 
     def run() -> None:
         try:
             if isinstance(function, ProcessFunction):
-                found = function.run(arguments, count, reward.time_limit, reward.memory_limit)
+                found = function.run(arguments, count, limit, reward.memory_limit)
             else:
-                found = call_reward(function, arguments, count, deadline, reward.time_limit)
+                flags = (bool(getattr(function, name, False)) for name in ("per_sample", "own_limits"))
+                found = within_limits(ThreadCalls(function, arguments, count), count, limit, *flags)
         except BaseException as error:  # e.g. MemoryError while copying a column
-            found = all_failed(count, error_line(error), 0.0)
+            found = Lost(error_line(error)).outcome(count)
         future.set_result(found)
 
     threading.Thread(target=run, name=f"reward {reward.name}", daemon=True).start()

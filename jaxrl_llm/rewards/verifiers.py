@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from jaxrl_llm.errors import InputError, missing_package
+from jaxrl_llm.rewards.calling import per_sample
 
 _UNSIGNED = (
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?!\w))?"
@@ -87,12 +88,14 @@ def format_match(pattern: str) -> Callable[..., list[float]]:
     except (re.error, OverflowError, RecursionError) as error:  # RecursionError: thousands of nested brackets
         raise InputError(f"format_match: {pattern!r} is not a regular expression: {error}") from error
 
+    @per_sample
     def format_match(completions: Sequence[Any], **_: Any) -> list[float]:
         return [float(compiled.fullmatch(text_of(completion)) is not None) for completion in completions]
 
     return format_match
 
 
+@per_sample
 def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
     """1.0 if math-verify judges the completion's final expression to be mathematically equal to the answer.
 
@@ -121,6 +124,7 @@ def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
     return scores
 
 
+@per_sample
 def reasoning_gym(
     completions: Sequence[Any],
     reasoning_gym_task: Sequence[str],

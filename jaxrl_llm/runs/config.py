@@ -157,12 +157,13 @@ class TrainConfig:
     path/to/file.py:FUNCTION or package.module:FUNCTION, or environment, what the environment gives, which is the
     default where there is one."""
     reward_time_limit: float = 10.0
-    """Time limit of each reward function, in seconds, for a step's completions (with stream_rewards: for a group's)."""
+    """Seconds that a reward function may take for a completion, after which that one is not scored. A call with the
+    completions of a step (with stream_rewards: of a group) has as much again for each doubling of their number."""
     stream_rewards: bool = False
     """Score each group as soon as it is complete, while others are still being sampled. Reward functions are then
     called once per group instead of once per step, so they must not compare completions of different prompts."""
     reward_default: float = 0.0
-    """Score of a completion for which a reward function fails."""
+    """Score of a completion on which a reward function raises."""
     overlong_tokens: int = 0
     """Soft overlong penalty: falls from 0 to -1 over this many tokens before max_new_tokens; 0 is off."""
 

@@ -44,14 +44,15 @@ class Evaluation(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The fraction of completions that are correct."""
+        """The fraction of the scored completions that are correct; 0 if none was scored."""
         return float(self.figures["accuracy"])
 
     def __repr__(self) -> str:
         low, value, high = (100 * self.figures[name] for name in ("low", "accuracy", "high"))
         samples = f", {self.figures['samples']} samples each" if self.figures["samples"] > 1 else ""
         prompts = "1 prompt" if self.figures["prompts"] == 1 else f"{self.figures['prompts']} prompts"
-        return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}"
+        left_out = f", {self.figures['unscored']} not scored" if self.figures["unscored"] else ""
+        return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}{left_out}"
 
 
 def evaluate(
@@ -70,14 +71,15 @@ def evaluate(
     slots: int = 128,
     seed: int = 0,
 ) -> Evaluation:
-    """Complete prompts and count correct answers: those with a reward of 1.
+    """Complete prompts and count correct answers: those with a reward of 1, among those that it scores.
 
     prompts: rows, or prompts alone, as for `jaxrl_llm.score`; or a source, as for `data.load_prompts`. rewards: as for
     `jaxrl_llm.score`; `judge` names the one that marks correct answers, by default the first. size: at most this many
     prompts. samples: completions of each; more than one gives pass@k. temperature: by default 0 (greedy) for one
     sample, 1 for more. slots: completions decoded at the same time.
 
-    The result prints as one line; its `figures` have accuracy, interval, pass@k and lengths, `scored` the completions.
+    The result prints as one line; its `figures` have accuracy, interval, pass@k, lengths and the number of completions
+    that were not scored, `scored` the completions.
     Raises InputError for prompts or rewards that cannot be read, and prompts that do not fit into the context.
     """
     check_params(policy, params)
@@ -151,28 +153,39 @@ def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, 
     """What scored completions say, `samples` of each prompt."""
     batch = scored.batch
     assert scored.batch.rewards is not None
-    correct = np.asarray(scored.batch.rewards[judge]) >= CORRECT
-    count = correct.reshape(prompts, samples).sum(axis=1)
+    marks = np.asarray(scored.batch.rewards[judge]).reshape(prompts, samples)
+    right, known = (marks >= CORRECT).sum(axis=1), (~np.isnan(marks)).sum(axis=1)  # of each prompt
     lengths, reward = np.asarray(batch.action_mask).sum(axis=1), np.asarray(scored.batch.reward)
+    some = known > 0
+    rates, trials = right[some] / known[some], float(known[some].mean()) if some.any() else 1.0
+    low, high = clustered_interval(rates, trials) if some.any() else (0.0, 1.0)
     figures: dict[str, Any] = {
         "prompts": prompts,
         "samples": samples,
         "temperature": temperature,
-        "accuracy": float(correct.mean()),
+        "accuracy": float(right.sum() / max(known.sum(), 1)),  # of the scored ones
+        "unscored": int((samples - known).sum()),
         "reward": None if np.isnan(reward).all() else float(np.nanmean(reward)),  # None: nothing was scored
         "length": float(lengths.mean()),
         "truncated": float(np.asarray(batch.truncated).mean()),
+        "low": low,
+        "high": high,
     }
-    low, high = clustered_interval(count / samples, samples)
+    if failed := scored.failures.get(judge, 0):
+        figures["failed"] = failed
     if samples > 1:
         figures["pass_at"] = {}
         k = 1
         while k <= samples:
-            per_prompt = pass_at_k(count, samples, k)
-            low_k, high_k = clustered_interval(per_prompt, samples / k)
-            figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
+            enough = known >= k
+            if enough.any():
+                per_prompt = np.concatenate(
+                    [pass_at_k(right[one : one + 1], int(known[one]), k) for one in np.flatnonzero(enough)]
+                )
+                low_k, high_k = clustered_interval(per_prompt, max(float(known[enough].mean()) / k, 1.0))
+                figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
             k *= 2
-    return Evaluation({**figures, "low": low, "high": high}, scored)
+    return Evaluation(figures, scored)
 
 
 def _on_all(

@@ -230,7 +230,8 @@ def accuracy_line(figures: dict[str, Any], of: str = "held-out prompts") -> str:
     """
     low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
     on = f"{figures['prompts']} {of}, {figures['length']:.1f} tokens a completion"
-    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}"
+    left_out = f", {figures['unscored']} not scored" if figures.get("unscored") else ""
+    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}{left_out}"
 
 
 def step_metrics(
