@@ -6,8 +6,8 @@ written to, whose write end the trainer keeps open.
 
 Messages are 8 bytes of length, then a pickle (`send`, `receive`). As Python values:
     from the trainer: the reward's name; then for each call an `Asked`
-    to the trainer: `Ready` or an error message, and WARM after some; then for each call the `Outcome` or `Lost` of all samples, or
-    those of one sample after another
+    to the trainer: `Ready` or an error message, and WARM after some; then for each call the `Outcome` or `Lost` of all
+    samples, or those of one sample after another
 """
 
 from __future__ import annotations
