@@ -32,7 +32,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gui_kind": screens.gui_kind,
     "gui_parameter": screens.gui_parameter,
     "number_match": answers.keyed(verifiers.number_match, answers.number),
+    "number_match_strict": answers.keyed(verifiers.number_match_strict, answers.number),
     "math_verify": answers.keyed(verifiers.math_verify, answers.expression),
+    "math_verify_strict": answers.keyed(verifiers.math_verify_strict, answers.expression),
     "reasoning_gym": verifiers.reasoning_gym,
     "tagged_levels": answers.keyed(graded.tagged_levels, answers.tagged),
     "tagged_match": answers.keyed(verifiers.tagged_match, answers.tagged),
@@ -51,7 +53,13 @@ ARGUMENTS = {
     "distances": "NAME",
     "format_match": "REGEX",
 }
-_PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # name of the reward and module -> package
+READ_ANSWERS = {  # whose answers are texts or numbers, see `final_answers.answer_text`
+    "exact_match", "number_match", "number_match_strict", "math_verify", "math_verify_strict", "tagged_levels",
+}  # fmt: skip
+_PACKAGES = {  # name of the reward -> package and module
+    "math_verify": ("math-verify", "math_verify"), "math_verify_strict": ("math-verify", "math_verify"),
+    "reasoning_gym": ("reasoning-gym", "reasoning_gym"),
+}  # fmt: skip
 
 
 class Loaded(NamedTuple):
@@ -76,9 +84,10 @@ def load(name: str) -> Loaded:
     digest = _digest(verifiers.__file__)
     if name not in _PACKAGES:
         return Loaded(FUNCTIONS[name], digest)
-    if importlib.util.find_spec(name) is None:
-        raise missing_package(_PACKAGES[name], "verifiers", f"the reward {name!r}")
-    return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(name))
+    package, module = _PACKAGES[name]
+    if importlib.util.find_spec(module) is None:
+        raise missing_package(package, "verifiers", f"the reward {name!r}")
+    return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(module))
 
 
 def _built_in(name: str, outer: str) -> Callable[..., Any]:

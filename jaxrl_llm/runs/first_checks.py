@@ -14,6 +14,8 @@ from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, gather, shown, unknown
 from jaxrl_llm.models.source import check_source
 from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns
+from jaxrl_llm.rewards.final_answers import answer_text
+from jaxrl_llm.rewards.loading import READ_ANSWERS
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.runs.run_folder import RunFolder
@@ -77,6 +79,21 @@ def check_rewards(rewards: Sequence[Reward], columns: set[str], judge: str | Non
             raise unknown("reward to judge by", judge, known)
 
     gather(lambda: require_columns(rewards, columns), check_judge)
+
+
+def check_answers(rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) -> None:
+    """InputError for an answer that a built-in reward cannot read, with its row, before a model is loaded.
+
+    Rows that are read as they are drawn are not looked at: such a reward then fails on their completions.
+    """
+    if not any(getattr(reward.function, "name", "") in READ_ANSWERS for reward in rewards):
+        return
+    for rows in sets:
+        for number, row in enumerate(rows if isinstance(rows, list) else (), start=1):
+            try:
+                answer_text(row.get("answer"))
+            except InputError as error:
+                raise InputError(f"row {number}, {shown(row.get('prompt'))}: {error}") from None
 
 
 def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:

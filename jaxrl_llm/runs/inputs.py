@@ -21,6 +21,7 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.runs.first_checks import (
     Rows,
+    check_answers,
     check_model,
     check_rewards,
     checked_rewards,
@@ -82,6 +83,7 @@ def read_inputs(
         with closing_on_error(rewards), _with_folder_hint(seen_from):
             prompts = split_prompts(config, source)
         with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
+            check_answers(rewards, prompts.training, prompts.held_out)
             yield Inputs(prompts, rewards)
 
 
@@ -109,6 +111,7 @@ def evaluation_inputs(
     reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
     rows, rewards, *_ = gather(*reads, *checks)
     with _checked(rewards, columns_of(rows), config.eval_reward):
+        check_answers(rewards, rows)
         yield rows, rewards
 
 
