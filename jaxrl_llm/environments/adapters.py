@@ -112,6 +112,11 @@ class OfMethods:
         self.tools: Sequence[Mapping[str, Any]] = self._box.schemas
 
     @property
+    def wrapped(self) -> Any:
+        """The adapted object."""
+        return self._world
+
+    @property
     def gives_reward(self) -> bool:
         """Whether it has a reward; else the run's other rewards judge its episodes."""
         return callable(getattr(self._world, "get_reward", None))
@@ -152,6 +157,11 @@ class OfSteps:
 
     def __init__(self, world: Any) -> None:
         self._world, self._score = world, 0.0
+
+    @property
+    def wrapped(self) -> Any:
+        """The adapted object."""
+        return self._world
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Begin an episode, with the seed if the environment takes one."""
@@ -205,6 +215,11 @@ class OfTextArena:
     def __init__(self, world: Any, players: int = 1) -> None:
         self._world, self._random, self.players = world, random.getstate(), players
         self._done, self._told = False, dict[int, str]()
+
+    @property
+    def wrapped(self) -> Any:
+        """The adapted object."""
+        return self._world
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

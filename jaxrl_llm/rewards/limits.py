@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count as numbers
 from typing import Any, Protocol
 
-from jaxrl_llm.rewards.calling import Lost, Outcome, call_each, call_whole, time_limit_text
+from jaxrl_llm.rewards.calling import Given, Lost, Outcome, all_logged, call_each, call_whole, time_limit_text
 from jaxrl_llm.rewards.entries import joined
 
 PATIENCE = 8  # limits without a scored sample, after which the rest of a batch is not tried
@@ -77,21 +77,24 @@ def within_limits(
         time.monotonic() - start,
         joined((one.entries, len(one.values)) for one in parts),
         [late for one in parts for late in one.late or [False] * len(one.values)],
+        all_logged((one.logged, len(one.values)) for one in parts),
     )
 
 
 class ThreadCalls:
     """Calls in daemon threads of this process, which are abandoned where they do not end."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int) -> None:
-        self._function, self._arguments, self._count = function, arguments, count
+    def __init__(
+        self, function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, given: Given
+    ) -> None:
+        self._function, self._arguments, self._count, self._given = function, arguments, count, given
 
     def whole(self, seconds: float) -> Outcome | Lost:
         """See `Calls`."""
         # Copies, because a function may modify its lists while others read theirs.
         own = {name: list(column) for name, column in self._arguments.items()}
         results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
-        _in_thread(lambda: results.put(call_whole(self._function, own, self._count, seconds)))
+        _in_thread(lambda: results.put(call_whole(self._function, own, self._count, seconds, self._given)))
         found = _taken(results, seconds)
         return Lost(time_limit_text(seconds), late=True) if found is None else found
 
@@ -102,7 +105,7 @@ class ThreadCalls:
         abandoned = threading.Event()
 
         def run() -> None:
-            for one in call_each(self._function, own, self._count - first, seconds, at_once):
+            for one in call_each(self._function, own, self._count - first, seconds, self._given, at_once):
                 results.put(one)
                 if abandoned.is_set():
                     return

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, error_line
-from jaxrl_llm.rewards.calling import Lost, Outcome, time_limit_text
+from jaxrl_llm.rewards.calling import Given, Lost, Outcome, time_limit_text
 from jaxrl_llm.rewards.limits import GRACE, within_limits
 from jaxrl_llm.rewards.memory import machine_memory, resident
 from jaxrl_llm.rewards.worker import Asked, Ready, receive, send
@@ -51,6 +51,7 @@ class ProcessFunction:
         self.digest = ""  # SHA-256 of the loaded file; "" before loading, and if there is no file
         self.provides: tuple[str, ...] = ()  # entries that the function always returns; set when it is loaded
         self.per_sample = self.own_limits = False  # attributes of the function, see `limits`; set when it is loaded
+        self.wants_texts = False  # see `calling.wants_texts`; set when it is loaded
         self.__name__ = name
         self.__signature__ = inspect.Signature()  # for inspect.signature; set when the function is loaded
         self._path = [str(entry) for entry in sys.path]
@@ -79,7 +80,12 @@ class ProcessFunction:
             self._forget()
 
     def run(
-        self, arguments: Mapping[str, list[Any]], count: int, limit: float, memory_limit: float | None = None
+        self,
+        arguments: Mapping[str, list[Any]],
+        count: int,
+        limit: float,
+        memory_limit: float | None = None,
+        given: Given | None = None,
     ) -> Outcome:
         """Call the function on `count` samples with `limit` seconds for each; see `limits`. Never raises.
 
@@ -91,7 +97,7 @@ class ProcessFunction:
                 self._load()
             except InputError as error:
                 return Lost(str(error)).outcome(count)
-            calls = _ProcessCalls(self, arguments, count, memory_limit)
+            calls = _ProcessCalls(self, arguments, count, memory_limit, given or Given())
             return within_limits(calls, count, limit, self.per_sample, self.own_limits)
 
     def __call__(self, completions: list[Any], **columns: list[Any]) -> list[float]:
@@ -142,6 +148,7 @@ class ProcessFunction:
         self.__name__, self.digest, self._loaded = answer.name, answer.digest, True
         self._warm = not answer.warms_up
         self.provides, self.per_sample, self.own_limits = answer.provides, answer.per_sample, answer.own_limits
+        self.wants_texts = answer.wants_texts
         self.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(name, getattr(inspect.Parameter, kind), default=None if optional else inspect._empty)
@@ -184,9 +191,15 @@ class _ProcessCalls:
     """The calls of one batch; see `limits.Calls`."""
 
     def __init__(
-        self, function: ProcessFunction, arguments: Mapping[str, list[Any]], count: int, memory_limit: float | None
+        self,
+        function: ProcessFunction,
+        arguments: Mapping[str, list[Any]],
+        count: int,
+        memory_limit: float | None,
+        given: Given,
     ) -> None:
         self._function, self._arguments, self._count, self._memory = function, arguments, count, memory_limit
+        self._given = given
 
     def whole(self, seconds: float) -> Outcome | Lost:
         """See `Calls`."""
@@ -208,7 +221,7 @@ class _ProcessCalls:
                 columns[name] = pickle.dumps(values[first:], pickle.HIGHEST_PROTOCOL)
             except Exception as error:
                 return Lost(f"column {name!r} cannot be sent to its process: {error_line(error)}")
-        return Asked(columns, self._count - first, seconds, each, at_once)
+        return Asked(columns, self._count - first, seconds, self._given, each, at_once)
 
 
 class _Worker(NamedTuple):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from jaxrl_llm.errors import InputError, InputErrors, unknown
 from jaxrl_llm.peer_options import reward_hint
-from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS
+from jaxrl_llm.rewards.calling import ENVIRONMENTS, parameters
+from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT, environment
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.runner import Reward
@@ -57,7 +58,10 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
         try:
             if process is not None:
                 process.load()
-            rewards.append(Reward(environment if process is None else process, weight))
+            if process is not None and ENVIRONMENTS in (one.name for one in parameters(process)):
+                rewards.append(_in_this_process(process, weight))
+            else:
+                rewards.append(Reward(environment if process is None else process, weight))
         except InputError as error:
             problems.append(str(error))
     if problems:
@@ -66,6 +70,19 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
                 process.close()
         raise InputErrors(problems) if len(problems) > 1 else InputError(problems[0])
     return rewards
+
+
+def _in_this_process(process: ProcessFunction, weight: float) -> Reward:
+    """The reward of a function that reads environments, which are objects of this process."""
+    process.close()
+    source, _, name = process.name.rpartition(":")
+    path = Path(process.folder, Path(source).expanduser()) if source.endswith(".py") else source
+    loaded = load_function(f"{path}:{name}", "rewards")
+    note = (
+        f"the reward {process.__name__} reads the environments of episodes, so it runs in a thread of this process: at "
+        "its time limit it is left behind, and not killed"
+    )
+    return Reward(loaded.function, weight, process.__name__, digest=loaded.digest, note=note)
 
 
 def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:

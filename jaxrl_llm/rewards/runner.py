@@ -5,9 +5,9 @@ A reward is a plain Python function with the signature that TRL's trainers use,
     def reward(completions, **columns) -> list[float]          # or async def
 
 called by keyword with lists of length N: `completions`, and those columns of the batch that it has parameters for, or
-all of them if it takes `**kwargs`. An entry of the result that is None or NaN means "not scored". A function may also
-return a dict of lists, or a list of dicts, with the scores under "reward" and further entries beside them; see
-`entries`.
+all of them if it takes `**kwargs`; and with TRL's `trainer_state`, `log_metric` and `log_extra`. An entry of the result
+that is None or NaN means "not scored". A function may also return a dict of lists, or a list of dicts, with the scores
+under "reward" and further entries beside them; see `entries`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, error_line, shown, unknown
-from jaxrl_llm.rewards.calling import Lost, Outcome, parameters
+from jaxrl_llm.rewards.calling import (
+    ENVIRONMENTS,
+    LOG_EXTRA,
+    LOG_METRIC,
+    TRAINER_STATE,
+    Given,
+    Logged,
+    Lost,
+    Outcome,
+    parameters,
+    wants_texts,
+)
 from jaxrl_llm.rewards.entries import SPANS, Entries, provided
 from jaxrl_llm.rewards.limits import ThreadCalls, within_limits
 from jaxrl_llm.rewards.process import ProcessFunction
+from jaxrl_llm.rewards.verifiers import text_of
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LONGEST = 1e6  # seconds of a time limit
+_GIVEN = (TRAINER_STATE, LOG_METRIC, LOG_EXTRA)
+NO_STATE = {"global_step": 0, "max_steps": 0, "epoch": 0.0}  # of a call outside of a run
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,8 @@ class Reward:
     time_limit: float = 10.0  # seconds for a sample, above 0 and at most 1e6; see `limits`
     default: float = 0.0  # score of a sample on which the function raises; finite, or NaN for "not scored"
     memory_limit: float | None = None  # bytes of the function's process, if it has one; None: half of the machine's
+    digest: str = ""  # of the function's code, by which a resumed run compares it; "" if its process knows, or none
+    note: str = ""  # what a run says of it when it begins
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -84,6 +100,7 @@ class Scores(NamedTuple):
     failures: dict[str, int]  # number of samples that got the default, per reward
     seconds: dict[str, float]  # wall-clock time of each function, roughly bounded by its limit
     entries: Mapping[str, list[Any]] = {}  # what else functions returned, N values each; None where there is none
+    logged: Logged = Logged()  # what functions logged
 
     @property
     def scored(self) -> dict[str, float]:
@@ -94,11 +111,17 @@ class Scores(NamedTuple):
         return {name: float(np.mean(~np.isnan(x))) if x.size else 0.0 for name, x in self.components.items()}
 
 
-def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
+def score(
+    rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]],
+    state: Mapping[str, Any] | None = None,
+) -> Scores:  # fmt: skip
     """Score N completions with all rewards in parallel.
 
-    completions: N strings, or N lists of messages if prompts are conversations.
+    completions: N strings, or N lists of messages if prompts are conversations. A function that declares
+    `completions: list[str]` gets the text of the last reply for such a list.
     columns: name -> N values: the columns of the data set, `prompts`, `completion_ids` and so on.
+    state: attributes of the `trainer_state` that functions get, such as global_step. None: no run, so that functions
+    with **kwargs get no `trainer_state`, `log_metric` and `log_extra`, but those that name them do.
 
     The function is called with all samples, and if that call fails or exceeds its time limit, again for each sample, so
     that only those samples are lost on which it fails too; see `limits`. A sample on which it raises gets its default,
@@ -117,7 +140,7 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     _check(rewards, completions, columns)
     count = len(completions)
     inputs = {**columns, "completions": completions}
-    running = [(reward, _start(reward, inputs, count)) for reward in rewards]
+    running = [(reward, _start(reward, inputs, count, state)) for reward in rewards]
     outcomes = {reward.name: future.result() for reward, future in running}
 
     components, failures, seconds = {}, {}, {}
@@ -132,7 +155,10 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     if count and np.isnan(total).all():
         why = "they fail, or return None or NaN" if any(failures.values()) else "they return None or NaN"
         logger.warning("no reward scored any of the %d completions: %s (%s)", count, why, ", ".join(components))
-    return Scores(components, total, failures, seconds, _entries(rewards, outcomes, count))
+    all_of_them = [outcomes[reward.name].logged for reward in rewards]
+    extras = {name: column for one in all_of_them for name, column in one.extras.items()}
+    logged = Logged([metric for one in all_of_them for metric in one.metrics], extras)
+    return Scores(components, total, failures, seconds, _entries(rewards, outcomes, count), logged)
 
 
 def close_rewards(rewards: Iterable[Reward]) -> None:
@@ -148,7 +174,7 @@ def reward_digest(reward: Reward) -> str:
     For a built-in reward this is a file of the library; the pattern of `format_match` is not included. "" for a plain
     function, and for a module without a file.
     """
-    return reward.function.digest if isinstance(reward.function, ProcessFunction) else ""
+    return reward.function.digest if isinstance(reward.function, ProcessFunction) else reward.digest
 
 
 def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
@@ -159,7 +185,7 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
     """
     if columns is None or isinstance(columns, str):
         raise InputError(f"columns is {shown(columns)}, but must be a list of names")
-    known = {*columns, "completions"}
+    known = {*columns, "completions", TRAINER_STATE, LOG_METRIC, LOG_EXTRA}
     for reward in rewards:
         taken = parameters(reward.function)
         if not taken or any(one.kind is one.POSITIONAL_ONLY and one.default is one.empty for one in taken):
@@ -169,6 +195,11 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
         for parameter in parameters(reward.function):
             by_name = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if by_name and parameter.default is parameter.empty and parameter.name not in known:
+                if parameter.name == ENVIRONMENTS:
+                    raise InputError(
+                        f"the reward {reward.name!r} reads environments, but there are none: give --environment "
+                        "MODULE:NAME"
+                    )
                 raise unknown(f"column that the reward {reward.name!r} needs,", parameter.name, known)
 
 
@@ -232,19 +263,26 @@ def _lost(found: Outcome, count: int, default: float) -> str:
     return f"failed on {failed + late} of {count} samples, which {what}"
 
 
-def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> Future[Outcome]:
+def _start(
+    reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int, state: Mapping[str, Any] | None
+) -> Future[Outcome]:
     """Run the function in a daemon thread, which, unlike the pools of `concurrent.futures`, is not joined at exit."""
     future: Future[Outcome] = Future()
-    arguments = {name: list(inputs[name]) for name in _wanted(reward.function, inputs)}
     function, limit = reward.function, reward.time_limit
+    in_process = isinstance(function, ProcessFunction)
+    names = _wanted(function, [name for name in inputs if name != ENVIRONMENTS or not in_process])
+    arguments = {name: list(inputs[name]) for name in names}
+    given = Given(tuple(_wanted(function, _GIVEN, of_all=state is not None)), state or NO_STATE)
 
     def run() -> None:
         try:
+            if function.wants_texts if isinstance(function, ProcessFunction) else wants_texts(function):
+                arguments["completions"] = [text_of(one) for one in arguments["completions"]]
             if isinstance(function, ProcessFunction):
-                found = function.run(arguments, count, limit, reward.memory_limit)
+                found = function.run(arguments, count, limit, reward.memory_limit, given)
             else:
                 flags = (bool(getattr(function, name, False)) for name in ("per_sample", "own_limits"))
-                found = within_limits(ThreadCalls(function, arguments, count), count, limit, *flags)
+                found = within_limits(ThreadCalls(function, arguments, count, given), count, limit, *flags)
         except BaseException as error:  # e.g. MemoryError while copying a column
             found = Lost(error_line(error)).outcome(count)
         future.set_result(found)
@@ -253,8 +291,9 @@ def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> F
     return future
 
 
-def _wanted(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
+def _wanted(function: Callable[..., Any], names: Iterable[str], of_all: bool = True) -> list[str]:
+    """The arguments that a function names. of_all: all of them if it takes **kwargs."""
     takes = parameters(function)
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
+    takes_all = of_all and any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
     named = {parameter.name for parameter in takes}
     return [name for name in names if takes_all or name in named]

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import error_line
 from jaxrl_llm.rewards import loading
-from jaxrl_llm.rewards.calling import Lost, call_each, call_whole, parameters
+from jaxrl_llm.rewards.calling import Given, Lost, call_each, call_whole, parameters, wants_texts
 from jaxrl_llm.rewards.entries import provided
 
 _LENGTH = struct.Struct(">Q")
@@ -44,6 +44,7 @@ class Ready(NamedTuple):
     provides: tuple[str, ...] = ()  # see `entries.provided`
     per_sample: bool = False  # attributes of the function, see `limits`
     own_limits: bool = False
+    wants_texts: bool = False  # see `calling.wants_texts`
     warms_up: bool = False  # whether WARM follows
 
 
@@ -56,6 +57,7 @@ class Asked(NamedTuple):
     columns: dict[str, bytes]  # pickled values
     number: int  # of samples
     seconds: float  # limit of the call, or of each
+    given: Given
     each: bool = False
     at_once: bool = False  # see `calling.call_each`
 
@@ -94,7 +96,9 @@ def _serve(channel: socket.socket) -> None:
         return
     name = str(getattr(function, "__name__", type(function).__name__))
     each, own = (bool(getattr(function, flag, False)) for flag in ("per_sample", "own_limits"))
-    send(channel, Ready(name, takes, loaded.digest, gives, each, own, loaded.warm_up is not None))
+    send(
+        channel, Ready(name, takes, loaded.digest, gives, each, own, wants_texts(function), loaded.warm_up is not None)
+    )
     if loaded.warm_up is not None:
         with contextlib.suppress(Exception):  # the first call will report the problem
             loaded.warm_up()
@@ -115,10 +119,10 @@ def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) 
                 send(channel, Lost(problem))
             return
     if asked.each:
-        for one in call_each(function, arguments, asked.number, asked.seconds, asked.at_once):
+        for one in call_each(function, arguments, asked.number, asked.seconds, asked.given, asked.at_once):
             send(channel, one)
     else:
-        send(channel, call_whole(function, arguments, asked.number, asked.seconds))
+        send(channel, call_whole(function, arguments, asked.number, asked.seconds, asked.given))
 
 
 def _end_with_trainer(life: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +20,11 @@ from jaxrl_llm.process import stop_if
 from jaxrl_llm.reporting.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
+from jaxrl_llm.rewards.entries import chosen
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
 from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Experience
+from jaxrl_llm.rollouts.experience_setup import Experience, state_of
 from jaxrl_llm.rollouts.sources import Curriculum
 from jaxrl_llm.runs.agents import agent_of, is_agent
 from jaxrl_llm.runs.config import TrainConfig
@@ -119,14 +120,16 @@ def evaluate_policy(
     mesh: jax.sharding.Mesh | None = None,
     hosts: Hosts = ALONE,
     watch: Callable[[Stats], object] = lambda stats: None,
+    state: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
     Temperature 0 with one sample is greedy accuracy. More samples give pass@k for k = 1, 2, 4 ... up to `samples` by
     the unbiased estimator (arXiv 2107.03374). Intervals are 95 %, Wilson's, over prompts (`clustered_interval`). mesh:
     the devices to sample on, of all hosts. hosts: each unit completes its share of the prompts, its first host scores
-    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises
-    InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. state: of
+    the run, for reward functions that read it. Raises InputError if `judge` is not the name of one of the rewards,
+    KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
@@ -143,7 +146,7 @@ def evaluate_policy(
         stop_if(stats.interrupted)  # the completions finished so far are biased towards short answers
         if not hosts.leads:
             return None
-        return score_batch(rewards, policy.tokenizer, [prompts.rows[i] for i in chosen], batch)
+        return score_batch(rewards, policy.tokenizer, [prompts.rows[i] for i in chosen], batch, state=state)
 
     scored = _on_all(hosts, len(prompts.ids), samples, complete, lambda: take_weights(policy, params, mesh))
     return _evaluation(scored, len(prompts.ids), samples, temperature, judge or names[0])
@@ -222,6 +225,7 @@ def play(
     mesh: jax.sharding.Mesh | None = None,
     hosts: Hosts = ALONE,
     watch: Callable[[Stats], object] = lambda stats: None,
+    state: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """`evaluate_policy` of a run with an environment or tools: whole episodes, as the run samples them.
 
@@ -238,14 +242,16 @@ def play(
         Experience(
             policy, prompts, rewards, order, sampling, agent_of(config, greedy=temperature == 0),
             prompts_per_step=len(every), group_size=samples, time_limit=config.rollout_time_limit, mesh=mesh,
-            hosts=hosts, watch=watch,
+            hosts=hosts, watch=watch, state=lambda _: dict(state or {}),
         )
     )  # fmt: skip
     found, _ = source.next(source.init(), params, jax.random.key(config.seed), EVALUATION)
     kept = np.flatnonzero(last_rows(found.scored.batch) & first_players(found.scored.batch))
     batch = map_rows(lambda x: np.asarray(x)[kept], found.scored.batch)
     batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
-    scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept])
+    logged = found.scored.logged
+    logged = logged._replace(extras=chosen(logged.extras, kept.tolist()))
+    scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept], logged=logged)
     judge = config.eval_reward or rewards[0].name
     return _evaluation(scored, len(every), samples, temperature, judge)
 
@@ -262,18 +268,31 @@ def first_players(batch: Trajectories) -> np.ndarray:
 
 
 def evaluate_run(
-    config: TrainConfig, parts: RunParts, params: Params, watch: Callable[[Stats], object] = lambda stats: None
-) -> Evaluation:
-    """Greedy accuracy on a run's held-out prompts; see `evaluate_policy`, and `play` for a run with an environment."""
+    config: TrainConfig, parts: RunParts, params: Params, watch: Callable[[Stats], object] = lambda stats: None,
+    step: int = 0,
+) -> Evaluation:  # fmt: skip
+    """Greedy accuracy on a run's held-out prompts after `step` steps; see `evaluate_policy`.
+
+    `play` is for a run with an environment.
+    """
     assert parts.held_out is not None
+    state = state_of(step, config.steps, config.prompts_per_step, len(parts.prompts.rows))
     mesh = None if parts.sampler.size == 1 else parts.sampler
     if is_agent(config):
         return play(
-            config, parts.policy, params, parts.held_out, parts.rewards, mesh=mesh, hosts=parts.hosts, watch=watch
+            config,
+            parts.policy,
+            params,
+            parts.held_out,
+            parts.rewards,
+            mesh=mesh,
+            hosts=parts.hosts,
+            watch=watch,
+            state=state,
         )
     return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
-        mesh=mesh, hosts=parts.hosts, watch=watch,
+        mesh=mesh, hosts=parts.hosts, watch=watch, state=state,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, gather, shown, unknown
 from jaxrl_llm.models.source import check_source
 from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns
+from jaxrl_llm.rewards.calling import ENVIRONMENTS
 from jaxrl_llm.rewards.final_answers import answer_text
 from jaxrl_llm.rewards.loading import READ_ANSWERS
 from jaxrl_llm.runs.config import TrainConfig
@@ -35,7 +36,7 @@ def checked_rewards(
 
     def columns() -> None:
         if made and heads:  # both could be read
-            check_rewards(made, columns_of(*heads), config.eval_reward)
+            check_rewards(made, columns_of(config, *heads), config.eval_reward)
 
     def head(path: str | RandomAccess) -> None:
         name = path if isinstance(path, str) else config.prompts
@@ -112,10 +113,12 @@ def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
     return rewards
 
 
-def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
-    """Arguments available to reward functions: columns that all sets have, and those that `score_batch` adds."""
+def columns_of(config: TrainConfig, *sets: Sequence[dict[str, Any]]) -> set[str]:
+    """Arguments available to reward functions: columns that all sets have, and those that scoring adds."""
     rows = [some[0] for some in sets if some]
-    return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
+    with_world = config.environment or config.rollout != TrainConfig.rollout  # a program may have environments too
+    added = {"prompts", "completion_ids"} | ({ENVIRONMENTS} if with_world else set())
+    return (set.intersection(*(set(row) for row in rows)) | added) - {"prompt"}
 
 
 def prompt_options(config: TrainConfig, source: str) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def read_inputs(
         # What takes longer comes last: until here, all mistakes are found in a second, and together.
         with closing_on_error(rewards), _with_folder_hint(seen_from):
             prompts = split_prompts(config, source)
-        with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
+        with _checked(rewards, columns_of(config, prompts.training, prompts.held_out), config.eval_reward):
             check_answers(rewards, prompts.training, prompts.held_out)
             yield Inputs(prompts, rewards)
 
@@ -110,7 +110,7 @@ def evaluation_inputs(
     """
     reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
     rows, rewards, *_ = gather(*reads, *checks)
-    with _checked(rewards, columns_of(rows), config.eval_reward):
+    with _checked(rewards, columns_of(config, rows), config.eval_reward):
         check_answers(rewards, rows)
         yield rows, rewards
 

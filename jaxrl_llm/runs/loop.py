@@ -116,7 +116,8 @@ def train(
         with explained(config, clock, dict), clock("load"):
             given, (config, chosen) = config, with_mesh(config, resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
-            parts = parts._replace(notes=(*inputs.prompts.notes, *((chosen,) if chosen else ())))
+            of_rewards = [reward.note for reward in inputs.rewards if reward.note]
+            parts = parts._replace(notes=(*inputs.prompts.notes, *of_rewards, *((chosen,) if chosen else ())))
             if source is None:
                 batches = source_of(config, parts, clock, curriculum, activity.watch)
             else:
@@ -185,7 +186,8 @@ def _run(
             return
         if name != "eval_before" or name not in summary:
             with clock("evaluate"):
-                result = evaluate_run(config, parts, combine(parts.frozen, state.train.params), activity.watch)
+                params = combine(parts.frozen, state.train.params)
+                result = evaluate_run(config, parts, params, activity.watch, step)
             summary[name] = result.figures
             some = 8 if name == "eval_latest" else EVALUATED_SHOWN
             folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, some, judge)
