@@ -174,7 +174,7 @@ def reward_digest(reward: Reward) -> str:
     For a built-in reward this is a file of the library; the pattern of `format_match` is not included. "" for a plain
     function, and for a module without a file.
     """
-    return reward.function.digest if isinstance(reward.function, ProcessFunction) else reward.digest
+    return reward.digest or (reward.function.digest if isinstance(reward.function, ProcessFunction) else "")
 
 
 def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from jaxrl_llm.by_value import ByValue
 from jaxrl_llm.data.generate import COLUMNS, check_task
 from jaxrl_llm.data.prompts import open_prompts
 from jaxrl_llm.data.random_access import RandomAccess
@@ -20,6 +21,7 @@ from jaxrl_llm.rewards.loading import READ_ANSWERS
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.runs.value_digest import value_digest
 
 Rows = list[dict[str, Any]]
 
@@ -102,10 +104,13 @@ def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
 
     Raises InputError for rewards that cannot be loaded, or share a name.
     """
-    rewards = [
-        dataclasses.replace(reward, time_limit=config.reward_time_limit, default=config.reward_default)
-        for reward in get_rewards(config.rewards, folder)
-    ]
+    rewards = []
+    for spec, reward in zip(config.rewards, get_rewards(config.rewards, folder), strict=True):
+        value = spec.value if isinstance(spec, ByValue) else None
+        changes: dict[str, Any] = {} if value is None else {"digest": value_digest(value)}
+        if not isinstance(value, Reward):  # which has its own
+            changes |= {"time_limit": config.reward_time_limit, "default": config.reward_default}
+        rewards.append(dataclasses.replace(reward, **changes))
     names = [reward.name for reward in rewards]
     if twice := {name for name in names if names.count(name) > 1}:
         close_rewards(rewards)
