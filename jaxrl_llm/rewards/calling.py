@@ -18,6 +18,7 @@ from jaxrl_llm.errors import error_line
 from jaxrl_llm.rewards.entries import joined, parsed
 
 TRAINER_STATE, LOG_METRIC, LOG_EXTRA, ENVIRONMENTS = "trainer_state", "log_metric", "log_extra", "environments"
+REPLY_START = "reply_start"  # column: what the prompt already holds of the reply, such as an opened <think>
 AT_ONCE = 64  # samples of an async function that is called for each sample
 
 

@@ -20,6 +20,7 @@ from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.of_environment import environment
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "answer_format_reward": verifiers.answer_format_reward,
     "answer_tags": tagged_lists.answer_tags,
     "box_confidence": boxes.box_confidence,
     "box_format": boxes.box_format,
@@ -38,6 +39,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "math_verify_strict": answers.keyed(verifiers.math_verify_strict, answers.expression),
     "reasoning_gym": verifiers.reasoning_gym,
     "tagged_levels": answers.keyed(graded.tagged_levels, answers.tagged),
+    "think_format_reward": verifiers.think_format_reward,
     "tagged_match": answers.keyed(verifiers.tagged_match, answers.tagged),
 }
 FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {

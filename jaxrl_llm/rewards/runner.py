@@ -28,6 +28,7 @@ from jaxrl_llm.rewards.calling import (
     ENVIRONMENTS,
     LOG_EXTRA,
     LOG_METRIC,
+    REPLY_START,
     TRAINER_STATE,
     Given,
     Logged,
@@ -185,7 +186,7 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
     """
     if columns is None or isinstance(columns, str):
         raise InputError(f"columns is {shown(columns)}, but must be a list of names")
-    known = {*columns, "completions", TRAINER_STATE, LOG_METRIC, LOG_EXTRA}
+    known = {*columns, "completions", REPLY_START, TRAINER_STATE, LOG_METRIC, LOG_EXTRA}
     for reward in rewards:
         taken = parameters(reward.function)
         if not taken or any(one.kind is one.POSITIONAL_ONLY and one.default is one.empty for one in taken):
@@ -292,8 +293,8 @@ def _start(
 
 
 def _wanted(function: Callable[..., Any], names: Iterable[str], of_all: bool = True) -> list[str]:
-    """The arguments that a function names. of_all: all of them if it takes **kwargs."""
+    """The arguments that a function names. of_all: all but REPLY_START if it takes **kwargs."""
     takes = parameters(function)
     takes_all = of_all and any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
     named = {parameter.name for parameter in takes}
-    return [name for name in names if takes_all or name in named]
+    return [name for name in names if (takes_all and name != REPLY_START) or name in named]

@@ -11,26 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.rewards.calling import ENVIRONMENTS, Logged, all_logged
+from jaxrl_llm.rewards.calling import Logged, all_logged
 from jaxrl_llm.rewards.entries import SPANS, Entries, chosen, joined, provided
 from jaxrl_llm.rewards.entry_arrays import alike, blank, with_entries
 from jaxrl_llm.rewards.of_environment import environment
 from jaxrl_llm.rewards.runner import Reward, Scores, combine
 from jaxrl_llm.rewards.runner import score as score_completions
+from jaxrl_llm.rewards.seen import Talk, prompts_of, reply_starts, seen
 from jaxrl_llm.sampling import completion_ids, completion_texts
 from jaxrl_llm.sampling.recorded import of_rows
 from jaxrl_llm.trajectory import Trajectories
 
 State = Mapping[str, Any]  # attributes of `trainer_state`, see `runner.score`
 LOGGED = "logged extras"  # entry of an episode: what `log_extra` gave for it; no function can return that name
-
-
-class Talk(NamedTuple):
-    """An episode with an environment, as reward functions see it."""
-
-    prompt: list[Mapping[str, Any]]  # messages before the first reply
-    completion: list[Mapping[str, Any]]  # replies, their calls of tools, and what tools and environment answered
-    environment: Any = None  # the environment itself, after its end
 
 
 class Scored(NamedTuple):
@@ -63,7 +56,8 @@ def score_batch(
     if scores is None:
         which = np.ones(len(texts), bool) if which is None else which
         of_rows = [rows[group] for group in np.asarray(batch.group)]
-        scores = _score_some(rewards, of_rows, texts, completion_ids(batch), which, state)
+        starts = reply_starts(tokenizer, prompts_of(batch))
+        scores = _score_some(rewards, of_rows, texts, completion_ids(batch), which, state, starts)
     batch = batch.replace(
         rewards={name: np.asarray(values) for name, values in scores.components.items()},
         reward=np.asarray(scores.total),
@@ -95,10 +89,11 @@ def _score_some(
     ids: list[list[int]],
     which: np.ndarray,
     state: State | None,
+    starts: Sequence[str],
 ) -> Scores:
     """`_score` for the completions `which`, bool[N], and NaN for the others. No function is called if there is none."""
     if which.all():
-        return _score(rewards, rows, texts, ids, state)
+        return _score(rewards, rows, texts, ids, state, starts)
 
     def spread(values: np.ndarray | float = np.nan) -> np.ndarray:
         out = np.full(len(texts), np.nan, np.float32)
@@ -111,7 +106,10 @@ def _score_some(
         components = {name: spread() for name in names}
         return Scores(components, spread(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0), nothing)
     some = np.flatnonzero(which).tolist()
-    found = _score(rewards, [rows[i] for i in some], [texts[i] for i in some], [ids[i] for i in some], state)
+    found = _score(
+        rewards, [rows[i] for i in some], [texts[i] for i in some], [ids[i] for i in some], state,
+        [starts[i] for i in some],
+    )  # fmt: skip
     components = {name: spread(values) for name, values in found.components.items()}
     places = [int(np.sum(which[:i])) if one else None for i, one in enumerate(which)]
     logged = found.logged._replace(extras=chosen(found.logged.extras, places))
@@ -121,25 +119,11 @@ def _score_some(
 
 def _score(
     rewards: Sequence[Reward], rows: Sequence[dict[str, Any]], texts: Sequence[str], ids: list[list[int]],
-    state: State | None = None, talks: Sequence[Talk] | None = None,
+    state: State | None = None, starts: Sequence[str] | None = None, talks: Sequence[Talk] | None = None,
 ) -> Scores:  # fmt: skip
-    """Score completions; rows: the data set row of each.
-
-    As TRL passes them: a completion is a text where the prompt is one, else a list of messages. talks: episodes with an
-    environment, whose prompts and completions are messages in any case.
-    """
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    completions: list[Any]
-    if talks is None:
-        completions = [
-            [{"role": "assistant", "content": text}] if not isinstance(row["prompt"], str) else text
-            for text, row in zip(texts, rows, strict=True)
-        ]
-        columns |= {"prompts": [row["prompt"] for row in rows]}
-    else:
-        completions = [talk.completion for talk in talks]
-        columns |= {"prompts": [talk.prompt for talk in talks], ENVIRONMENTS: [talk.environment for talk in talks]}
-    return score_completions(rewards, completions, columns | {"completion_ids": ids}, state)
+    """Score completions; see `seen` and `runner.score`."""
+    completions, columns = seen(rows, texts, ids, starts, talks)
+    return score_completions(rewards, completions, columns, state)
 
 
 PADDING = {"turn": -1, "support_floor": -np.inf, "experts": -1}  # of fields of tokens; 0 of the others
@@ -229,11 +213,13 @@ class StreamedScores:
     def __exit__(self, *unused: object) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def add(self, number: int, row: dict[str, Any], ids: list[list[int]]) -> None:
-        """Score a group (its number, its data set row, the token ids of its completions)."""
+    def add(self, number: int, row: dict[str, Any], ids: list[list[int]], prompt: Sequence[int] = ()) -> None:
+        """Score a group (its number, its data set row, the token ids of its completions and of their prompt)."""
         # Decode in this thread, because tokenisers are not thread-safe.
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
-        self._scores[number] = self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids, self._state)
+        starts = reply_starts(self._tokenizer, [prompt] * len(ids))
+        given = ([row] * len(ids), texts, ids, self._state, starts)
+        self._scores[number] = self._thread.submit(_score, self._rewards, *given)
 
     def scores(self) -> Scores:
         """Wait for the scores of all groups, in ascending order of their numbers."""
@@ -271,7 +257,9 @@ class StreamedScores:
         if called:
             talks = [episode.talk for episode in episodes]
             known = None if any(talk is None for talk in talks) else talks
-            future = self._thread.submit(_score, called, [row] * len(ids), texts, ids, self._state, known)
+            starts = reply_starts(self._tokenizer, [episode.prompt for episode in episodes]) if known is None else None
+            given = ([row] * len(ids), texts, ids, self._state, starts, known)
+            future = self._thread.submit(_score, called, *given)
             found = await asyncio.wrap_future(future)
         if had:
             components = {reward.name: {**found.components, **had}[reward.name] for reward in self._rewards}

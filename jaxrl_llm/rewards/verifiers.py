@@ -15,6 +15,9 @@ from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.rewards.calling import per_sample
 from jaxrl_llm.rewards.final_answers import answer_text, final_answer, is_huge, last_number, normalised, number_of
 
+_THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
+_ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
+_THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_ONE_ANSWER}\s*", re.DOTALL)
 _ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUOTES = re.compile(r"[`*_\"'()\[\]]+(?=[-+]?\.?[0-9])|(?<=[0-9])[`*_\"'()\[\]]+")  # around numbers
 _LATEX_DELIMITERS = ("$", r"\(", r"\[", r"\boxed", r"\begin")
@@ -90,6 +93,7 @@ def _same_number(text: str, expected: Any, strict: bool = False) -> bool:
 def format_match(pattern: str) -> Callable[..., list[float]]:
     """A reward that is 1.0 if the whole completion matches the regular expression; `.` also matches newlines.
 
+    Where the chat template has opened a tag for the reply, such as <think>, the completion may match with it too.
     Matching with a pattern of exponential backtracking, such as "(a+)+b", can be killed only in a process: use
     `get_reward("format_match(REGEX)")`, or avoid nested repetitions.
 
@@ -104,10 +108,41 @@ def format_match(pattern: str) -> Callable[..., list[float]]:
         raise InputError(f"format_match: {pattern!r} is not a regular expression: {error}") from error
 
     @per_sample
-    def format_match(completions: Sequence[Any], **_: Any) -> list[float]:
-        return [float(compiled.fullmatch(text_of(completion)) is not None) for completion in completions]
+    def format_match(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+        return matching(compiled.fullmatch, completions, reply_start)
 
     return format_match
+
+
+def think_format_reward(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+    """1.0 if the completion begins with thoughts, <think>...</think>, and has no other <think>; as TRL's of that name.
+
+    >>> think_format_reward(["<think>2 + 2</think>4", "2 + 2</think>4"])
+    [1.0, 0.0]
+    """
+    return matching(_THOUGHTS.match, completions, reply_start)
+
+
+def answer_format_reward(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+    """1.0 if the completion is <think>...</think><answer>...</answer>, each once, with white space between."""
+    return matching(_THOUGHTS_AND_ANSWER.fullmatch, completions, reply_start)
+
+
+def matching(match: Callable[[str], Any], completions: Sequence[Any], starts: Sequence[str] | None) -> list[float]:
+    """1.0 where a completion's text matches, by itself or after what its prompt holds of the reply."""
+    texts = [whole_text(completion) for completion in completions]
+    pairs = zip(texts, starts or [""] * len(texts), strict=True)
+    return [float(bool(match(text) or (start and match(start + text)))) for text, start in pairs]
+
+
+def whole_text(completion: Any) -> str:
+    """As `text_of`, after the thoughts that a message holds apart from its content, "reasoning_content"."""
+    text = text_of(completion)
+    if isinstance(completion, str):
+        return text
+    said = [message for message in completion if message.get("role") == "assistant"]
+    thoughts = said[-1].get("reasoning_content") if said else None
+    return f"<think>\n{thoughts.strip()}\n</think>\n\n{text}" if isinstance(thoughts, str) else text
 
 
 @per_sample

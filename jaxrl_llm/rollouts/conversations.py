@@ -16,7 +16,7 @@ from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
-from jaxrl_llm.rewards.scoring import Talk
+from jaxrl_llm.rewards.seen import Talk
 from jaxrl_llm.rollouts.agent_metrics import COUNTS
 from jaxrl_llm.rollouts.compaction import Compact, Summary
 from jaxrl_llm.rollouts.episode import Episode, checksum, given

@@ -225,7 +225,9 @@ def _round(
 
         def on_group(place: int, one: Group) -> None:
             if setup.stream_rewards and not any(one.unfinished) and one.episodes[0].reward is None:
-                streamed.add(place, dict(one.task.row), [sampled_ids(episode) for episode in one.episodes])
+                streamed.add(
+                    place, dict(one.task.row), [sampled_ids(episode) for episode in one.episodes], one.task.prompt
+                )
 
         def run(make: MakeEngine, admit: Admit) -> Collected:
             driver = Driver(
