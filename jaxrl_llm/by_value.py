@@ -34,7 +34,8 @@ def by_value(value: Any, otherwise: str) -> Any:
     otherwise: the name of a value that has none, such as a lambda.
     """
     function = getattr(value, "function", None) if hasattr(value, "weight") else None
-    if isinstance(value, str) or not (callable(value) or function or isinstance(value, Mapping)):
+    several = isinstance(value, Mapping) and bool(value) and all(map(callable, value.values()))
+    if isinstance(value, str) or not (callable(value) or function or several):
         return value
     if function is None:
         return ByValue(PYTHON + name_of(value, otherwise), value)

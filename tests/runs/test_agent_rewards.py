@@ -84,6 +84,7 @@ def test_rewards_of_agents_see_the_conversation(
     assert "the reward coins reads the environments of episodes, so it runs in a thread" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_a_run_with_environments_in_its_rewards_resumes(
     tmp_path: Path, calling: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

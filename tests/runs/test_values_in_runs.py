@@ -89,6 +89,7 @@ def evens(weight: float) -> Any:
     return even
 
 
+@pytest.mark.heavy
 def test_a_run_with_functions_goes_on_with_the_same_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.small_config(tmp_path, steps=2, eval_size=0, checkpoint_every=1)
     runs.train(config, rewards=evens(1.0))
